@@ -87,7 +87,7 @@ from storage.transactions import TransactionStore
 from storage.types import Address, Partition
 from storage.users import UserStore
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 DATABASE_PATIENCE_S = 30.0
 """How long a database that is not there yet is waited for at start."""
@@ -128,7 +128,7 @@ class App:
             await self._start()
         except (StorageError, EmbeddedPostgresError, ConfigError) as error:
             raise StartError(str(error)) from error
-        log.info("serving", bootstrap=self.bootstrap, took_ms=round((time.monotonic() - started) * 1000))
+        logger.info("serving", bootstrap=self.bootstrap, took_ms=round((time.monotonic() - started) * 1000))
 
     async def stop(self) -> None:
         """Drains and gives everything back, however far `start` came; no step can keep the others from running."""
@@ -140,9 +140,9 @@ class App:
             step.add_done_callback(_retrieve_error)
             error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
             if isinstance(error, StorageError | OSError):
-                log.warning("stopping left something undone", step=name, error=str(error))
+                logger.warning("stopping left something undone", step=name, error=str(error))
             elif error is not None:
-                log.error("stopping left something undone", step=name, exc_info=error)
+                logger.error("stopping left something undone", step=name, exc_info=error)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class App:
                 if now > deadline:
                     raise
                 if text != last_told or now >= remind_s:
-                    log.warning("waiting for the database", database=hide_password(url), error=text)
+                    logger.warning("waiting for the database", database=hide_password(url), error=text)
                     last_told, remind_s = text, now + DATABASE_REMINDER_S
                 await asyncio.sleep(DATABASE_RETRY_S)
 
@@ -532,7 +532,7 @@ class App:
         self, server: Server, tail: Tail, appender: Appender, leave: Callable[[float], Awaitable[None]]
     ) -> None:
         """Parked requests are answered now; what storage works on is finished, as far as `drain_ms` goes."""
-        log.info("draining")
+        logger.info("draining")
         timeout_s = self.settings.drain_ms / 1000
         server.stop_accepting()
         tail.drain()

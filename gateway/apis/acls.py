@@ -35,7 +35,7 @@ from protocol.messages.describe_acls import (
 )
 from storage.types import Acl
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MAX_CHANGES = 10_000
 """Of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
@@ -78,7 +78,7 @@ async def create_acls(request: CreateAclsRequest, context: RequestContext) -> Cr
             results.append(AclCreationResult(error_code=error.code, error_message=error.message))
     if wanted:
         await services.topics.create_acls(list(wanted))
-        log.info("ACLs created", count=len(wanted), principal=str(context.connection.principal))
+        logger.info("ACLs created", count=len(wanted), principal=str(context.connection.principal))
         await services.catalog.refresh_if_changed()
     return CreateAclsResponse(results=tuple(results))
 
@@ -148,7 +148,7 @@ async def delete_acls(request: DeleteAclsRequest, context: RequestContext) -> De
     gone: set[Acl] = set()
     if doomed:
         gone = set(await services.topics.delete_acls(list(doomed)))
-        log.info("ACLs deleted", count=len(gone), principal=str(context.connection.principal))
+        logger.info("ACLs deleted", count=len(gone), principal=str(context.connection.principal))
         await services.catalog.refresh_if_changed()
     results: list[DeleteAclsFilterResult] = []
     async for each in in_pieces(found):

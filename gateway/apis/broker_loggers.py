@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_configs import DescribeConfigsResource, DescribeConfigsResourceResult
 from protocol.messages.incremental_alter_configs import AlterableConfig
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 _RESOURCE = "BROKER_LOGGER"
 
@@ -69,7 +69,7 @@ def alter_loggers(resource_name: str, changes: Sequence[AlterableConfig], node_i
             loggers.set_level(change.name, change.value or "")
         else:
             loggers.unset_level(change.name)
-        log.warning("level of a logger changed", logger=change.name, level=loggers.level_of(change.name))
+        logger.warning("level of a logger changed", logger=change.name, level=loggers.level_of(change.name))
 
 
 def read_broker_id(text: str, what: str) -> int:

@@ -13,7 +13,7 @@ from protocol.messages.unregister_broker import UnregisterBrokerRequest, Unregis
 from storage.nodes import Unregistered
 from storage.types import NodeId
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 async def unregister_broker(request: UnregisterBrokerRequest, context: RequestContext) -> UnregisterBrokerResponse:
@@ -26,7 +26,7 @@ async def unregister_broker(request: UnregisterBrokerRequest, context: RequestCo
         case Unregistered.ALIVE:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker {node_id} is alive: stop it, then unregister it.")
         case Unregistered.DONE:
-            log.info("node unregistered", node_id=node_id)
+            logger.info("node unregistered", node_id=node_id)
     return UnregisterBrokerResponse(error_message=None)
 
 

@@ -42,7 +42,7 @@ from protocol.messages.describe_client_quotas import EntryData as DescribedEntry
 from storage.errors import StorageError
 from storage.types import ClientQuota
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 WHOLE_NUMBERS = {
     QuotaKey.PRODUCER_BYTE_RATE: (2.0**63, "a LONG"),
@@ -89,7 +89,7 @@ async def alter_client_quotas(request: AlterClientQuotasRequest, context: Reques
             if quotas and not request.validate_only:
                 await services.topics.set_client_quotas(quotas)
                 changed = True
-                log.info(
+                logger.info(
                     "quotas changed", entity=_told(entry.entity), quotas={each.name: each.value for each in quotas}
                 )
         except KafkaError as refused:

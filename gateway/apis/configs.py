@@ -73,7 +73,7 @@ from protocol.messages.list_config_resources import (
 from storage.topics import ALL_BROKERS
 from storage.types import Refusal, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 MAX_GROUPS_WITH_CONFIGS = 10_000
@@ -505,7 +505,7 @@ async def _alter_topic(topic_name: str, change: Change, services: Services, *, v
     if isinstance(altered, Refusal):
         raise KafkaError(REFUSAL_CODES[altered], f"There is no topic '{topic.name}'.")
     services.catalog.apply(altered)
-    log.info("topic configs altered", topic=topic.name, configs=wanted)
+    logger.info("topic configs altered", topic=topic.name, configs=wanted)
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
@@ -542,7 +542,7 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     if resource_name in (ALL_BROKERS, own_name):
         services.catalog.set_broker(altered)
     shown = {name: shown_value(name, value) for name, value in wanted.items()}
-    log.info("broker configs altered", broker=resource_name or "all", configs=shown)
+    logger.info("broker configs altered", broker=resource_name or "all", configs=shown)
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
@@ -565,7 +565,7 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
         return
     await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())
     await services.catalog.refresh_if_changed()
-    log.info("group configs altered", group_id=group_id, configs=wanted)
+    logger.info("group configs altered", group_id=group_id, configs=wanted)
 
 
 async def _alter_subscription(name: str, change: Change, services: Services, *, validate_only: bool) -> None:
@@ -587,7 +587,7 @@ async def _alter_subscription(name: str, change: Change, services: Services, *, 
         return
     await services.topics.set_client_metrics_configs(name, _differing(wanted, current), current.keys() - wanted.keys())
     await services.catalog.refresh_if_changed()
-    log.info("subscription to clients' metrics altered", subscription=name, configs=wanted)
+    logger.info("subscription to clients' metrics altered", subscription=name, configs=wanted)
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from protocol.messages.delete_records import (
 from storage.errors import StorageError
 from storage.types import Refusal, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 HIGH_WATERMARK = -1
 NO_LEADER_EPOCH = -1
@@ -83,7 +83,7 @@ async def _delete(
     if isinstance(log_start_offset, Refusal):
         return _failed(part, REFUSAL_CODES[log_start_offset])
     services.tail.log_start_moved(partition.partition_key, log_start_offset)
-    log.info("records deleted", partition_key=partition.partition_key, log_start_offset=log_start_offset)
+    logger.info("records deleted", partition_key=partition.partition_key, log_start_offset=log_start_offset)
     return DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=log_start_offset)
 
 

@@ -22,7 +22,7 @@ from protocol.messages.update_features import (
 )
 from storage.types import TRANSACTION_VERSION
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
@@ -78,7 +78,7 @@ async def update_features(request: UpdateFeaturesRequest, context: RequestContex
     changed = {name: level for name, level in asked.items() if level != levels[name]}
     if changed and not request.validate_only:
         await membership.finalize(changed)
-        log.info("features finalized", levels=changed)
+        logger.info("features finalized", levels=changed)
     done = (UpdatableFeatureResult(feature=name, error_message=None) for name in asked)
     return UpdateFeaturesResponse(error_message=None, results=tuple(done))
 

@@ -36,7 +36,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.types import AbortedTransaction as Aborted
 from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 READ_COMMITTED = 1
@@ -409,7 +409,7 @@ async def _read_cold(
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
     except StorageError as error:
-        log.warning("a cold read failed", partitions=len(cold), error=str(error))
+        logger.warning("a cold read failed", partitions=len(cold), error=str(error))
         async for part, read in in_pieces(zip(cold, asked, strict=True)):
             # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
             known = services.tail.known(read.partition_key, started_s)

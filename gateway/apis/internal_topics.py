@@ -14,7 +14,7 @@ from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.context import Services
 from storage.errors import StorageError
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 class InternalTopics:
@@ -45,4 +45,4 @@ async def _make(services: Services) -> None:
         await create_internal_topics(services.topics, catalog.broker.offsets_topic_num_partitions)
         await catalog.refresh_if_changed()
     except StorageError as error:
-        log.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))
+        logger.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))

@@ -51,7 +51,7 @@ from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import NewTopic, Partition, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
@@ -223,7 +223,7 @@ async def _follow_other_nodes(services: Services) -> None:
     try:
         await services.catalog.refresh_if_changed()
     except StorageError as error:
-        log.warning("topics listed from memory", reason=str(error))
+        logger.warning("topics listed from memory", reason=str(error))
 
 
 async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:

@@ -36,7 +36,7 @@ from protocol.records import set_log_append_time
 from storage.errors import StorageError
 from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_ABORTABLE = 11
 FIRST_VERSION_THAT_TAKES_IN = 12
@@ -395,7 +395,9 @@ def _submit_partition(
 
 
 def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
-    log.info("record batch refused", topic=topic, partition=partition, error=refused.code.name, reason=refused.message)
+    logger.info(
+        "record batch refused", topic=topic, partition=partition, error=refused.code.name, reason=refused.message
+    )
 
 
 async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:

@@ -43,7 +43,7 @@ from protocol.messages.list_partition_reassignments import (
 from storage.errors import StorageError
 from storage.types import Assignment, Partition, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 FIRST_LEADS = Assignment(())
 """Of the replicas that a partition has, which others may name at the same time."""
@@ -281,12 +281,12 @@ async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext
             if not start:
                 raise
             code = storage_code(context.api_key, error)
-            log.warning("replicas not assigned", partitions=len(rest) - start, after=start, reason=str(error))
+            logger.warning("replicas not assigned", partitions=len(rest) - start, after=start, reason=str(error))
             return {key: code async for key, _ in in_pieces(rest[start:])}
         async for topic in in_pieces(topics):
             services.catalog.apply(topic)
     if rest:
-        log.info("replicas assigned", partitions=len(rest))
+        logger.info("replicas assigned", partitions=len(rest))
     return {}
 
 

@@ -30,7 +30,7 @@ from protocol.messages.describe_user_scram_credentials import (
 )
 from storage.types import ScramCredential, ScramKey
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MAX_USERS = 100_000
 """Who may have a credential."""
@@ -86,7 +86,9 @@ async def alter_user_scram_credentials(
     rows = [_stored(upsertion) async for upsertion in in_pieces(upserted.values())]
     if rows or deleted:
         await users.change(rows, [ScramKey(name, mechanism) for name, mechanism in deleted.items()])
-        log.info("credentials changed", upserted=len(rows), deleted=len(deleted), by=str(context.connection.principal))
+        logger.info(
+            "credentials changed", upserted=len(rows), deleted=len(deleted), by=str(context.connection.principal)
+        )
     return AlterUserScramCredentialsResponse(
         results=(
             *(AlterUserScramCredentialsResult(user=name, error_message=None) for name in (*deleted, *upserted)),

@@ -61,7 +61,7 @@ from protocol.schema import ZERO_UUID
 from storage.topics import TopicStore
 from storage.types import NewTopic, Refusal, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST = 10_000
 """Upstream's ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
@@ -168,7 +168,7 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
         else:
             services.catalog.apply(outcome)
             made[plan.name] = outcome
-            log.info("topic created", topic=plan.name, partitions=plan.partition_count)
+            logger.info("topic created", topic=plan.name, partitions=plan.partition_count)
     return made
 
 
@@ -450,7 +450,7 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
             )
         else:
             services.catalog.remove(topic.topic_id)
-            log.info("topic deleted", topic=topic.name)
+            logger.info("topic deleted", topic=topic.name)
             responses[state] = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
     return DeleteTopicsResponse(throttle_time_ms=mutations.wait_ms, responses=tuple(responses.values()))
 
@@ -540,7 +540,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
                 if isinstance(grown, Refusal):
                     raise _refused(grown, topic.name)
                 services.catalog.apply(grown)
-                log.info("partitions created", topic=topic.name, partitions=topic.count)
+                logger.info("partitions created", topic=topic.name, partitions=topic.count)
         except KafkaError as error:
             results[topic.name] = CreatePartitionsTopicResult(
                 name=topic.name, error_code=error.code, error_message=error.message

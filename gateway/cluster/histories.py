@@ -12,7 +12,7 @@ import structlog
 
 from storage.history import HistoryStore
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 class Histories:
@@ -37,12 +37,12 @@ class Histories:
     async def follow(self) -> None:
         """Waits until a connection has led into another history, and goes over to it. Raises StorageError."""
         await self._store.changed()
-        log.error("the database goes on from another history: what it had acknowledged last may be gone")
+        logger.error("the database goes on from another history: what it had acknowledged last may be gone")
         before = self._store.history
         history, identity, flushed_lsn = await self._store.adopt()
         self.forget()
         self._store.accept(history, identity, flushed_lsn)
-        log.warning(
+        logger.warning(
             "another history has begun: leader epochs have risen, clients look where theirs ends",
             before=before,
             history=history,

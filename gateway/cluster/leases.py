@@ -29,7 +29,7 @@ from storage.errors import StorageError
 from storage.nodes import NodeStore
 from storage.types import SHARD_COUNTS, CoordinatorLease, LeaseKind, Node, NodeId
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
 
@@ -158,7 +158,7 @@ class Leases:
                 await self._membership.renew()
                 await self.renew()
         except StorageError as error:
-            log.warning("coordinators are those last seen", error=str(error))
+            logger.warning("coordinators are those last seen", error=str(error))
 
     def _successor(self, shard: int) -> Node | None:
         """The live node other than this that should have the shard."""
@@ -250,7 +250,7 @@ class Leases:
             self._lose([shard])
             await self._store.release_leases(node_id, {shard: NodeId(successor)}, self._kind)
             self.handed_over += 1
-            log.info(
+            logger.info(
                 "shard handed over", kind=self._kind.value, shard=shard, successor=successor, left=len(surplus) - 1
             )
             return len(surplus) > 1

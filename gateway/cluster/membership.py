@@ -23,7 +23,7 @@ from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
 from storage.types import TRANSACTION_VERSION, Address, Assignment, Node, NodeId, Partition, PartitionKey
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
 """How long another process may take to be gone that has this node's name."""
@@ -178,17 +178,19 @@ class Membership:
         except StorageConflict as error:
             if self._withdrawn:
                 return
-            log.error("another process has this node's registration", error=str(error), address=self.address)
+            logger.error("another process has this node's registration", error=str(error), address=self.address)
             try:
                 await self.join()
             except StorageConflict as taken:
-                log.critical("node.id is another process's: this node ends", node_id=self._wanted_id, error=str(taken))
+                logger.critical(
+                    "node.id is another process's: this node ends", node_id=self._wanted_id, error=str(taken)
+                )
                 self.superseded()
                 raise
             return
         self._take(await self._store.alive())
         if lapsed:
-            log.warning("the registration had run out: the others may not have known of this node")
+            logger.warning("the registration had run out: the others may not have known of this node")
             self._registered()
 
     async def withdraw(self) -> None:
@@ -225,7 +227,9 @@ class Membership:
             leaders, node_id = Leaders(after), self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
-            log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])
+            logger.info(
+                "live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive]
+            )
         self._compare_authorizers(others)
         self.seen(self._alive, bool(before - after))
 
@@ -233,7 +237,7 @@ class Membership:
         """Clients may choose any node: what one refuses another would let them do."""
         differing = {node.node_id: node.authorizer for node in others if node.authorizer != self.authorizer}
         if differing.keys() - self._told_of:
-            log.error(
+            logger.error(
                 "nodes disagree about authorizer.class.name: whoever has none lets everybody do everything",
                 here=self.authorizer,
                 others=differing,

@@ -14,7 +14,7 @@ import structlog
 from gateway.config.listeners import render_address
 from storage.types import Address
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 TIMEOUT_S = 3.0
 
@@ -29,7 +29,7 @@ async def _look(name: str, address: Address) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             _, writer = await asyncio.open_connection(*address)
     except (OSError, TimeoutError) as error:
-        log.warning(
+        logger.warning(
             "clients are sent to an address that this node does not reach itself",
             listener=name,
             address=render_address(address),

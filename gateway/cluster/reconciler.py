@@ -25,7 +25,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.wake import TICK, Wake
 from gateway.log.catalog import Catalog
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 REPEATED_FAILURES = 10
 """Equal failures in a row from which one is an operator's business; told again at each doubling."""
@@ -125,7 +125,7 @@ class Reconciler:
         if more and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HAND_OVER_INTERVAL_S, self._hand_over_next)
         elif trigger != TICK:
-            log.debug("place kept", trigger=trigger, leases=self._leases.held)
+            logger.debug("place kept", trigger=trigger, leases=self._leases.held)
 
     def _hand_over_next(self) -> None:
         self._timer = None
@@ -144,4 +144,4 @@ class Reconciler:
         self._observe_failure(cause)
         count = self._failures[cause] = self._failures.get(cause, 0) + 1
         if (count >= REPEATED_FAILURES and count & (count - 1) == 0) or count == REPEATED_FAILURES:
-            log.error("reconciliation keeps failing", cause=cause, failures=count, error=str(error))
+            logger.error("reconciliation keeps failing", cause=cause, failures=count, error=str(error))

@@ -22,7 +22,7 @@ from gateway.log.tail import Tail
 from storage.errors import StorageError
 from storage.types import Node, PartitionKey, PartitionState
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 ANNOUNCE_INTERVAL_S = 0.005
 """At most so often: two hundred a second and node."""
@@ -162,7 +162,7 @@ class Wakeups:
             ends = [] if body == UNKNOWN else [tuple(map(int, end.split("="))) for end in body.split(",")]
             pairs = [(PartitionKey(key), end) for key, end in ends]
         except ValueError:
-            log.warning("an announcement that is none", payload=payload[:100])
+            logger.warning("an announcement that is none", payload=payload[:100])
             return
         me = self._membership.self_node
         if (node_id, incarnation) == (me.node_id, me.incarnation):
@@ -205,7 +205,7 @@ class Wakeups:
 
     def _missed(self, what: str) -> None:
         self.counts["missed"] += 1
-        log.info("announcements missed", missed=what)
+        logger.info("announcements missed", missed=what)
         self._trust_from_now()
 
     def _trust_from_now(self) -> None:

@@ -36,7 +36,7 @@ from storage.errors import StorageError
 from storage.offsets import OffsetStore
 from storage.types import Partition, PartitionKey, PartitionState
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 POLL_S = 1.0
 """What a commit that came by another way, a transaction that another node has ended, or a topic that is gone, waits
@@ -114,7 +114,7 @@ class Drains:
                         found = await self._found(group_id, awaited)
                     self._groups.tell_group(group_id, HandoffProgress(found))
                 except StorageError as error:
-                    log.warning("committed offsets cannot be looked up", group_id=group_id, error=str(error))
+                    logger.warning("committed offsets cannot be looked up", group_id=group_id, error=str(error))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), POLL_S)
         finally:

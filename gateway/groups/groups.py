@@ -40,7 +40,7 @@ from storage.groups import GroupStore
 from storage.offsets import OffsetStore
 from storage.types import Node
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS, ShareGroup: SHARE})
 STORE_PATIENCE_MS = 15_000
@@ -170,9 +170,11 @@ class Groups(Runtime):
         self.told(now.group_id, facts)
         for fact in facts:
             if isinstance(fact, ProtocolViolated | PartitionsWithheld):
-                log.warning("group observed", group_id=now.group_id, generation_id=fact.generation_id, seen=str(fact))
+                logger.warning(
+                    "group observed", group_id=now.group_id, generation_id=fact.generation_id, seen=str(fact)
+                )
             elif isinstance(fact, HandoffEnded) and fact.reason in FORCED:
-                log.warning(
+                logger.warning(
                     "handoff forced", group_id=now.group_id, generation_id=fact.generation_id, handoff=str(fact)
                 )
         moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
@@ -180,7 +182,7 @@ class Groups(Runtime):
         told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]
         if len(facts) > MAX_FACTS_LOGGED:
             told.append(f"and {len(facts) - MAX_FACTS_LOGGED} more")
-        log.log(
+        logger.log(
             level,
             "group moved" if moved else "group changed",
             group_id=now.group_id,

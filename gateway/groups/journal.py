@@ -30,7 +30,7 @@ from gateway.operate.metrics import Metrics
 from storage.errors import StorageError
 from storage.journal import JournalEvent, JournalOffset, JournalRow, JournalStore
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MAX_QUEUED = 100_000
 """About as many rows: a step weighs its facts and its members, which it keeps alive, a commit its partitions."""
@@ -217,10 +217,10 @@ class Journal:
                 self._has_partitions = True
             await self._store.write(rows)
         except StorageError as error:
-            log.warning("journal not written", rows=len(rows), error=str(error))
+            logger.warning("journal not written", rows=len(rows), error=str(error))
         except Exception as error:
             # A bug in making rows costs these rows; groups go on, and the journal says that something is missing.
-            log.error("journal not written", items=len(items), exc_info=error)
+            logger.error("journal not written", items=len(items), exc_info=error)
         else:
             self._metrics.journal_rows.inc(len(rows))
             self._lost = 0

@@ -27,7 +27,7 @@ from storage.errors import StorageConflict, StorageUnavailable
 from storage.groups import GroupStore
 from storage.types import CoordinatorLease, GroupChange, GroupRecord, MemberRecord, Saved
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ class GroupRecords:
             except StorageUnavailable as error:
                 if not wanted() or self._loop.time() + pause_ms / 1000 > give_up:
                     raise
-                log.warning("group waits for Postgres", error=str(error), retry_ms=pause_ms, **logged)
+                logger.warning("group waits for Postgres", error=str(error), retry_ms=pause_ms, **logged)
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
 

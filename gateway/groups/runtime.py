@@ -49,7 +49,7 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
 from storage.types import CoordinatorLease
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
@@ -679,15 +679,15 @@ class Runtime:
             yield
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.NONE
         except StorageConflict:
-            log.info("shard is coordinated elsewhere", group_id=slot.group_id, shard=slot.lease.shard)
+            logger.info("shard is coordinated elsewhere", group_id=slot.group_id, shard=slot.lease.shard)
             # A slot dropped before this knows nothing of the lease that the shard may be held under since.
             if not slot.dropped:
                 self.shard_lost(slot.lease.shard)
         except StorageUnavailable as gone:
-            log.error("group given up: Postgres stays away", group_id=slot.group_id, error=str(gone))
+            logger.error("group given up: Postgres stays away", group_id=slot.group_id, error=str(gone))
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.COORDINATOR_NOT_AVAILABLE
         except StorageError as refused:
-            log.error("group could not be read or stored", group_id=slot.group_id, error=str(refused))
+            logger.error("group could not be read or stored", group_id=slot.group_id, error=str(refused))
         finally:
             if error is ErrorCode.NONE:
                 self._resume(slot)
@@ -702,4 +702,4 @@ class Runtime:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("group task failed", task=task.get_name(), exc_info=error)
+            logger.error("group task failed", task=task.get_name(), exc_info=error)

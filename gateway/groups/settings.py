@@ -28,7 +28,7 @@ from gateway.config.group import (
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings, ShareSettings, StreamsSettings
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 Configs = Mapping[str, str]
 
@@ -55,7 +55,7 @@ class _Valid:
             try:
                 check_group_configs(configs, self.broker)
             except ConfigError as error:
-                log.error("stored group settings refused", group_id=group_id, error=str(error))
+                logger.error("stored group settings refused", group_id=group_id, error=str(error))
                 refused = True
             self._refused[group_id] = refused
         return None if refused else configs

@@ -31,7 +31,7 @@ from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
 from storage.types import Appended, NewBatch, PartitionKey, Refusal
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 CommitObserver = Callable[[int, int, float], None]
 """Told of every durable commit: batches, bytes, seconds."""
@@ -206,7 +206,7 @@ class Appender:
             if settled and self._observe_commit is not None:
                 self._observe_commit(len(settled), sum(pending.size_bytes for pending in settled), ended_s - started_s)
         except StorageError as error:
-            log.warning("a group commit failed", batches=len(group), error=str(error))
+            logger.warning("a group commit failed", batches=len(group), error=str(error))
             _fail(group, error)
         finally:
             _fail(settled, StorageUnavailable("the commit ended without an outcome"))
@@ -366,7 +366,7 @@ class _Committer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a committer failed", exc_info=error)
+            logger.error("a committer failed", exc_info=error)
         if self._queue:
             self._start()
         elif self._patient:

@@ -15,7 +15,7 @@ from protocol.records import read_head
 from storage.log import LogStore
 from storage.types import PartitionKey, StoredBatch
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 AT_ONCE_BYTES = 16 * 1024
 """An uncompressed batch up to here is searched on the event loop."""
@@ -79,5 +79,5 @@ def _newest(batch: StoredBatch, log_start_offset: int) -> Place | None:
 
 def _of_whole(batch: StoredBatch, log_start_offset: int, error: Exception) -> Place:
     # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
-    log.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
+    logger.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
     return batch.max_timestamp_ms, max(batch.base_offset, log_start_offset)

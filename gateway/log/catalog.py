@@ -41,7 +41,7 @@ from gateway.security.acls import Acls
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import Assignment, Partition, PartitionKey, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 UNKNOWN_FOR_S = 1.0
 """How long a name that Postgres did not know is not looked up again by itself."""
@@ -525,7 +525,7 @@ class Catalog:
             self.set_broker(self._broker.with_dynamic(dynamic, own))
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
-            log.error("stored broker settings refused", error=str(error))
+            logger.error("stored broker settings refused", error=str(error))
 
     def _remember_gone(self, topic_id: UUID) -> None:
         self._gone[topic_id] = None

@@ -40,7 +40,7 @@ from protocol.records import (
 from storage.compaction import AbortedSpan
 from storage.types import StoredBatch
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MAX_KEYS = 12_000_000
 """Distinct keys of one compaction run: 268 MB, and 134 more for a moment while the map grows. A log with more is
@@ -141,7 +141,7 @@ def _says_commit(marker: StoredBatch) -> bool:
     try:
         return control_type_of(marker.records) is ControlType.COMMIT
     except DAMAGED as error:
-        log.warning("marker left: it cannot be read", base_offset=marker.base_offset, error=str(error))
+        logger.warning("marker left: it cannot be read", base_offset=marker.base_offset, error=str(error))
         return False
 
 
@@ -206,6 +206,6 @@ def _reader_of(batch: StoredBatch) -> RecordReader | None:
             for _ in window:
                 pass
     except DAMAGED as error:
-        log.warning("batch left uncompacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
+        logger.warning("batch left uncompacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
         return None
     return reader

@@ -59,7 +59,7 @@ UNKNOWN_MS = 60_000
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._closed_by_us:
             return
         what = "a request without an answer" if isinstance(error, UnanswerableError) else "not the Kafka protocol"
-        log.warning(
+        logger.warning(
             f"connection closed: {what}",
             reason=reason,
             detail=str(error),
@@ -548,4 +548,4 @@ def _matters_to_peer_alone(admission: Admission) -> bool:
 def _log_failure(task: asyncio.Task[None]) -> None:
     """A request that raised what its handler promises not to: a bug of ours, which has closed the connection."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a request ended in an error without an answer", exc_info=error)
+        logger.error("a request ended in an error without an answer", exc_info=error)

@@ -39,7 +39,7 @@ from protocol.schema import message_schema
 from protocol.specialise import TooManyElementsError
 from storage.errors import StorageError
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 STORAGE_LOG_INTERVAL_S = 1.0
 """While Postgres is away every request of an API fails alike: the counter has them all, the log one a second."""
@@ -232,13 +232,13 @@ class Dispatch:
             self._metrics.storage_errors.labels(route.api_name).inc()
             if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
                 route.storage_logged_at = started
-                log.warning("storage could not serve a request", error=str(error), answer=code.name)
+                logger.warning("storage could not serve a request", error=str(error), answer=code.name)
             reason = "storage is not available"
             chunks = await self._refuse(route, header, request, code, reason, throttle_ms, crowded)
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             self._metrics.internal_errors.labels(route.api_name).inc()
-            log.exception("a handler failed", version=version, client_id=header.client_id)
+            logger.exception("a handler failed", version=version, client_id=header.client_id)
             chunks = await self._refuse(route, header, request, code, None, throttle_ms, crowded)
         finally:
             if done_with is not None:
@@ -308,7 +308,7 @@ class Dispatch:
         if response is None:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
-        log.warning("request of a version that is not served", request=reason, client_id=header.client_id)
+        logger.warning("request of a version that is not served", request=reason, client_id=header.client_id)
         return await _encode(route.api_key, nearest, header.correlation_id, response)
 
 

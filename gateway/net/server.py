@@ -24,7 +24,7 @@ from gateway.net.tls_connection import Identify, TlsConnection
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 BACKLOG = 1024
 MAX_SWEEP_S = 10.0
@@ -157,7 +157,7 @@ class Server:
         self.stop_reading()
         drained = await self._wait_until_empty(timeout_s)
         if not drained:
-            log.warning("requests cut off at shutdown", connections=len(self._connections))
+            logger.warning("requests cut off at shutdown", connections=len(self._connections))
             await self.close()
         return drained
 
@@ -187,15 +187,15 @@ class Server:
         now = loop.time()
         for connection in list(self._connections):
             if connection.is_idle(now):
-                log.info("idle connection closed", connection=connection.info.connection_id)
+                logger.info("idle connection closed", connection=connection.info.connection_id)
                 self._metrics.idle_closed.inc()
                 connection.close_idle()
             elif connection.is_stalled(now):
-                log.warning("connection closed: its peer reads no answers", connection=connection.info.connection_id)
+                logger.warning("connection closed: its peer reads no answers", connection=connection.info.connection_id)
                 self._metrics.protocol_errors.labels("unread_answers").inc()
                 connection.close_stalled()
         if self._refused_since_log:
-            log.warning("connections refused: max.connections reached", count=self._refused_since_log)
+            logger.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0
         idle_s = self._limits.max_idle_ms / 1000
         self._sweeper = loop.call_later(min(MAX_SWEEP_S, idle_s / 4) if idle_s > 0 else MAX_SWEEP_S, self._sweep)

@@ -16,7 +16,7 @@ from storage.deletion import DeletionStore, DueDeletion
 from storage.errors import StorageError
 from storage.types import CoordinatorLease
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 TOPICS_PER_LOOK = 100
 
@@ -56,7 +56,7 @@ class Deletions:
                     continue
                 if turn.gone:
                     self._count_gone()
-                    log.info("deleted topic's data removed", topic=topic.name, topic_id=str(topic.topic_id))
+                    logger.info("deleted topic's data removed", topic=topic.name, topic_id=str(topic.topic_id))
                 else:
                     waiting.append(topic)
 
@@ -68,7 +68,7 @@ class Deletions:
             return False
         failures, retry_in_ms = put_off
         repeated = failures >= REPEATED_FAILURES and (failures == REPEATED_FAILURES or failures & (failures - 1) == 0)
-        (log.error if repeated else log.warning)(
+        (logger.error if repeated else logger.warning)(
             "a deleted topic's data could not be removed",
             topic=topic.name,
             topic_id=str(topic.topic_id),

@@ -27,7 +27,7 @@ def names() -> list[str]:
         name
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in _ROOMS
-        and isinstance(getattr(module, "log", None), structlog.typing.BindableLogger)
+        and isinstance(getattr(module, "logger", None), structlog.typing.BindableLogger)
     )
     others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
     return [ROOT, *sorted({*ours, *others} - {ROOT})]

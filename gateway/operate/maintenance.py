@@ -46,7 +46,7 @@ from storage.roller import Roller
 from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 DELETION_INTERVAL_MS = 1_000
 """How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
@@ -155,7 +155,7 @@ class Maintenance:
         took_ms = (time.monotonic() - sent) * 1000
         skew_ms = sent_ms - database_ms
         if skew_ms > MAX_SKEW_MS or skew_ms + took_ms < -MAX_SKEW_MS:
-            log.warning("this node's clock and Postgres' are apart", ahead_s=round((skew_ms + took_ms / 2) / 1000))
+            logger.warning("this node's clock and Postgres' are apart", ahead_s=round((skew_ms + took_ms / 2) / 1000))
 
     async def retain(self) -> None:
         """Remove what retention.ms, retention.bytes and DeleteRecords have given up."""
@@ -168,7 +168,7 @@ class Maintenance:
             for key, log_start_offset in done.log_starts.items():
                 self.tail.log_start_moved(key, log_start_offset)
             if done.deleted_batches:
-                log.info(
+                logger.info(
                     "retention removed batches", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes
                 )
             if done.complete:
@@ -180,7 +180,7 @@ class Maintenance:
         await store.make_partitions()
         retention_ms = self.catalog.broker.group_journal_retention_ms
         if retention_ms >= 0 and (dropped := await store.retain(retention_ms)):
-            log.info("days of the journal dropped", days=dropped)
+            logger.info("days of the journal dropped", days=dropped)
 
     async def drop_compacted(self) -> None:
         """Serve no more from memory what compaction has replaced, on whichever node it ran."""
@@ -206,21 +206,21 @@ class Maintenance:
                 moved_bytes = await self.roller.roll(lease=lease)
                 if not moved_bytes:
                     return
-                log.debug("inline bytes moved", moved_bytes=moved_bytes)
+                logger.debug("inline bytes moved", moved_bytes=moved_bytes)
         except StorageConflict as error:
-            log.info("moving of bytes overtaken", reason=str(error))
+            logger.info("moving of bytes overtaken", reason=str(error))
 
     async def sweep(self) -> None:
         """Rewrite segments and objects in which little is alive, delete what no chunk names."""
         try:
             await self.roller.sweep(lease=self.job_lease(Job.ROLL))
         except StorageConflict as error:
-            log.info("moving of bytes overtaken", reason=str(error))
+            logger.info("moving of bytes overtaken", reason=str(error))
 
     async def drop_functions(self) -> None:
         """Drop the SQL functions of releases that no node runs any more."""
         if dropped := await drop_unused_functions(self.database):
-            log.info("functions of former releases dropped", schemas=dropped)
+            logger.info("functions of former releases dropped", schemas=dropped)
 
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
@@ -262,12 +262,12 @@ class Maintenance:
                         offset_limit=OFFSETS_PER_STATEMENT,
                     )
                 except StorageConflict:
-                    log.info("offset expiry fenced", shard=lease.shard)
+                    logger.info("offset expiry fenced", shard=lease.shard)
                     break
                 if expired.offset_count:
-                    log.info("offsets expired", offsets=expired.offset_count)
+                    logger.info("offsets expired", offsets=expired.offset_count)
                 if expired.deleted_groups:
-                    log.info("empty groups removed", groups=expired.deleted_groups)
+                    logger.info("empty groups removed", groups=expired.deleted_groups)
                     if self.journal is not None:
                         self.journal.expired(expired.deleted_groups)
                 if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
@@ -370,7 +370,7 @@ class Compaction:
             try:
                 await self._clean(dirty, configs[dirty.partition_key])
             except StorageConflict as error:
-                log.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
+                logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
 
     async def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
         """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
@@ -410,7 +410,7 @@ class Compaction:
 
     async def _finish(self, run: CompactionRun, dropped_records: int) -> None:
         await self._store.finish(run)
-        log.info(
+        logger.info(
             "partition compacted",
             partition_key=run.partition_key,
             clean_to=run.end_offset,

@@ -17,7 +17,7 @@ import structlog
 from gateway.operate.metrics import Metrics
 from storage.errors import StorageError
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
@@ -70,7 +70,7 @@ class Supervisor:
                 if text != told:
                     # While Postgres is gone each pass fails alike, and a trace would say where, not why.
                     told, foreseen = text, isinstance(error, StorageError | TimeoutError)
-                    log.log(
+                    logger.log(
                         logging.WARNING if foreseen else logging.ERROR,
                         "background pass failed",
                         loop=loop.name,
@@ -82,7 +82,7 @@ class Supervisor:
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S, max(loop.interval_s, FIRST_BACKOFF_S))
                 continue
             if loop.failing:
-                log.info("background pass works again", loop=loop.name)
+                logger.info("background pass works again", loop=loop.name)
             loop.failing, told = False, ""
             loop.last_success = time.monotonic()
             backoff_s = FIRST_BACKOFF_S

@@ -29,7 +29,7 @@ from gateway.config.settings import Configuration, ConfigurationError, Settings
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.types import Address
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0
@@ -172,7 +172,7 @@ class Supervisor:
             # Each ends only when all are to stop, or by an error that nobody foresaw: then none goes on alone.
             await asyncio.wait((stopping, *keeping), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
-            log.info("stopping the workers")
+            logger.info("stopping the workers")
             await asyncio.gather(*keeping)
         finally:
             for task in (welcoming, stopping, *keeping):
@@ -193,13 +193,13 @@ class Supervisor:
                 return
             since_s = worker.serving_since_s
             if not worker.served.is_set():
-                log.error("a worker never served: all are stopped", node=worker.name, returncode=returncode)
+                logger.error("a worker never served: all are stopped", node=worker.name, returncode=returncode)
                 self._code = returncode if returncode > 0 else EXIT_FAILED
                 self._stopping.set()
                 return
             if since_s is not None and time.monotonic() - since_s >= STEADY_S:
                 backoff_s = FIRST_BACKOFF_S
-            log.error("a worker ended", node=worker.name, returncode=returncode, retry_in_s=backoff_s)
+            logger.error("a worker ended", node=worker.name, returncode=returncode, retry_in_s=backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
@@ -244,7 +244,7 @@ class Supervisor:
             process.send_signal(signal.SIGTERM)
         finished, _ = await asyncio.wait((ended,), timeout=limit_s)
         if not finished:
-            log.error("a worker does not stop and is killed", node=worker.name, waited_s=limit_s)
+            logger.error("a worker does not stop and is killed", node=worker.name, waited_s=limit_s)
             self._code = EXIT_FAILED
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

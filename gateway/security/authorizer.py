@@ -18,7 +18,7 @@ from gateway.security.acls import Acls
 from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 
-log = structlog.get_logger("kafka.authorizer.logger")
+logger = structlog.get_logger("kafka.authorizer.logger")
 """Upstream's name, by which its level is set."""
 
 MAX_LINES_PER_S = 10
@@ -97,11 +97,11 @@ class Authorizer:
         second = int(time.monotonic())
         if second != self._second:
             if self._lines > MAX_LINES_PER_S:
-                log.info("more denied", times=self._lines - MAX_LINES_PER_S)
+                logger.info("more denied", times=self._lines - MAX_LINES_PER_S)
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines <= MAX_LINES_PER_S:
-            log.info(
+            logger.info(
                 "denied",
                 principal=str(context.connection.principal),
                 operation=operation.name,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 INTERVAL_S = 1.0
 
@@ -28,5 +28,5 @@ class Failures:
         if now < self._logged_at + INTERVAL_S:
             self._unlogged += 1
             return
-        log.warning(self._event, listener=self._listener, more=self._unlogged, **said)
+        logger.warning(self._event, listener=self._listener, more=self._unlogged, **said)
         self._logged_at, self._unlogged = now, 0

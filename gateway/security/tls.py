@@ -22,7 +22,7 @@ from gateway.config.security import TlsSettings
 from gateway.net.context import ANONYMOUS, Principal
 from gateway.security.names import mapped, parse_rules, subject
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MAX_HANDSHAKES = 500
 """Under way at once at one listener; each takes some tens of kilobytes and milliseconds."""

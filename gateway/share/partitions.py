@@ -38,7 +38,7 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
 from storage.share import WRITTEN_AT_A_TIME, ShareKey, ShareRow, ShareStore, StoredRange
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MAX_PARTITIONS = 20_000
 """Share partitions in memory; beyond it those in which nothing is acquired are dropped, the longest unused first."""
@@ -272,7 +272,7 @@ class SharePartitions:
             if row is None:
                 row = await self._store.begin(key, await start())
         except StorageError as error:
-            log.warning("a share partition was not read", group_id=key.group_id, error=str(error))
+            logger.warning("a share partition was not read", group_id=key.group_id, error=str(error))
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read") from error
         if row is None:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {key.group_id}")
@@ -383,7 +383,7 @@ class SharePartitions:
                         self._put_back(slots, waiting)
                         await asyncio.sleep(PAUSE_S)
                         continue
-                    log.warning("share partitions were not stored", partitions=len(slots), error=str(error))
+                    logger.warning("share partitions were not stored", partitions=len(slots), error=str(error))
                     written = [False] * len(slots)
                 for slot, is_written, waiters in zip(slots, written, waiting, strict=True):
                     slot.storing = None

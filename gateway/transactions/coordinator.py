@@ -30,7 +30,7 @@ from storage.producers import ProducerStore
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
 from storage.types import AbortedTransaction, Node, PartitionKey
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 ATTEMPTS = 20
 """How often a row may be written by others before who asks is told to ask again."""
@@ -155,7 +155,7 @@ class Transactions:
                 await self._carry_out(overdue.transactional_id, _time_out, "timed_out", started_ms=overdue.started_ms)
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
-                    log.warning(
+                    logger.warning(
                         "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
                     )
             except StorageError as error:
@@ -163,7 +163,7 @@ class Transactions:
                 failure = error
             else:
                 aborted += 1
-                log.info(
+                logger.info(
                     "transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id
                 )
         if failure is not None:
@@ -204,7 +204,7 @@ class Transactions:
             if decision.error:
                 raise KafkaError(decision.error)
             if await self._write(found.read, decision, "fenced"):
-                log.info(
+                logger.info(
                     "transaction aborted: an administrator asked for it",
                     transactional_id=found.read.transactional_id,
                     producer_id=producer_id,

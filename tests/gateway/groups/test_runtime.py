@@ -28,7 +28,7 @@ from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Machines
 from gateway.coordinator.model import ConnectionId, DeleteGroup, Group, GroupState, HeartbeatReply, MemberId
 from gateway.groups import runtime as groups_module
-from gateway.groups.groups import log as groups_log
+from gateway.groups.groups import logger as groups_log
 from gateway.operate.logs import REQUEST
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
