@@ -449,6 +449,7 @@ class App:
                 made[listener.name] = ListenerSasl(
                     listener.name, sasl, known, dispatch, self.metrics, failure_delay_ms=delay_ms
                 )
+                self._undo.append((f"tokens of {listener.name}", STEP_TIMEOUT_S, made[listener.name].close))
         return made
 
     def _start_passes(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.config.definition import (
     HIDDEN,
@@ -39,7 +40,7 @@ from gateway.config.definition import (
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
-SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """Those that are served, by SASL's names."""
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
@@ -68,6 +69,22 @@ def _principals(text: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _key_url(url: str | None) -> str | None:
+    try:
+        parts = urlsplit(url or "")
+    except ValueError as error:
+        return str(error)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return None
+    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+        return None
+    return "must be https://HOST/PATH, http://HOST/PATH or file:///PATH"
+
+
+def _not_blank(text: str) -> str | None:
+    return None if text.strip() else "must not be empty"
 
 
 def _with_classic(protocols: tuple[str, ...]) -> str | None:
@@ -507,12 +524,46 @@ class BrokerConfig:
     sasl_enabled_mechanisms: tuple[str, ...] = setting(
         ConfigType.LIST,
         (),
-        "Mechanisms by which clients may authenticate: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512.",
+        "Mechanisms by which clients may authenticate: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
         each_one_of(*SASL_MECHANISMS),
         update=_AT_START,
     )
     sasl_server_max_receive_size: int = setting(
         _INT, 524_288, "Largest request of a client that has not authenticated yet.", at_least(1), update=_AT_START
+    )
+    sasl_oauthbearer_jwks_endpoint_url: str | None = setting(
+        ConfigType.STRING,
+        None,
+        "Where the keys are that access tokens are signed by, as a JWK set: https://, http:// or file://.",
+        _key_url,
+        update=_AT_START,
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int = setting(
+        _LONG, 3_600_000, "How old the keys of access tokens may be.", at_least(1), update=_AT_START
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int = setting(
+        _LONG, 100, "Wait after the keys of access tokens could not be read.", at_least(1), update=_AT_START
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int = setting(
+        _LONG, 10_000, "Longest of these waits, which double.", at_least(1), update=_AT_START
+    )
+    sasl_oauthbearer_expected_audience: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        (),
+        "Audiences of which an access token must name one; none: it may name none.",
+        update=_AT_START,
+    )
+    sasl_oauthbearer_expected_issuer: str | None = setting(
+        ConfigType.STRING, None, "Who must have issued an access token.", update=_AT_START
+    )
+    sasl_oauthbearer_clock_skew_seconds: int = setting(
+        _INT, 30, "How far the issuer's clock may be from the node's.", at_least(0), update=_AT_START
+    )
+    sasl_oauthbearer_scope_claim_name: str = setting(
+        ConfigType.STRING, "scope", "The claim of an access token that has its scopes.", _not_blank, update=_AT_START
+    )
+    sasl_oauthbearer_sub_claim_name: str = setting(
+        ConfigType.STRING, "sub", "The claim of an access token that names the user.", _not_blank, update=_AT_START
     )
     connections_max_reauth_ms: int = setting(
         _LONG,
@@ -685,7 +736,8 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 _OF_LISTENERS = frozenset(
     name
     for name in _FIELDS
-    if name.startswith("ssl_") or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
+    if name.startswith(("ssl_", "sasl_oauthbearer_"))
+    or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
 ) | {"connections_max_reauth_ms"}
 _LISTENER_PREFIX = "listener.name."
 _OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in SASL_MECHANISMS)

@@ -13,11 +13,29 @@ from dataclasses import dataclass
 
 from gateway.config.broker import JAAS_CONFIG, SASL_MECHANISMS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import HIDDEN, ConfigError
-from gateway.config.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from gateway.config.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from gateway.config.listeners import Listener
 
-PLAIN = "PLAIN"
+PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
+_MODULES = {PLAIN: PLAIN_MODULE, OAUTHBEARER: OAUTHBEARER_MODULE}
+"""Of the others: SCRAM's."""
 _USER = "user_"
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthSettings:
+    """Which access tokens are taken."""
+
+    jwks_url: str
+    """https, http or file."""
+    refresh_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    audiences: tuple[str, ...]
+    issuer: str | None
+    clock_skew_s: int
+    scope_claim: str
+    subject_claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +48,8 @@ class SaslSettings:
     """By mechanism, of those whose sessions end."""
     max_receive_bytes: int
     """Of a request before authentication."""
+    oauthbearer: OAuthSettings | None = None
+    """Where OAUTHBEARER is enabled."""
 
     def __repr__(self) -> str:
         return f"SaslSettings(mechanisms={self.mechanisms}, {len(self.plain_users)} users)"
@@ -92,7 +112,7 @@ def _sasl(listener: Listener, broker: BrokerConfig) -> SaslSettings:
         if mechanism == PLAIN and name not in broker.static:
             raise ConfigError(name, None, f"PLAIN is enabled and knows no users: set {name}")
         if name in broker.static:
-            found = _users(name, broker.static[name], PLAIN_MODULE if mechanism == PLAIN else SCRAM_MODULE)
+            found = _users(name, broker.static[name], _MODULES.get(mechanism, SCRAM_MODULE))
             users = found if mechanism == PLAIN else users
         name = f"{prefix}{mechanism.lower()}.connections.max.reauth.ms"
         limit_ms = own.connections_max_reauth_ms
@@ -102,7 +122,43 @@ def _sasl(listener: Listener, broker: BrokerConfig) -> SaslSettings:
             ).connections_max_reauth_ms
         if limit_ms:
             max_reauth_ms[mechanism] = limit_ms
-    return SaslSettings(own.sasl_enabled_mechanisms, users, max_reauth_ms, own.sasl_server_max_receive_size)
+    return SaslSettings(
+        own.sasl_enabled_mechanisms,
+        users,
+        max_reauth_ms,
+        own.sasl_server_max_receive_size,
+        _oauthbearer(listener, broker) if OAUTHBEARER in own.sasl_enabled_mechanisms else None,
+    )
+
+
+def _oauthbearer(listener: Listener, broker: BrokerConfig) -> OAuthSettings:
+    """ConfigError without keys: upstream then takes tokens that nobody has signed, which prove nothing."""
+    own, prefix = _own(listener, broker), f"{_prefix(listener)}{OAUTHBEARER.lower()}."
+    of_mechanism = {
+        name.removeprefix(prefix): text
+        for name, text in broker.static.items()
+        if name.startswith(prefix) and not name.endswith(JAAS_CONFIG)
+    }
+    own = parse_broker_configs({**own.static, **of_mechanism})
+    url = own.sasl_oauthbearer_jwks_endpoint_url
+    if url is None:
+        raise ConfigError(
+            "sasl.oauthbearer.jwks.endpoint.url",
+            None,
+            f"listener {listener.name} takes access tokens (OAUTHBEARER): say where the keys are that they are signed "
+            "by; tokens that nobody has signed are not taken",
+        )
+    return OAuthSettings(
+        jwks_url=url,
+        refresh_ms=own.sasl_oauthbearer_jwks_endpoint_refresh_ms,
+        retry_backoff_ms=own.sasl_oauthbearer_jwks_endpoint_retry_backoff_ms,
+        retry_backoff_max_ms=own.sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms,
+        audiences=own.sasl_oauthbearer_expected_audience,
+        issuer=own.sasl_oauthbearer_expected_issuer,
+        clock_skew_s=own.sasl_oauthbearer_clock_skew_seconds,
+        scope_claim=own.sasl_oauthbearer_scope_claim_name,
+        subject_claim=own.sasl_oauthbearer_sub_claim_name,
+    )
 
 
 def _users(name: str, text: str, module: str) -> dict[str, str]:

@@ -16,11 +16,19 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from gateway.config.security import PLAIN, SaslSettings
+from gateway.config.security import OAUTHBEARER, PLAIN, SaslSettings
 from gateway.net.context import ConnectionInfo, Principal
 from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
 from gateway.security.failures import Failures
-from gateway.security.mechanisms import Exchange, PlainExchange, SaslAuthenticationError, SaslError, ScramExchange
+from gateway.security.jwks import KeysUnavailableError, Tokens
+from gateway.security.mechanisms import (
+    Exchange,
+    OAuthBearerExchange,
+    PlainExchange,
+    SaslAuthenticationError,
+    SaslError,
+    ScramExchange,
+)
 from gateway.security.scram import MECHANISMS, ScramMechanism, decoy
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
@@ -101,12 +109,20 @@ class ListenerSasl:
         self.counts = counts
         self.failure_delay_s = failure_delay_ms / 1000
         self.clock = clock
+        self.tokens = None if settings.oauthbearer is None else Tokens(settings.oauthbearer)
         self.failures = Failures("a client failed to authenticate", listener=listener, clock=clock)
 
     def exchange(self, mechanism: str) -> Exchange:
         if mechanism == PLAIN:
             return PlainExchange(self.settings.plain_users)
+        if mechanism == OAUTHBEARER:
+            assert self.tokens is not None
+            return OAuthBearerExchange(self.tokens)
         return ScramExchange(MECHANISMS[mechanism], self.users.find)
+
+    async def close(self) -> None:
+        if self.tokens is not None:
+            await self.tokens.close()
 
     def guard(self) -> Authenticator:
         return Authenticator(self)
@@ -185,6 +201,9 @@ class Authenticator:
             self._state = State.FAILED
             # Not refused: the client may be who it says, and comes back.
             raise UnanswerableError("storage", f"credentials cannot be read: {error}") from error
+        except KeysUnavailableError as error:
+            self._state = State.FAILED
+            raise UnanswerableError("token_keys", str(error)) from error
         except ProtocolError:
             self._state = State.FAILED
             raise
@@ -232,7 +251,7 @@ class Authenticator:
         try:
             token, lifetime_ms = await self._answer(request.auth_bytes, connection)
         except SaslError as error:
-            told = str(error) if isinstance(error, SaslAuthenticationError) else self._generic()
+            told = error.told if isinstance(error, SaslAuthenticationError) else self._generic()
             refused = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=told)
             raise await self._failure(connection, str(error), _encode(header, refused)) from None
         return _encode(
@@ -249,10 +268,11 @@ class Authenticator:
     async def _answer(self, token: bytes, connection: ConnectionInfo) -> tuple[bytes, int]:
         """What the client is told, and for how many milliseconds its session lasts (0: for ever, or not begun)."""
         assert self._exchange is not None
-        answer = await self._exchange.answer(token)
-        if not self._exchange.complete:
+        exchange = self._exchange
+        answer = await exchange.answer(token)
+        if not exchange.complete:
             return answer, 0
-        principal = Principal(self._exchange.user)
+        principal = Principal(exchange.user)
         if self._principal is not None and principal != self._principal:
             before, now = self._principal, principal
             raise SaslAuthenticationError(
@@ -261,12 +281,14 @@ class Authenticator:
             )
         shared = self._shared
         shared.counts.authenticated(shared.listener, self._mechanism, again=self._again, ok=True)
-        lifetime_ms = shared.settings.max_reauth_ms.get(self._mechanism, 0)
-        self._expires_s = shared.clock() + lifetime_ms / 1000 if lifetime_ms else None
+        # Of the one that ends first. Of a credential that has ended, but for a clock's skew, nothing is left.
+        limits_ms = [shared.settings.max_reauth_ms.get(self._mechanism), exchange.lifetime_ms]
+        lifetime_ms = min((limit_ms for limit_ms in limits_ms if limit_ms is not None), default=None)
+        self._expires_s = None if lifetime_ms is None else shared.clock() + lifetime_ms / 1000
         self._principal = connection.principal = principal
         self._exchange, self._state = None, State.COMPLETE
         self.passed()
-        return answer, lifetime_ms
+        return answer, lifetime_ms or 0
 
     def _generic(self) -> str:
         what = "re-authentication" if self._again else "authentication"

@@ -12,6 +12,7 @@ from gateway.config.settings import Configuration, ConfigurationError, load
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 JAAS = "listener.name.door.plain.sasl.jaas.config"
+KEYS = "sasl.oauthbearer.jwks.endpoint.url"
 BASE = ("listeners=DOOR://127.0.0.1:9092", "listener.security.protocol.map=DOOR:SASL_PLAINTEXT")
 
 
@@ -67,6 +68,9 @@ def test_a_listeners_own_settings_come_first_and_a_mechanisms_before_them() -> N
         (("sasl.enabled.mechanisms=PLAIN",), JAAS, "knows no users"),
         (("sasl.enabled.mechanisms=PLAIN", f"{JAAS}={SCRAM_MODULE} required;"), JAAS, "expected the module"),
         (("sasl.enabled.mechanisms=PLAIN", f"{JAAS}=nonsense"), JAAS, "MODULE required"),
+        (("sasl.enabled.mechanisms=OAUTHBEARER",), KEYS, "nobody has signed"),
+        (("sasl.enabled.mechanisms=OAUTHBEARER", f"{KEYS}=ftp://a/b"), KEYS, "must be https"),
+        (("sasl.enabled.mechanisms=OAUTHBEARER", f"{KEYS}=file://host/b"), KEYS, "must be https"),
         (("listener.name.other.sasl.enabled.mechanisms=PLAIN",), "listener.name.other", "no listener of this name"),
         (("listener.name.door.num.partitions=1",), "listener.name.door.num.partitions", "unknown broker setting"),
         (("listener.name.door.sasl.enabled.mechanisms=X",), "listener.name.door.sasl", "must be a list of PLAIN"),
@@ -78,6 +82,22 @@ def test_what_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str, re
     with pytest.raises(ConfigurationError, match=reason) as refused:
         loaded(*more)
     assert str(refused.value).startswith(named)
+
+
+def test_access_tokens_by_listener_and_by_mechanism() -> None:
+    sasl = security(
+        "sasl.enabled.mechanisms=OAUTHBEARER",
+        f"{KEYS}=https://issuer/keys",
+        f"listener.name.door.{KEYS}=file:///keys",
+        "sasl.oauthbearer.expected.audience=a,b",
+        "listener.name.door.oauthbearer.sasl.oauthbearer.sub.claim.name=client",
+        "listener.name.door.oauthbearer.sasl.jaas.config="
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+    ).sasl
+    assert sasl is not None
+    assert sasl.oauthbearer is not None
+    assert (sasl.oauthbearer.jwks_url, sasl.oauthbearer.audiences) == ("file:///keys", ("a", "b"))
+    assert (sasl.oauthbearer.subject_claim, sasl.oauthbearer.clock_skew_s) == ("client", 30)
 
 
 def test_secrets_are_shown_nowhere() -> None:

@@ -1,0 +1,291 @@
+"""Access tokens: signed JWTs (RFC 7515, 7517, 7519) and what of them is believed.
+
+The one idea: nothing of a token counts before its signature does, and what a signature must be is built whole and
+compared, never taken apart: a padding that is parsed is one that can be forged.
+
+RS256, RS384 and RS512 are known (RFC 7518, 3.3), for they need no more than `pow`. Mirrors upstream's
+ValidatorAccessTokenValidator, and of jose4j beneath it which claims are asked for. It does no I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+MAX_TOKEN_BYTES = 16 * 1024
+MIN_MODULUS_BITS, MAX_MODULUS_BITS = 2048, 8192
+MAX_EXPONENT_BITS = 32
+MAX_KEYS = 100
+"""Of a set; those behind them are not looked at."""
+MAX_SECONDS = 2**40
+"""The farthest time that a token may name."""
+MAX_SHOWN = 100
+
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
+_HASHES: Mapping[str, tuple[str, bytes]] = {
+    "RS256": ("sha256", bytes.fromhex("3031300d060960864801650304020105000420")),
+    "RS384": ("sha384", bytes.fromhex("3041300d060960864801650304020205000430")),
+    "RS512": ("sha512", bytes.fromhex("3051300d060960864801650304020305000440")),
+}
+"""By `alg`: the hash, and the DigestInfo that stands before it (RFC 8017, 9.2)."""
+
+
+class TokenError(Exception):
+    """A token that is not believed. The text is for our log: it has a key's id or a reason, nothing of a secret."""
+
+    def __init__(self, reason: str, subject: str = "") -> None:
+        super().__init__(reason)
+        self.subject = subject
+        """Whom a token that is signed names; empty: it is not, or names nobody."""
+
+
+class UnknownKeyError(TokenError):
+    """No key of the set fits: there may be a newer set."""
+
+
+@dataclass(frozen=True, slots=True)
+class RsaKey:
+    kid: str | None
+    algorithm: str | None
+    """The only one that it is for; None: each."""
+    modulus: int
+    exponent: int
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.modulus.bit_length() + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a token must say. `audiences` empty: that it names none; `issuer` None: whatever it likes."""
+
+    audiences: frozenset[str]
+    issuer: str | None
+    clock_skew_s: int
+    scope_claim: str
+    subject_claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    subject: str
+    expires_s: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A token in its parts, believed in none."""
+
+    algorithm: str
+    kid: str | None
+    signed: bytes
+    signature: bytes
+    payload: bytes
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def parse_keys(document: bytes) -> Sequence[RsaKey]:
+    """The keys of a JWK set that are for signatures and that we know, in its order. ValueError: it is none."""
+    keys: object = _object(document).get("keys")
+    if not isinstance(keys, list):
+        raise ValueError("there are no keys in it")
+    found: list[RsaKey] = []
+    for each in cast("list[object]", keys)[:MAX_KEYS]:
+        key = _key(cast("dict[str, object]", each)) if isinstance(each, dict) else None
+        if key is not None:
+            found.append(key)
+    return found
+
+
+def _key(key: Mapping[str, object]) -> RsaKey | None:
+    """None: of another kind, for something else, or too weak or too large to be used."""
+    kid, algorithm, n, e = (key.get(name) for name in ("kid", "alg", "n", "e"))
+    operations = key.get("key_ops")
+    if key.get("kty") != "RSA" or key.get("use", "sig") != "sig" or not isinstance(kid, str | None):
+        return None
+    if operations is not None and not (isinstance(operations, list) and "verify" in operations):
+        return None
+    if not (algorithm is None or (isinstance(algorithm, str) and algorithm in _HASHES)):
+        return None
+    if not (isinstance(n, str) and isinstance(e, str)):
+        return None
+    try:
+        modulus, exponent = (int.from_bytes(decode_base64url(text), "big") for text in (n, e))
+    except ValueError:
+        return None
+    if not MIN_MODULUS_BITS <= modulus.bit_length() <= MAX_MODULUS_BITS or not modulus & 1:
+        return None
+    if exponent < 3 or not exponent & 1 or exponent.bit_length() > MAX_EXPONENT_BITS:
+        return None
+    return RsaKey(kid, algorithm, modulus, exponent)
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def parse_token(token: str) -> Signed:
+    """Raises TokenError."""
+    if len(token) > MAX_TOKEN_BYTES:
+        raise TokenError(f"a token of {len(token)} bytes")
+    parts = token.split(".")
+    if len(parts) != 3:
+        raise TokenError("not a signed JWT in its compact form")
+    try:
+        head, payload, signature = (decode_base64url(part) for part in parts)
+        header = _object(head)
+    except ValueError as error:
+        raise TokenError(f"malformed: {error}") from None
+    algorithm, kid = header.get("alg"), header.get("kid")
+    if not (isinstance(algorithm, str) and algorithm in _HASHES):
+        raise TokenError(f"signed by an algorithm that is not taken: {_shown(algorithm)}")
+    if "crit" in header:
+        raise TokenError("its header wants something understood that is not")
+    if not isinstance(kid, str | None):
+        raise TokenError("its kid is no text")
+    return Signed(algorithm, kid, f"{parts[0]}.{parts[1]}".encode(), signature, payload)
+
+
+def find_key(token: Signed, keys: Sequence[RsaKey]) -> RsaKey:
+    """The key that the token says it is signed by; of a token that names none the only one there is. Raises
+    UnknownKeyError."""
+    fitting = [
+        key for key in keys if key.algorithm in (None, token.algorithm) and (token.kid is None or key.kid == token.kid)
+    ]
+    if len(fitting) != 1:
+        raise UnknownKeyError(f"{len(fitting)} keys for {token.algorithm} and kid {_shown(token.kid)}")
+    return fitting[0]
+
+
+def verify(token: Signed, key: RsaKey) -> None:
+    """RSASSA-PKCS1-v1_5 (RFC 8017, 8.2.2). Raises TokenError."""
+    hash_name, digest_info = _HASHES[token.algorithm]
+    digest = digest_info + hashlib.new(hash_name, token.signed).digest()
+    signature = int.from_bytes(token.signature, "big")
+    if len(token.signature) != key.size_bytes or signature >= key.modulus:
+        raise TokenError(f"its signature is not one by the key {_shown(key.kid)}")
+    padded = b"\0\1" + b"\xff" * (key.size_bytes - len(digest) - 3) + b"\0" + digest
+    found = pow(signature, key.exponent, key.modulus).to_bytes(key.size_bytes, "big")
+    if not hmac.compare_digest(found, padded):
+        raise TokenError(f"its signature is not one by the key {_shown(key.kid)}")
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def check_claims(token: Signed, expected: Expected, now_s: float) -> AccessToken:
+    """What a token says whose signature has been verified. Raises TokenError."""
+    try:
+        claims = _object(token.payload)
+    except ValueError as error:
+        raise TokenError(f"malformed claims: {error}") from None
+    subject = _text(claims, expected.subject_claim)
+    try:
+        expires_s = _check_times(claims, expected.clock_skew_s, now_s)
+        _check_parties(claims, expected)
+        _check_scopes(claims.get(expected.scope_claim), expected.scope_claim)
+    except TokenError as error:
+        raise TokenError(str(error), subject) from None
+    return AccessToken(subject, expires_s)
+
+
+def _check_times(claims: Mapping[str, object], clock_skew_s: int, now_s: float) -> float:
+    """When it expires."""
+    expires_s, issued_s, begins_s = (_seconds(claims, name) for name in ("exp", "iat", "nbf"))
+    if expires_s is None or issued_s is None:
+        raise TokenError(f"it has no {'exp' if expires_s is None else 'iat'}")
+    if now_s - clock_skew_s >= expires_s:
+        raise TokenError("it has expired")
+    if begins_s is not None and now_s + clock_skew_s < begins_s:
+        raise TokenError("it does not hold yet")
+    if expires_s < issued_s or (begins_s is not None and expires_s < begins_s):
+        raise TokenError("it expires before it holds")
+    return expires_s
+
+
+def _check_parties(claims: Mapping[str, object], expected: Expected) -> None:
+    if expected.issuer is not None and claims.get("iss") != expected.issuer:
+        raise TokenError("it is of another issuer")
+    found = claims.get("aud")
+    audiences = cast("list[object]", found) if isinstance(found, list) else [] if found is None else [found]
+    texts = {each for each in audiences if isinstance(each, str)}
+    if (audiences or expected.audiences) and not texts & expected.audiences:
+        raise TokenError("it is for another audience")
+
+
+def _check_scopes(found: object, name: str) -> None:
+    scopes = cast("list[object]", found) if isinstance(found, list) else [found] if isinstance(found, str) else []
+    texts = [each.strip() for each in scopes if isinstance(each, str)]
+    if len(texts) != len(scopes) or not all(texts) or len(set(texts)) != len(texts):
+        raise TokenError(f"its {_shown(name)} are no scopes")
+
+
+def _text(claims: Mapping[str, object], name: str) -> str:
+    found = claims.get(name)
+    text = found.strip() if isinstance(found, str) else ""
+    if not text or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise TokenError(f"it names nobody: {_shown(name)} is missing or no name")
+    return text
+
+
+def _seconds(claims: Mapping[str, object], name: str) -> float | None:
+    found = claims.get(name)
+    if found is None:
+        return None
+    # A bool is an int, too.
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise TokenError(f"its {name} is no time")
+    if not 0 <= found <= MAX_SECONDS:
+        raise TokenError(f"its {name} is no time")
+    return found
+
+
+# --- encodings --------------------------------------------------------------------------------------------------------
+
+
+def decode_base64url(text: str) -> bytes:
+    """Of unpadded text in the only form that its bytes have. ValueError: it is none."""
+    if _BASE64URL.fullmatch(text) is None or len(text) % 4 == 1:
+        raise ValueError("not base64url")
+    found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if base64.urlsafe_b64encode(found).rstrip(b"=") != text.encode():
+        raise ValueError("not base64url")
+    return found
+
+
+def _object(document: bytes) -> dict[str, Any]:
+    """A JSON object without a name twice. ValueError: it is none."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a name twice")
+        return made
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        found: object = json.loads(document.decode(), object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError:
+        # Its text has none of the document, but its object has.
+        raise ValueError("not JSON") from None
+    except RecursionError:
+        raise ValueError("JSON too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _shown(value: object) -> str:
+    return repr(value[:MAX_SHOWN] if isinstance(value, str) else None)
