@@ -30,7 +30,7 @@ from gateway.security.jwt import (
     verify,
 )
 
-log = structlog.stdlib.get_logger(__name__)
+logger = structlog.stdlib.get_logger(__name__)
 
 MAX_SET_BYTES = 256 * 1024
 FETCH_TIMEOUT_S = 10.0
@@ -120,14 +120,14 @@ class Tokens:
             self._failures += 1
             backoff_ms = settings.retry_backoff_ms * 2 ** min(self._failures - 1, 30)
             self._next_s = self._clock() + min(backoff_ms, settings.retry_backoff_max_ms) / 1000
-            log.warning(
+            logger.warning(
                 "the keys of tokens cannot be read", url=_without_secrets(settings.jwks_url), error=repr(error)[:200]
             )
         else:
             now = self._clock()
             self._keys, self._failures = keys, 0
             self._next_s, self._stale_s = now + UNKNOWN_KEY_INTERVAL_S, now + settings.refresh_ms / 1000
-            log.info("the keys of tokens were read", url=_without_secrets(settings.jwks_url), keys=len(keys))
+            logger.info("the keys of tokens were read", url=_without_secrets(settings.jwks_url), keys=len(keys))
         finally:
             self._question = None
 
