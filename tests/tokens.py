@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any
 
 AUDIENCE, ISSUER = "gateway", "https://issuer.example.org"
@@ -71,7 +71,7 @@ def client_first(token: str, authorization_id: str = "", extensions: str = "") -
 
 def oauth_settings(jwks_url: str, listener: str = "asking") -> dict[str, str]:
     return {
-        f"listener.name.{listener}.sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+        f"listener.name.{listener}.sasl.enabled.mechanisms": "OAUTHBEARER",
         f"listener.name.{listener}.sasl.oauthbearer.jwks.endpoint.url": jwks_url,
         "sasl.oauthbearer.expected.audience": AUDIENCE,
         "sasl.oauthbearer.expected.issuer": ISSUER,
@@ -86,13 +86,23 @@ class Published:
         self.url = url
         self.answers: dict[str, bytes] = {}
         self.asked = 0
+        self._told = Condition()
+
+    def was_asked(self) -> None:
+        with self._told:
+            self.asked += 1
+            self._told.notify_all()
+
+    def until_asked(self, count: int) -> None:
+        with self._told:
+            assert self._told.wait_for(lambda: self.asked >= count, 5)
 
 
 @contextlib.contextmanager
 def published() -> Iterator[Published]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            place.asked += 1
+            place.was_asked()
             self._answer()
 
         def do_POST(self) -> None:

@@ -12,6 +12,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
+from tests.clients.workers import counted
 from tests.conftest import gateways
 from tests.gateway_process import GatewayFactory
 from tests.postgres import Databases
@@ -61,13 +62,14 @@ async def test_of_an_expired_token_nothing_is_left_but_the_skew(secured: Secured
         await client.closed_by_peer()
 
 
-@pytest.mark.parametrize("last", [b"\x01", b"another"])
+@pytest.mark.parametrize("last", [b"\x01", b"a token that is taken"])
 async def test_who_is_refused_reads_why_before_it_is_closed(secured: Secured, issuer: Issuer, last: bytes) -> None:
     token = issuer.token(iss="https://somebody-else")
     async with await WireClient.connect(secured.sasl) as client:
         answer = await authenticate(client, client_first(token), mechanism=MECHANISM)
         assert (answer.error_code, answer.auth_bytes) == (0, INVALID.encode())
-        answer = await client.send(SaslAuthenticateRequest(auth_bytes=last), 2)
+        told = last if last == b"\x01" else client_first(issuer.token())
+        answer = await client.send(SaslAuthenticateRequest(auth_bytes=told), 2)
         assert (answer.error_code, answer.error_message) == (FAILED, INVALID if last == b"\x01" else GENERIC)
         await client.closed_by_peer()
     said = secured.gateway.log_text()
@@ -119,6 +121,7 @@ async def test_who_cannot_be_checked_is_closed_and_not_refused(
         await client.send(SaslHandshakeRequest(mechanism=MECHANISM), 1)
         with pytest.raises(ConnectionError):
             await client.send(SaslAuthenticateRequest(auth_bytes=client_first(issuer.token())), 2)
+    assert counted(secured.gateway, "protocol_errors_total").get("token_keys") == 1
     path.write_bytes(key_set(issuer.jwk()))
     async with await WireClient.connect(secured.sasl) as client:
         assert not (await authenticate(client, client_first(issuer.token()), mechanism=MECHANISM)).error_code

@@ -78,6 +78,10 @@ AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
 # Their configuration beside the address, which is another one. By PLAIN: SCRAM of the library that Debian has sends a
 # nonce that Kafka refuses since 3.7.2 (CVE-2024-56128).
 SECURED: Mapping[str, Callable[[SecuredGateway], str]] = {
+    "0126_oauthbearer_oidc": lambda gateway: (
+        f"bootstrap.servers={gateway.oauth}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+        "sasl.oauthbearer.method=OIDC\nsasl.oauthbearer.client.id=client\nsasl.oauthbearer.client.secret=secret\n"
+    ),
     "0097_ssl_verify": lambda gateway: (
         f"bootstrap.servers={gateway.tls}\nsecurity.protocol=SSL\nssl.ca.location={gateway.authority}\n"
         f"ssl.certificate.location={gateway.client.certificate}\nssl.key.location={gateway.client.key}\n"

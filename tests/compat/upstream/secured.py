@@ -7,8 +7,10 @@ certificates and what their environments call them.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.compat.suites import ROOT
 from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import short_directory
 from tests.secured import Authority, Certificate
+from tests.tokens import Issuer, Published, base64url, key_set, oauth_settings, published
 
 USER, PASSWORD = "tester", "tester-secret"
 KEY_PASSWORD = "key-secret"
@@ -27,12 +30,14 @@ KEY_PASSWORD = "key-secret"
 class SecuredGateway:
     sasl: str
     """SASL_PLAINTEXT: PLAIN, SCRAM-SHA-256."""
+    oauth: str
+    """SASL_PLAINTEXT: OAUTHBEARER."""
     tls: str
     authority: Path
     client: Certificate
     """With a key that has KEY_PASSWORD."""
     environment: Mapping[str, str]
-    """Of librdkafka's tests of certificates: the client's in every encoding."""
+    """Of librdkafka's tests: the client's certificates in every encoding, and where access tokens are given out."""
 
 
 @contextlib.contextmanager
@@ -42,13 +47,17 @@ def secured_gateway() -> Iterator[SecuredGateway]:
         authority = Authority(certificates, "authority")
         client = authority.issue("/CN=client", password=KEY_PASSWORD)
         data = stack.enter_context(short_directory())
-        opened, sasl, tls = free_ports(3)
+        issuer, place = Issuer(certificates), stack.enter_context(published())
+        place.answers["/keys"] = key_set(issuer.jwk())
+        opened, sasl, oauth, tls = free_ports(4)
         gateway = GatewayProcess(
             data,
             database_url=None,
             settings={
-                "listeners": f"OPEN://127.0.0.1:{opened},SASL://127.0.0.1:{sasl},TLS://127.0.0.1:{tls}",
-                "listener.security.protocol.map": "OPEN:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL",
+                "listeners": f"OPEN://127.0.0.1:{opened},SASL://127.0.0.1:{sasl},OAUTH://127.0.0.1:{oauth},"
+                f"TLS://127.0.0.1:{tls}",
+                "listener.security.protocol.map": "OPEN:PLAINTEXT,SASL:SASL_PLAINTEXT,OAUTH:SASL_PLAINTEXT,TLS:SSL",
+                **oauth_settings(f"{place.url}/keys", "oauth"),
                 "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
                 "listener.name.sasl.plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_{USER}="{PASSWORD}";',
                 "ssl.keystore.location": str(authority.issue("/CN=localhost").whole),
@@ -70,11 +79,27 @@ def secured_gateway() -> Iterator[SecuredGateway]:
         )
         yield SecuredGateway(
             sasl=f"127.0.0.1:{sasl}",
+            oauth=f"127.0.0.1:{oauth}",
             tls=f"127.0.0.1:{tls}",
             authority=authority.certificate,
             client=client,
-            environment=_in_every_encoding(certificates, authority, client),
+            environment={**_in_every_encoding(certificates, authority, client), **_given_out(issuer, place)},
         )
+
+
+def _given_out(issuer: Issuer, place: Published) -> dict[str, str]:
+    """Where librdkafka's test of OIDC gets tokens: one that holds, one by nobody's key, one that has expired."""
+    now = int(time.time())
+    right = issuer.token(exp=now + 3_600)
+    tokens = {
+        "VALID_OIDC_URL": right,
+        "INVALID_OIDC_URL": f"{right.rpartition('.')[0]}.{base64url(bytes(256))}",
+        "EXPIRED_TOKEN_OIDC_URL": issuer.token(iat=now - 7_200, exp=now - 3_600),
+    }
+    for name, token in tokens.items():
+        answer = {"access_token": token, "token_type": "Bearer", "expires_in": 3_600}
+        place.answers[f"/{name}"] = json.dumps(answer).encode()
+    return {name: f"{place.url}/{name}" for name in tokens}
 
 
 def _in_every_encoding(directory: Path, authority: Authority, client: Certificate) -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import itertools
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +84,21 @@ def test_what_was_changed_or_signed_by_somebody_else_is_not(issuer: Issuer, othe
             check(wrong, issuer)
     with pytest.raises(UnknownKeyError):
         check(token, other)
+
+
+def test_a_signature_has_one_form(tmp_path: Path) -> None:
+    """Not the same and the modulus more, where that is as long."""
+    issuer = Issuer(tmp_path)
+    while issuer.modulus > (1 << 2048) * 9 // 10:
+        issuer = Issuer(tmp_path)
+    for number in itertools.count():
+        token = issuer.token(jti=number)
+        more = int.from_bytes(decode_base64url(token.rpartition(".")[2]), "big") + issuer.modulus
+        check(token, issuer)
+        if more < 1 << 2048:
+            break
+    with pytest.raises(TokenError, match="signature is not one"):
+        check(signed_by(token, lambda _: more.to_bytes(256, "big")), issuer)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +235,7 @@ def test_which_keys_are_used(issuer: Issuer) -> None:
         {"n": n(2048, 0)},
         {"e": "AQ"},
         {"e": base64url(b"\2")},
+        {"e": base64url(b"\4")},
         {"e": base64url(b"\1\0\0\0\1")},
         {"kty": "oct"},
         {"use": "enc"},
@@ -276,6 +295,7 @@ async def test_a_new_key_is_found_and_strangers_do_not_ask_for_us(issuer: Issuer
         place.answers["/keys"] = key_set(other.jwk())
         clock.now_s += 3_600
         await tokens.check(issuer.token())
+        await asyncio.wait_for(asyncio.to_thread(place.until_asked, 3), 10)
         clock.now_s += UNKNOWN_KEY_INTERVAL_S
         with pytest.raises(UnknownKeyError):
             await tokens.check(other.token(header={"kid": "third"}))
@@ -293,8 +313,12 @@ async def test_keys_that_cannot_be_read_are_asked_for_ever_more_slowly(issuer: I
                 with pytest.raises(KeysUnavailableError):
                     await tokens.check(issuer.token())
             assert place.asked == asked
-            clock.now_s += wait_s
-        place.answers["/keys"] = b" " * 300_000
+            clock.now_s += wait_s - 0.001
+            with pytest.raises(KeysUnavailableError):
+                await tokens.check(issuer.token())
+            assert place.asked == asked
+            clock.now_s += 0.001
+        place.answers["/keys"] = key_set(issuer.jwk()) + b" " * 300_000
         with pytest.raises(KeysUnavailableError):
             await tokens.check(issuer.token())
         place.answers["/keys"] = key_set(issuer.jwk())
