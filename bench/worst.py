@@ -36,6 +36,7 @@ from bench.depth import FILL
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
+from gateway.apis.transactions import MAX_TRANSACTIONS
 from gateway.config.broker import STANDARD_AUTHORIZER
 from gateway.config.client_metrics import MAX_VALUE_BYTES
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
@@ -369,14 +370,14 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
             v3_and_below_topics=(AddPartitionsToTxnTopic(name=WIDE, partitions=tuple(partitions)),),
         )
 
-    def batch(partitions: Sequence[int], count: int) -> AddPartitionsToTxnRequest:
+    def batch(partitions: Sequence[int], count: int, *, verify_only: bool = True) -> AddPartitionsToTxnRequest:
         return AddPartitionsToTxnRequest(
             transactions=tuple(
                 AddPartitionsToTxnTransaction(
                     transactional_id=TRANSACTIONAL_ID if number == 0 else f"nobody-{number}",
                     producer_id=producer_id,
                     producer_epoch=epoch,
-                    verify_only=True,
+                    verify_only=verify_only,
                     topics=(AddPartitionsToTxnTopic(name=WIDE, partitions=tuple(partitions)),),
                 )
                 for number in range(count)
@@ -394,7 +395,9 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
     yield Case("add_partitions_to_txn: one partition often", adding, 3, [add(often)])
     yield Case("add_partitions_to_txn: a wide topic", adding, 3, [add(whole)] * 3)
     yield Case("add_partitions_to_txn: by brokers, whether a wide topic is in", adding, 5, [batch(whole, 1)] * 3)
-    yield Case("add_partitions_to_txn: by brokers, many transactions", adding, 5, [batch((0,), ELEMENTS // 4)])
+    yield Case("add_partitions_to_txn: by brokers, many transactions", adding, 5, [batch((0,), MAX_TRANSACTIONS)])
+    many = batch((0,), MAX_TRANSACTIONS, verify_only=False)
+    yield Case("add_partitions_to_txn: by brokers, to many transactions", adding, 5, [many])
     same = DescribeTransactionsRequest(transactional_ids=(TRANSACTIONAL_ID,) * (ELEMENTS - 1))
     yield Case("describe_transactions: a wide one often", ApiKey.DESCRIBE_TRANSACTIONS, 0, [same])
     yield Case("end_txn: commit of a wide topic", ApiKey.END_TXN, 3, [end(committed=True)])

@@ -30,6 +30,8 @@ FIRST_VERSION_WITH_FENCED = 2
 FIRST_VERSION_THAT_RAISES_EPOCH = 5
 FIRST_VERSION_OF_BROKERS = 4
 """From which on AddPartitionsToTxn holds many transactions."""
+MAX_TRANSACTIONS = 1_000
+"""Of one request: each is asked for by itself, so that these take a second or two."""
 NO_LEADER_EPOCH = -1
 
 
@@ -46,6 +48,8 @@ async def add_partitions_to_txn(
             topics=request.v3_and_below_topics,
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _take_in(asked, context))
+    if len(request.transactions) > MAX_TRANSACTIONS:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"One request may have {MAX_TRANSACTIONS} transactions.")
     results: list[AddPartitionsToTxnResult] = []
     async for asked in in_pieces(request.transactions):
         try:

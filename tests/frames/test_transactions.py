@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.apis.transactions import MAX_TRANSACTIONS
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -289,6 +290,9 @@ async def test_brokers_name_many_transactions_and_each_succeeds_or_fails_alone(
     assert await mine.end(committed=True) is OK
     assert delivered(await fetch(client, first, 0, committed=True)) == [(0, b"taken in")]
     assert await ask(named(mine, first, verify=True)) == [[ErrorCode.TRANSACTION_ABORTABLE]], "it is over"
+    many = (named(mine, first, verify=True),) * (MAX_TRANSACTIONS + 1)
+    refused = await client.send(AddPartitionsToTxnRequest(transactions=many), version)
+    assert (refused.error_code, refused.results_by_transaction) == (ErrorCode.POLICY_VIOLATION, ())
 
 
 async def test_a_marker_takes_one_offset_and_is_a_control_batch(client: WireClient) -> None:

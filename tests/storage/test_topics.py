@@ -113,6 +113,7 @@ async def test_assigned_topics_are_put_together_in_steps_behind_the_transaction(
     monkeypatch.setattr(database.hot, "transact", watched)
     monkeypatch.setattr(module, "_built", counted)
     monkeypatch.setattr(module, "_PARTITIONS_PER_STEP", 4)
+    monkeypatch.setattr(module, "_TOPIC_AS_PARTITIONS", 0)
     counting = asyncio.create_task(count_turns())
     assigned = await topics.assign(wanted)
     counting.cancel()
