@@ -22,6 +22,8 @@ logger = structlog.get_logger("kafka.authorizer.logger")
 """Upstream's name, by which its level is set."""
 
 MAX_LINES_PER_S = 10
+MAX_NAME_SHOWN = 249
+"""A topic's longest; other names may have 32 KiB."""
 """Refusals that are told of in the log; the metric has all of them."""
 
 _HARDCODED = "hardcode"
@@ -106,7 +108,7 @@ class Authorizer:
                 principal=str(context.connection.principal),
                 operation=operation.name,
                 host=host_of(context.connection),
-                resource=f"{kind.name}:{PatternType.LITERAL.name}:{name}",
+                resource=f"{kind.name}:{PatternType.LITERAL.name}:{name[:MAX_NAME_SHOWN]}",
                 request=context.api_key.name,
             )
 

@@ -53,10 +53,14 @@ async def test_refusals_are_counted_and_the_log_is_not_flooded(monkeypatch: pyte
         "resource": "TOPIC:LITERAL:t",
         "request": "FETCH",
     }
-    assert len(ask(100)) == MAX_LINES_PER_S - 1
+    with structlog.testing.capture_logs() as lines:
+        assert not may(context, AclOperation.READ, ResourceType.GROUP, "g" * 30_000)
+    assert lines[0]["resource"] == "GROUP:LITERAL:" + "g" * 249
+    assert len(ask(100)) == MAX_LINES_PER_S - 2
     time.now_s += 1
     more, _ = ask(1)
-    assert (more["event"], more["times"]) == ("more denied", 101 - MAX_LINES_PER_S)
+    assert (more["event"], more["times"]) == ("more denied", 102 - MAX_LINES_PER_S)
+    assert counted.pop((ResourceType.GROUP, AclOperation.READ)) == 1
     assert counted == {(ResourceType.TOPIC, AclOperation.READ): 102}
 
 
