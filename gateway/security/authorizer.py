@@ -22,9 +22,9 @@ logger = structlog.get_logger("kafka.authorizer.logger")
 """Upstream's name, by which its level is set."""
 
 MAX_LINES_PER_S = 10
+"""Refusals that are told of in the log; the metric has all of them."""
 MAX_NAME_SHOWN = 249
 """A topic's longest; other names may have 32 KiB."""
-"""Refusals that are told of in the log; the metric has all of them."""
 
 _HARDCODED = "hardcode"
 """Any name, as upstream asks for it."""
