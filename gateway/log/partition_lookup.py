@@ -65,11 +65,15 @@ async def look_up_topics(
 ) -> dict[str, Topic | ErrorCode]:
     """Each topic, or why there is none for who asks. `operation`: what one must be allowed; None: nothing."""
     asked = await first_of_each(names)
-    refused: set[str] = set()
+    catalog = context.services.catalog
+    refused, unknown = set[str](), list[str]()
     if operation is not None and context.services.authorizer is not None:
         refused = {name async for name in in_pieces(asked) if not may_topic(context, operation, name)}
+        unknown = [name async for name in in_pieces(asked) if name not in refused and catalog.get(name) is None]
     missing = await resolve_topics(((name, ZERO_UUID) for name in asked if name not in refused), context, by_id=False)
-    catalog = context.services.catalog
+    if operation is not None and unknown:
+        # ACLs may have come with the topics, made before them.
+        refused |= {name async for name in in_pieces(unknown) if not may_topic(context, operation, name)}
     return {
         name: ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else catalog.get(name) or missing
         async for name in in_pieces(asked)

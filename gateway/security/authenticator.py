@@ -185,6 +185,9 @@ class Authenticator:
         raise UnanswerableError("session_expired", f"{connection.principal} has not authenticated again")
 
     async def _take(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        if len(frame) > self.max_request_bytes:  # who authenticates again may send more of other requests
+            self._state = State.FAILED
+            raise UnanswerableError("request_size", f"{len(frame)} bytes to authenticate")
         try:
             match self._state:
                 case State.INITIAL | State.HANDSHAKE:

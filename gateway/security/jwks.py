@@ -85,7 +85,12 @@ class Tokens:
                     raise KeysUnavailableError("the keys of tokens cannot be read") from None
                 raise
         else:
-            if self._clock() >= self._stale_s:
+            now = self._clock()
+            if now >= self._stale_s + self._settings.refresh_ms / 1000:
+                # For long nobody has come: the key may have been withdrawn.
+                await self._ask()
+                key = find_key(parsed, self._keys)
+            elif now >= self._stale_s:
                 self._begin()
         verify(parsed, key)
         return check_claims(parsed, self._expected, self.now_s())

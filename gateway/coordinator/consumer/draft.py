@@ -239,7 +239,9 @@ class Draft:
             views[text].add(self._matched(text, reader))
         self.shown = {key: known for key, known in self.shown.items() if key in shown}
         names.update(*(view for of_text in views.values() for view in of_text))
-        differing = [(text, view) for text, of_text in views.items() if len(of_text) > 1 for view in of_text]
+        differing = [
+            ((text, *(reader or ())), self._matched(text, reader)) for text, reader in shown if len(views[text]) > 1
+        ]
         found = metadata_hash(names, self.cluster, differing)
         self.seen = self.cluster
         self._resolved.clear()

@@ -94,9 +94,12 @@ def show(pattern: Pattern, reader: Reader, describing: Describing, known: Shown 
     return Shown(pattern.matched, (known.names & pattern.matched) | allowed)
 
 
-def metadata_hash(names: Iterable[str], cluster: Cluster, differing: Iterable[tuple[str, frozenset[str]]] = ()) -> int:
+def metadata_hash(
+    names: Iterable[str], cluster: Cluster, differing: Iterable[tuple[tuple[str, ...], frozenset[str]]] = ()
+) -> int:
     """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions, and
-    when of a pattern that shows different names to different members (`differing`) it shows others.
+    when of a pattern that shows different names to different members (`differing`: pattern and member's principal and
+    host) it shows others, or the same to others.
 
     The same in every process, for it is stored with the group; 0 if none of the topics exists.
     """
@@ -108,6 +111,6 @@ def metadata_hash(names: Iterable[str], cluster: Cluster, differing: Iterable[tu
         topic = cluster.topics[name]
         digest.update(topic.topic_id.bytes)
         digest.update(topic.partition_count.to_bytes(4, "big"))
-    for text, shown in sorted((text, sorted(shown)) for text, shown in differing):
-        digest.update("\0".join((text, *shown, "\0")).encode())
+    for who, shown in sorted((who, sorted(shown)) for who, shown in differing):
+        digest.update("\0".join((*who, "", *shown, "\0")).encode())
     return int.from_bytes(digest.digest(), "big", signed=True)

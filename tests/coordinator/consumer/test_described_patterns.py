@@ -90,6 +90,21 @@ async def test_acls_that_change_for_one_of_several():
     assert {key: len(share) for key, share in scene.group.target.items()} == {"a": 0, "b": 2}
 
 
+async def test_acls_that_change_hands():
+    """The same is shown, to somebody else."""
+    scene = Scene(logs())
+    carol = "User:carol"
+    obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b"), (BOB, "logs-a"), (carol, "logs-a")))
+    for member, principal in (("a", ALICE), ("b", BOB), ("c", carol)):
+        scene.join(member, principal=principal, **LOGS)
+    epoch = scene.group.group_epoch
+    obey(scene, await allowing((ALICE, "logs-a"), (BOB, "logs-a"), (carol, "logs-a"), (carol, "logs-b")))
+    scene.play(ClusterChanged())
+    assert scene.group.group_epoch == epoch + 1
+    logs_b = scene.cluster.topics["logs-b"].topic_id
+    assert [member for member, share in scene.group.target.items() if logs_b in share] == ["c"]
+
+
 async def test_what_nobody_may_describe_is_no_news():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a")))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.apis import acls as acl_apis
+from gateway.log.partition_lookup import look_up_topics
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -134,6 +136,23 @@ async def test_what_was_denied_before_a_topic_was_made_is_known_with_it(database
         assert shown.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert shown.partitions == ()
         assert by_id or shown.topic_id == ZERO_UUID, "what it is, is not told"
+
+
+async def test_what_was_denied_before_a_topic_was_made_is_known_to_who_looks_it_up(database_url: str) -> None:
+    denied = like(READ, principal="User:ANONYMOUS", operation=AclOperation.DELETE, permission_type=Permission.DENY)
+    async with (
+        admin_node(database_url, authorizes=True) as node,
+        admin_node(database_url, name="node-2", authorizes=True) as other,
+    ):
+        assert await create(node, denied) == [(OK, "")]
+        await node.create("t")
+        asker = ConnectionInfo("connection", "/127.0.0.1")
+        context = RequestContext(ApiKey.DELETE_RECORDS, 2, 1, "tests", asker, other.services)
+        found = await look_up_topics(["t", "none"], context, AclOperation.DELETE)
+        assert found == {
+            "t": ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            "none": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
 
 
 async def test_acls_are_known_before_the_topics_that_came_after_them(database_url: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from gateway.config.security import SaslSettings
 from gateway.net.context import ConnectionInfo
-from gateway.net.requests import Admission, Order
+from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.security.authenticator import ListenerSasl
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
@@ -25,6 +27,24 @@ class Requests:
 class Counts:
     def authenticated(self, *_: Any, **__: Any) -> None:
         pass
+
+
+async def test_who_authenticates_again_may_send_no_more_than_before() -> None:
+    settings = SaslSettings(("PLAIN",), {"alice": "secret"}, {"PLAIN": 60_000}, 1_000)
+    unused = cast("Any", None)
+    shared = ListenerSasl("L", settings, unused, cast("Any", Requests()), cast("Any", Counts()), failure_delay_ms=0)
+    guard, connection = shared.guard(), ConnectionInfo("connection", "/127.0.0.1")
+
+    async def say(request: Any, version: int) -> None:
+        await guard.handle(encode_frame(request, version, 1)[4:], connection)
+
+    await say(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    await say(SaslAuthenticateRequest(auth_bytes=plain_token("alice", "secret")), 2)
+    await say(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    with pytest.raises(UnanswerableError, match="bytes to authenticate"):
+        await say(SaslAuthenticateRequest(auth_bytes=plain_token("alice", "s" * 1_000)), 2)
+    with pytest.raises(UnanswerableError):
+        await say(SaslAuthenticateRequest(auth_bytes=plain_token("alice", "secret")), 2)
 
 
 async def test_tokens_are_taken_one_by_one_whatever_they_look_like() -> None:

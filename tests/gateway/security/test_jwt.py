@@ -165,6 +165,7 @@ NOW = 1_900_000_000
         ({"exp": str(NOW + 9)}, "exp is no time"),
         ({"exp": True}, "exp is no time"),
         ({"exp": 2**41}, "exp is no time"),
+        ({"exp": 10**400}, "exp is no time"),
         ({"exp": float("inf")}, "no JSON"),
         ({"iat": -1}, "iat is no time"),
         ({"nbf": NOW + 31}, "does not hold yet"),
@@ -299,6 +300,19 @@ async def test_a_new_key_is_found_and_strangers_do_not_ask_for_us(issuer: Issuer
         clock.now_s += UNKNOWN_KEY_INTERVAL_S
         with pytest.raises(UnknownKeyError):
             await tokens.check(other.token(header={"kid": "third"}))
+        with pytest.raises(UnknownKeyError):
+            await tokens.check(issuer.token())
+        await tokens.close()
+
+
+async def test_a_key_that_was_withdrawn_while_nobody_came_is_not_believed(issuer: Issuer, other: Issuer) -> None:
+    clock = Times()
+    with published() as place:
+        place.answers["/keys"] = key_set(issuer.jwk())
+        tokens = Tokens(settings(f"{place.url}/keys"), clock=clock)
+        await tokens.check(issuer.token())
+        place.answers["/keys"] = key_set(other.jwk())
+        clock.now_s += 3 * 3_600
         with pytest.raises(UnknownKeyError):
             await tokens.check(issuer.token())
         await tokens.close()
