@@ -31,7 +31,8 @@ from tests.postgres import Databases
 from tests.secured import MECHANISMS, USERS, ScramClient, Secured, authenticate, plain_token, start_secured
 from tests.wire import WireClient, encode_frame
 
-DELAY_S = 0.1
+DELAY_S = 0.095
+"""`connection.failed.authentication.delay.ms`, but for what a timer may be early."""
 SALTED = bytes(range(32))
 GENERIC = "Authentication failed during authentication due to invalid credentials with SASL mechanism "
 ALICE = plain_token("alice", USERS["alice"])
