@@ -47,6 +47,9 @@ FIRST_HANDSHAKE_WITH_REQUESTS = 1
 """Before it the tokens that follow have no headers."""
 MIN_REAUTH_INTERVAL_S = 1.0
 """Upstream's: who authenticates again sooner is answered ILLEGAL_SASL_STATE, as where that is not asked for."""
+MAX_REQUEST_BYTES = 64 * 1024
+"""Before authentication, whatever the settings allow: no mechanism takes a token of more than half of that, and what is
+half here shares one bound with the requests of those who are known."""
 MAX_LOOKUPS = 2
 """Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
 MAX_SHOWN_NAME = 100
@@ -155,7 +158,7 @@ class Authenticator:
         self._expires_s: float | None = None
         self._again_s = float("-inf")
         """When the client last began to authenticate again."""
-        self.max_request_bytes = shared.settings.max_receive_bytes
+        self.max_request_bytes = min(shared.settings.max_receive_bytes, MAX_REQUEST_BYTES)
         self.passed: Callable[[], None] = lambda: None
 
     @property
