@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from kafka.protocol import admin, consumer, metadata, producer  # pyright: ignore[reportAttributeAccessIssue]
+from kafka.protocol import admin, consumer, metadata, producer, sasl  # pyright: ignore[reportAttributeAccessIssue]
 
 from protocol import codec
 from protocol.api_keys import ApiKey
@@ -25,7 +25,7 @@ def classes_of_kafka_python() -> dict[str, Any]:
         for package in (admin, consumer, metadata, producer)
         for module in pkgutil.iter_modules(package.__path__)
     ]
-    return {name: value for module in modules for name, value in vars(module).items()}
+    return {name: value for module in (*modules, sasl) for name, value in vars(module).items()}
 
 
 THEIRS = classes_of_kafka_python()

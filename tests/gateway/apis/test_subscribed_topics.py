@@ -35,6 +35,7 @@ def context() -> Any:
         groups=groups,
         membership=SimpleNamespace(levels={}),
         settings=SimpleNamespace(broker=BrokerConfig()),
+        authorizer=None,
     )
     connection = ConnectionInfo("connection", "/127.0.0.1")
     return SimpleNamespace(services=services, connection=connection, version=1, client_id="c")

@@ -58,7 +58,7 @@ async def test_so_many_groups_may_have_settings_of_their_own(monkeypatch: pytest
         stored[group_id] = {**stored.get(group_id, {}), **changed}
 
     catalog = SimpleNamespace(broker=BROKER, group_configs=stored, refresh_if_changed=refresh)
-    services = SimpleNamespace(catalog=catalog, topics=SimpleNamespace(set_group_configs=store))
+    services = SimpleNamespace(catalog=catalog, topics=SimpleNamespace(set_group_configs=store), authorizer=None)
     context: Any = SimpleNamespace(services=services)
 
     async def alter(*group_ids: str) -> list[int]:
