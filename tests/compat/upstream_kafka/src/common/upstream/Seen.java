@@ -51,10 +51,21 @@ public final class Seen {
             case "boundPort" -> port;
             case "socketServer" -> server;
             case "clusterId" -> outside.clusterId();
+            case "metadataCache" -> SeenMetadata.cache(outside, asked.getMethod().getReturnType());
+            case "dataPlaneRequestProcessor" -> processor(outside, asked.getMethod().getReturnType());
             case "toString" -> "broker " + (index + 1) + " outside";
             case "awaitShutdown" -> null;
             case "shutdown" -> tell(outside, "stop", index);
             case "startup" -> tell(outside, "start", index);
+            default -> throw inside(asked);
+        });
+    }
+
+    /** Of a broker's requests; `type` is its class in the version that asks. */
+    private static Object processor(Outside outside, Class<?> type) {
+        return Mockito.mock(type, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
+            case "clusterId" -> outside.clusterId();
+            case "metadataCache" -> SeenMetadata.cache(outside, asked.getMethod().getReturnType());
             default -> throw inside(asked);
         });
     }

@@ -1,0 +1,95 @@
+package upstream;
+
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Properties;
+import java.util.concurrent.ExecutionException;
+import java.util.function.Function;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.common.KafkaFuture;
+import org.apache.kafka.common.Node;
+import org.apache.kafka.common.TopicPartitionInfo;
+import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.config.ConfigResource;
+import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.metadata.LeaderAndIsr;
+import org.mockito.Mockito;
+import org.mockito.stubbing.Answer;
+
+/**
+ * What the brokers outside know of topics, as a test sees it that asks the metadata cache of one in its own process: an
+ * admin client is asked, each time anew. Leader epochs no admin client is told, and nobody is told them here.
+ */
+final class SeenMetadata {
+    private final Outside outside;
+
+    private SeenMetadata(Outside outside) {
+        this.outside = outside;
+    }
+
+    /** `type` is what a broker's metadata cache is in the version that asks. */
+    static Object cache(Outside outside, Class<?> type) {
+        SeenMetadata seen = new SeenMetadata(outside);
+        return Mockito.mock(type, (Answer<?>) asked -> {
+            Object[] given = asked.getArguments();
+            return switch (asked.getMethod().getName()) {
+                case "contains" -> given[0] instanceof String topic && seen.topic(topic).isPresent();
+                case "getTopicId" -> seen.topic((String) given[0]).map(TopicDescription::topicId).orElse(Uuid.ZERO_UUID);
+                case "numPartitions" -> seen.topic((String) given[0]).map(topic -> topic.partitions().size());
+                case "getLeaderAndIsr" -> seen.partition(given).map(SeenMetadata::leaderAndIsr);
+                case "getPartitionLeaderEndpoint" -> seen.partition(given).map(SeenMetadata::leader);
+                case "topicConfig" -> seen.ownSettings((String) given[0]);
+                case "toString" -> "what the brokers outside know";
+                default -> throw new UnsupportedOperationException(
+                        asked.getMethod().getName() + " needs a broker in this process");
+            };
+        });
+    }
+
+    private Optional<TopicDescription> topic(String name) throws Exception {
+        try {
+            return Optional.of(ask(admin -> admin.describeTopics(List.of(name)).allTopicNames()).get(name));
+        } catch (ExecutionException error) {
+            if (error.getCause() instanceof UnknownTopicOrPartitionException) {
+                return Optional.empty();
+            }
+            throw error;
+        }
+    }
+
+    /** `given` begins with a topic's name and a partition's number. */
+    private Optional<TopicPartitionInfo> partition(Object[] given) throws Exception {
+        int number = (Integer) given[1];
+        return topic((String) given[0]).flatMap(
+                topic -> topic.partitions().stream().filter(each -> each.partition() == number).findFirst());
+    }
+
+    private static LeaderAndIsr leaderAndIsr(TopicPartitionInfo partition) {
+        int leader = partition.leader() == null ? LeaderAndIsr.NO_LEADER : partition.leader().id();
+        return new LeaderAndIsr(leader, partition.isr().stream().map(Node::id).toList());
+    }
+
+    private static Node leader(TopicPartitionInfo partition) {
+        return partition.leader() == null ? Node.noNode() : partition.leader();
+    }
+
+    /** Those that the topic has of its own. */
+    private Properties ownSettings(String name) throws Exception {
+        ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, name);
+        Properties own = new Properties();
+        ask(admin -> admin.describeConfigs(List.of(resource)).all()).get(resource).entries().stream()
+                .filter(entry -> entry.source() == ConfigEntry.ConfigSource.DYNAMIC_TOPIC_CONFIG)
+                .forEach(entry -> own.setProperty(entry.name(), entry.value()));
+        return own;
+    }
+
+    private <T> T ask(Function<Admin, KafkaFuture<T>> question) throws Exception {
+        try (Admin admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, outside.bootstrap()))) {
+            return question.apply(admin).get();
+        }
+    }
+}
