@@ -2,6 +2,10 @@
 
 The one idea: the standard library's tree of loggers has the levels, of our own lines (structlog's) as well; a logger
 that has none of its own follows its parent. What is set here lasts as long as the process, as upstream's does.
+
+Kafka's documentation gives loggers names of its own. They are loggers here, too, in a tree of their own below `kafka`,
+and each stands for the modules that do that work: a line follows the nearest of its module's own loggers that has been
+given a level, else the nearest of Kafka's, else the root.
 """
 
 from __future__ import annotations
@@ -17,7 +21,29 @@ ROOT = "root"
 LEVELS = {"FATAL": 50, "ERROR": 40, "WARN": 30, "INFO": 20, "DEBUG": 10, "TRACE": 5}
 """Kafka's names. A line of ours is never finer than DEBUG; TRACE lets through what a library has below it."""
 
+KAFKA = "kafka"
+"""The ancestor of Kafka's loggers, and all that a node writes."""
+KAFKA_LOGGERS = {
+    "kafka.authorizer.logger": ("gateway.security.authorizer", "gateway.apis.acls"),
+    "kafka.cluster.Replica": ("gateway.log.tail",),
+    "kafka.controller": ("gateway.cluster",),
+    "kafka.coordinator.group.GroupCoordinator": ("gateway.groups", "gateway.coordinator"),
+    "kafka.coordinator.transaction.TransactionCoordinator": ("gateway.transactions",),
+    "kafka.log.LogCleaner": ("gateway.log.compactor", "gateway.operate.maintenance", "storage.compaction"),
+    "kafka.log.LogManager": ("storage",),
+    "kafka.network.RequestChannel": ("gateway.net.connection",),
+    "kafka.network.SocketServer": ("gateway.net", "gateway.security"),
+    "kafka.request.logger": ("gateway.net.dispatch",),
+    "kafka.server.ClientQuotaManager": ("gateway.quotas",),
+    "kafka.server.ControllerServer": ("gateway.cluster.jobs", "gateway.cluster.reconciler", "gateway.apis.topics"),
+    "kafka.server.KafkaApis": ("gateway.apis",),
+    "kafka.server.KafkaRequestHandler": ("gateway.apis.produce", "gateway.apis.fetch"),
+    "kafka.server.ReplicaManager": ("gateway.log",),
+    "kafka.server.share.SharePartitionManager": ("gateway.share",),
+}
+"""Kafka's name → the modules and packages whose lines it has; the one that names a module most closely has them."""
 _ROOMS = ("gateway", "protocol", "storage")
+_KAFKA_NAMES = {module: name for name, modules in KAFKA_LOGGERS.items() for module in modules}
 _METHOD_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 
 
@@ -30,12 +56,12 @@ def names() -> list[str]:
         and isinstance(getattr(module, "logger", None), structlog.typing.BindableLogger)
     )
     others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
-    return [ROOT, *sorted({*ours, *others} - {ROOT})]
+    return [ROOT, *sorted({*ours, *others, KAFKA, *KAFKA_LOGGERS} - {ROOT})]
 
 
 def level_of(name: str) -> str:
     """The level that is in effect, by Kafka's name."""
-    number = _logger(name).getEffectiveLevel()
+    number = _level_in_effect(None if name == ROOT else name)
     return next((text for text, least in LEVELS.items() if number >= least), "TRACE")
 
 
@@ -53,9 +79,8 @@ def unset_level(name: str) -> None:
 
 def drop_below_level(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
     """A structlog processor. Raises DropEvent for a line that its logger's level leaves out."""
-    if not logging.getLogger(getattr(logger, "name", None)).isEnabledFor(
-        _METHOD_LEVELS.get(method_name, logging.ERROR)
-    ):
+    level = _METHOD_LEVELS.get(method_name, logging.ERROR)
+    if level < _level_in_effect(getattr(logger, "name", None)) or level <= logging.root.manager.disable:
         raise structlog.DropEvent
     return event_dict
 
@@ -71,6 +96,33 @@ def print_to_stderr(name: str | None = None, *_: object) -> NamedPrintLogger:
     made = NamedPrintLogger(sys.stderr)
     made.name = name
     return made
+
+
+def _level_in_effect(name: str | None) -> int:
+    if name is None:
+        return logging.root.level
+    return _given(name) or _given(_in_kafka(name)) or logging.root.level
+
+
+def _given(name: str) -> int:
+    """The level of the nearest one that has been given any; 0 if there is none below the root."""
+    while name:
+        found = _tree().get(name)
+        if isinstance(found, logging.Logger) and found.level:
+            return found.level
+        name = name.rpartition(".")[0]
+    return logging.NOTSET
+
+
+def _in_kafka(name: str) -> str:
+    """What Kafka calls the logger of a module of ours; "" where it is none of ours."""
+    if name.partition(".")[0] not in _ROOMS:
+        return ""
+    while name:
+        if name in _KAFKA_NAMES:
+            return _KAFKA_NAMES[name]
+        name = name.rpartition(".")[0]
+    return KAFKA
 
 
 def _let_through() -> None:
