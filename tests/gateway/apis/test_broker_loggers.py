@@ -13,6 +13,7 @@ import structlog
 from gateway.apis.broker_loggers import Operation
 from gateway.apis.configs import ResourceType
 from gateway.config.definition import ConfigSource
+from gateway.log import appender, compactor
 from gateway.operate import loggers, logs
 from protocol.errors import ErrorCode
 from tests.gateway.admin import admin_node
@@ -178,7 +179,7 @@ async def test_legacy_alter_configs_knows_no_loggers(database_url: str) -> None:
         assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, "Unknown resource type 8")
 
 
-COMPACTOR, APPENDER = "gateway.log.compactor", "gateway.log.appender"
+COMPACTOR, APPENDER = compactor.__name__, appender.__name__
 
 
 async def test_a_level_by_kafkas_name_is_that_of_the_modules_that_do_this_work(
@@ -216,7 +217,7 @@ async def test_kafkas_loggers_follow_their_ancestor_until_they_have_a_level(data
 
 async def test_our_own_name_says_more_than_kafkas(database_url: str, lines: Capture) -> None:
     async with admin_node(database_url) as node:
-        await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"), (SET, "gateway.log.compactor", "INFO"))
+        await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"), (SET, COMPACTOR, "INFO"))
         said(lines)
         structlog.get_logger(COMPACTOR).info("cleans")
         structlog.get_logger(APPENDER).info("not asked for")
