@@ -163,7 +163,7 @@ def test_split_batches_gives_views_of_each():
     assert split_batches(b"") == []
 
 
-@pytest.mark.parametrize("missing", [1, 60, 61, 100])
+@pytest.mark.parametrize("missing", [1, 60, 100, 150])
 def test_split_batches_leaves_out_what_an_answer_has_torn(missing):
     whole = build_batch(RECORDS)
     records = whole + build_batch([Record(0, 0, None, b"x" * 100)])
