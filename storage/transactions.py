@@ -123,8 +123,6 @@ class ProducerInPartition:
     """None: no transactional id has the producer's id now."""
     partition: TakenInPart | None
     """None: its transaction has not taken the partition in."""
-    groups: Mapping[str, TakenInPart]
-    """That its transaction has taken in."""
     remembered_epoch: int
     """The latest that it appended to the partition with; -1: it is not remembered there."""
 
@@ -328,21 +326,14 @@ class TransactionStore:
         name = row["transactional_id"]
         return ProducerInPartition(
             None if name is None else _stored_producer(loaded(name), row),
-            _part(row["marked_epoch"], row["coordinator_epoch"], row["has_more"]) if row["takes_in"] else None,
-            dict(
-                zip(
-                    map(loaded, row["group_ids"] or ()),
-                    map(
-                        _part,
-                        row["group_marked_epochs"] or (),
-                        row["group_coordinator_epochs"] or (),
-                        row["groups_have_more"] or (),
-                    ),
-                    strict=True,
-                )
-            ),
+            _part(row) if row["takes_in"] else None,
             -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
         )
+
+    async def groups_of(self, producer_id: int) -> Mapping[str, TakenInPart]:
+        """Groups that the producer's transaction has taken in, and how their offsets stand."""
+        rows = await self._hot.fetch(statement("groups_of_producer"), producer_id)
+        return {loaded(row["group_id"]): _part(row) async for row in in_turns(rows)}
 
     async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
         """The next producers that the partition remembers, by id, at most `limit`."""
@@ -377,10 +368,10 @@ def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
     )
 
 
-def _part(marked_epoch: int | None, coordinator_epoch: int | None, has_more: bool) -> TakenInPart:
-    return TakenInPart(
-        -1 if marked_epoch is None else marked_epoch, -1 if coordinator_epoch is None else coordinator_epoch, has_more
-    )
+def _part(row: Row) -> TakenInPart:
+    if row["marked_epoch"] is None:
+        return TakenInPart(has_more=row["has_more"])
+    return TakenInPart(row["marked_epoch"], row["coordinator_epoch"], row["has_more"])
 
 
 def _columns(record: ProducerRecord) -> tuple[object, ...]:

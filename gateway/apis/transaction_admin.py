@@ -365,7 +365,7 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
             SentMarker(
                 marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch, marker.transaction_version
             ),
-            keeps=lambda group_id: topic.name == CONSUMER_OFFSETS and partition_of(group_id, count) == index,
+            keeps=None if topic.name != CONSUMER_OFFSETS else lambda group_id: partition_of(group_id, count) == index,
         )
     except KafkaError as refused:
         return refused.code

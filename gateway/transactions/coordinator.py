@@ -176,7 +176,7 @@ class Transactions:
         producer_id: int,
         sent: SentMarker,
         *,
-        keeps: Callable[[str], bool] = lambda group_id: False,
+        keeps: Callable[[str], bool] | None = None,
     ) -> bool:
         """Takes a marker that somebody sends for what the producer's transaction has in the partition, or in groups
         that the partition `keeps`; whether it has taken in any. Raises KafkaError, StorageError.
@@ -188,10 +188,14 @@ class Transactions:
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
-            group_ids = tuple([group_id async for group_id in in_pieces(found.groups) if keeps(group_id)])
-            parts = [found.groups[group_id] for group_id in group_ids]
-            if found.partition is not None:
-                parts.append(found.partition)
+            parts = [] if found.partition is None else [found.partition]
+            group_ids: list[str] = []
+            if keeps is not None:
+                # Looked at behind the row: where there are others by now it has changed, and nothing is written.
+                async for group_id, part in in_pieces((await self._store.groups_of(producer_id)).items()):
+                    if keeps(group_id):
+                        group_ids.append(group_id)
+                        parts.append(part)
             known_epoch = max([found.remembered_epoch, *(part.marked_epoch for part in parts)])
             if producer is not None and parts:
                 known_epoch = max(known_epoch, producer.producer_epoch)

@@ -96,37 +96,33 @@ with idle as materialized (
 select count(*) from forgotten;
 
 -- name: producer_in_partition
--- One row: the transactional id of producer $1, if it has one, what its transaction has taken in, by which marker that was
--- committed before its end, whether there is more since, and with which epoch partition $2 remembers the producer.
+-- One row: the transactional id of producer $1, if it has one, whether its transaction has taken partition $2 in, by which
+-- marker that was committed before its end, whether there is more since, and with which epoch the partition remembers the
+-- producer.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
     (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms,
     o.producer_id is not null as takes_in, o.marked_epoch, o.coordinator_epoch, o.first_offset is not null as has_more,
-    g.group_ids, g.marked_epochs as group_marked_epochs, g.coordinator_epochs as group_coordinator_epochs,
-    g.have_more as groups_have_more,
     (
         select max(s.producer_epoch) from producer_state s
         where s.partition_key = $2 and s.producer_id = asked.producer_id
     ) as remembered_epoch
 from (select $1::bigint as producer_id) asked
 left join transactional_producer t using (producer_id)
-left join open_transaction o on o.partition_key = $2 and o.producer_id = asked.producer_id
-cross join lateral (
-    select
-        array_agg(each.group_id order by each.group_id) as group_ids,
-        array_agg(each.marked_epoch order by each.group_id) as marked_epochs,
-        array_agg(each.coordinator_epoch order by each.group_id) as coordinator_epochs,
-        array_agg(
-            exists (
-                select from pending_offset p
-                where p.producer_id = each.producer_id and p.group_id = each.group_id
-            )
-            order by each.group_id
-        ) as have_more
-    from transaction_group each
-    where each.producer_id = asked.producer_id
-) g;
+left join open_transaction o on o.partition_key = $2 and o.producer_id = asked.producer_id;
+
+-- name: groups_of_producer
+-- Groups that the transaction of producer $1 has taken in, by which marker the offsets of each were committed before its
+-- end, and whether there are more since.
+select
+    g.group_id, g.marked_epoch, g.coordinator_epoch,
+    exists (
+        select from pending_offset p where p.producer_id = g.producer_id and p.group_id = g.group_id
+    ) as has_more
+from transaction_group g
+where g.producer_id = $1
+order by g.group_id;
 
 -- name: producers_of
 -- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there, and

@@ -529,3 +529,4 @@ async def test_a_producer_that_is_faster_has_its_way(
     assert await mark(node, producer, topic, 0, committed=committed) == [ErrorCode.NONE]
     found = await described(node, "a")
     assert (found.transaction_state, found.producer_epoch) == ("Ongoing" if goes_on else "CompleteCommit", 0)
+    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "its own marker is the only one"
