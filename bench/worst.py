@@ -460,16 +460,13 @@ def in_many_partitions(
             transactional_id=IN_MANY, producer_id=producer_id, producer_epoch=epoch, committed=committed
         )
 
-    marked = WriteTxnMarkersRequest(
-        markers=(
-            WritableTxnMarker(
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                transaction_result=False,
-                topics=(WritableTxnMarkerTopic(name=MANY[0], partition_indexes=(0,)),),
-            ),
+    def marked(*, committed: bool) -> WriteTxnMarkersRequest:
+        topic = WritableTxnMarkerTopic(name=MANY[0], partition_indexes=(0,))
+        marker = WritableTxnMarker(
+            producer_id=producer_id, producer_epoch=epoch, transaction_result=committed, topics=(topic,)
         )
-    )
+        return WriteTxnMarkersRequest(markers=(marker,))
+
     described = DescribeTransactionsRequest(transactional_ids=(IN_MANY,))
     adding, describing = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.DESCRIBE_TRANSACTIONS
     yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}", adding, 3, [add])
@@ -480,7 +477,9 @@ def in_many_partitions(
     yield Case(f"produce: a transaction's records to {ALL_OF_MANY}, again", ApiKey.PRODUCE, 9, [produce(1)])
     yield Case(f"end_txn: commit of {ALL_OF_MANY}", ApiKey.END_TXN, 3, [end(committed=True)])
     yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}, at last", adding, 3, [add])
-    yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", ApiKey.WRITE_TXN_MARKERS, 1, [marked])
+    marking = ApiKey.WRITE_TXN_MARKERS
+    yield Case(f"write_txn_markers: commit of one of {ALL_OF_MANY}", marking, 1, [marked(committed=True)])
+    yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", marking, 1, [marked(committed=False)])
 
 
 def costly_patterns() -> Iterator[Case]:

@@ -164,17 +164,23 @@ def encode_head(head: BatchHead) -> bytes:
     return _HEAD.pack(*head)
 
 
-def split_batches(records: Buffer) -> list[memoryview]:
-    """The batches of a records field, without copying; ProtocolError where the last is torn. Empty gives none."""
+def split_batches(records: Buffer, *, fetched: bool = False) -> list[memoryview]:
+    """The batches of a records field, without copying; ProtocolError where the last is torn. Empty gives none.
+
+    `fetched`: from an answer to Fetch, which may end within a batch (KIP-74); that one is left out."""
     view = memoryview(records)
     total = len(view)
     batches: list[memoryview] = []
     position = 0
     while position < total:
         if total - position < HEAD_BYTES:
+            if fetched:
+                break
             raise ProtocolError(f"{total - position} bytes after the last record batch")
         (length,) = cast("tuple[int]", _LENGTH.unpack_from(view, position + 8))
         end = position + LENGTH_END + length
+        if fetched and length >= HEAD_BYTES - LENGTH_END and end > total:
+            break
         if length < HEAD_BYTES - LENGTH_END or end > total:
             raise ProtocolError(f"record batch length {length} does not fit {total - position} bytes")
         batches.append(view[position:end])

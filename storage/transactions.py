@@ -45,6 +45,8 @@ class StoredProducer:
     record: ProducerRecord | None = None
     started_ms: int | None = None
     """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
+    last_started_ms: int | None = None
+    """Since when the last one was, which is over; None: none since the producer was initialized."""
 
 
 class OverdueTransaction(NamedTuple):
@@ -59,8 +61,8 @@ class ListedProducer:
     transactional_id: str
     producer_id: int
     state: str
-    open_ms: int | None
-    """For how long its transaction has been under way."""
+    begun_ms: int | None
+    """How long ago its transaction began, though it may be over; None: there was none since it was initialized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +104,25 @@ class EndedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenInPart:
+    """What a transaction that is under way has taken in: a partition or a group's offsets."""
+
+    marked_epoch: int = -1
+    """Of the last marker by which it was committed before the transaction's end; -1: there was none."""
+    coordinator_epoch: int = -1
+    """That the marker named."""
+    has_more: bool = False
+    """Whether there are records or offsets that no marker has committed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerInPartition:
     """A producer as one partition knows it, and its transaction, in one look."""
 
     read: StoredProducer | None
     """None: no transactional id has the producer's id now."""
-    takes_in: bool
-    """Whether its transaction has taken the partition in."""
-    group_ids: tuple[str, ...]
-    """Groups that its transaction has taken in."""
+    partition: TakenInPart | None
+    """None: its transaction has not taken the partition in."""
     remembered_epoch: int
     """The latest that it appended to the partition with; -1: it is not remembered there."""
 
@@ -219,6 +231,51 @@ class TransactionStore:
             )
         return EndedTransaction(tuple(markers), tuple(loaded(group) for group in first["group_ids"] or ()))
 
+    async def commit_in_partition(
+        self,
+        read: StoredProducer,
+        partition_key: PartitionKey,
+        group_ids: Sequence[str],
+        marker: bytes,
+        *,
+        marker_epoch: int,
+        coordinator_epoch: int,
+        timestamp_ms: int,
+    ) -> EndedTransaction | None:
+        """Commits what the transaction that is under way has in a partition, and offsets of `group_ids`; it goes on.
+        What has become of these alone; None where `read` is no longer so. On StorageUnavailable it may or may not have
+        happened."""
+        asked = self._guard.history
+        row = await self._hot.fetch_row(
+            statement("commit_in_partition"),
+            stored(read.transactional_id),
+            read.revision,
+            partition_key,
+            [stored(group_id) for group_id in group_ids],
+            marker_epoch,
+            coordinator_epoch,
+            marker,
+            timestamp_ms,
+        )
+        assert row is not None
+        if not row["written"]:
+            return None
+        if row["transaction_id"] is not None:
+            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
+        markers: tuple[AppendedMarker, ...] = ()
+        if row["base_offset"] is not None:
+            appended = AppendedMarker(
+                partition_key,
+                row["base_offset"],
+                row["log_start_offset"],
+                row["leader_epoch"],
+                row["last_stable_offset"],
+                row["first_offset"],
+                marker,
+            )
+            markers = (appended,)
+        return EndedTransaction(markers, tuple(group_ids))
+
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
         """What each producer's transaction has taken in, by topic and partition; deleted topics are left out."""
         rows = await self._cold.fetch(statement("partitions_in_transaction"), list(producer_ids))
@@ -247,7 +304,7 @@ class TransactionStore:
         """The next ones in the order of their ids."""
         rows = await self._cold.fetch(statement("all_transactional_producers"), stored(transactional_id), limit)
         return [
-            ListedProducer(loaded(row["transactional_id"]), row["producer_id"], row["state"], row["open_ms"])
+            ListedProducer(loaded(row["transactional_id"]), row["producer_id"], row["state"], row["begun_ms"])
             for row in rows
         ]
 
@@ -269,10 +326,14 @@ class TransactionStore:
         name = row["transactional_id"]
         return ProducerInPartition(
             None if name is None else _stored_producer(loaded(name), row),
-            row["takes_in"],
-            tuple(loaded(group_id) for group_id in row["group_ids"] or ()),
+            _part(row) if row["takes_in"] else None,
             -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
         )
+
+    async def groups_of(self, producer_id: int) -> Mapping[str, TakenInPart]:
+        """Groups that the producer's transaction has taken in, and how their offsets stand."""
+        rows = await self._hot.fetch(statement("groups_of_producer"), producer_id)
+        return {loaded(row["group_id"]): _part(row) async for row in in_turns(rows)}
 
     async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
         """The next producers that the partition remembers, by id, at most `limit`."""
@@ -303,7 +364,14 @@ def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
             row["state"],
         ),
         row["started_ms"],
+        row["last_started_ms"],
     )
+
+
+def _part(row: Row) -> TakenInPart:
+    if row["marked_epoch"] is None:
+        return TakenInPart(has_more=row["has_more"])
+    return TakenInPart(row["marked_epoch"], row["coordinator_epoch"], row["has_more"])
 
 
 def _columns(record: ProducerRecord) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Fetch: whole batches from the tail in memory or from Postgres, and the long poll at the end of the log."""
+"""Fetch: batches from the tail in memory or from Postgres, and the long poll at the end of the log."""
 
 from __future__ import annotations
 
@@ -64,7 +64,12 @@ class _Part:
     error: ErrorCode = ErrorCode.NONE
     known: KnownOffsets | None = None
     batches: Sequence[Buffer] = ()
+    excess: Buffer | None = None
+    """A batch behind these that is at hand and exceeds a limit."""
+    torn: Buffer = b""
+    """As much of it as is sent."""
     size_bytes: int = 0
+    """Of what is sent."""
     aborted: Sequence[Aborted] = ()
     diverging: EpochEndOffset = NOT_DIVERGING
     nearest: int = -1
@@ -76,8 +81,10 @@ class _Part:
 
 
 async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse:
-    """Sizes follow KIP-74 with whole batches only; sessions are declined by answering id 0 (KIP-227).
+    """Sizes follow KIP-74; sessions are declined by answering id 0 (KIP-227).
 
+    A partition's records are filled up to the limits with a part of a batch, as upstream's are, where that batch is in
+    memory; clients leave it out. None is read from Postgres or a file in order to be torn.
     With `read_committed` an answer ends at the last stable offset and names the aborted transactions of which it holds
     records: clients leave these out themselves.
     An answer takes no more than the node has room for, but for its first batch.
@@ -135,11 +142,13 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await _read_cold(cold, parts, context, read_bytes, planner.overtaken, committed=committed)
             if planner.overtaken:
                 await _find_divergence(planner.overtaken, context)
+            tears = max_bytes == asked_bytes  # where the node has little room it holds nothing that is of no use
             if crowded:
-                available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
+                with_records = [part async for part in _in_pieces(parts) if part.size_bytes]
+                available_bytes = _trim(with_records, max_bytes, tears=tears)
                 await asyncio.sleep(0)
             else:
-                available_bytes = _trim((part for row in parts for part in row if part.size_bytes), max_bytes)
+                available_bytes = _trim((p for row in parts for p in row if p.size_bytes), max_bytes, tears=tears)
             # What the tail gave is its own, and not held twice.
             share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
@@ -318,6 +327,7 @@ class _Planner:
         )
         if read is not None:
             part.batches, part.size_bytes, part.aborted = read.batches, read.size_bytes, read.aborted
+            part.excess = read.excess
             _refuse_out_of_range(part, read.known, self.overtaken)
             self._collected_bytes += part.size_bytes
         return part
@@ -449,10 +459,12 @@ async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
         raise StorageUnavailable("the read took longer than what is at hand may wait") from error
 
 
-def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
+def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
     """Apply the size rules to those with records, in the order of the request; the bytes that remain.
 
-    The first partition with records gives at least one batch, however large; the later ones only what still fits.
+    The first partition with records gives at least one batch, however large; the later ones only what still fits. If
+    it `tears` any, a part of another may be behind a whole batch (upstream: LogSegment.read, and
+    ReplicaManager.readFromLog of a first batch that does not fit).
     """
     total_bytes = 0
     for part in parts:
@@ -465,7 +477,12 @@ def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
                     break
                 kept.append(batch)
                 kept_bytes += len(batch)
+            if part.excess is not None and len(kept) < len(part.batches):
+                part.excess = part.batches[len(kept)]
             part.batches, part.size_bytes = kept, kept_bytes
+        if tears and part.excess is not None and part.batches and part.size_bytes < limit_bytes:
+            part.torn = memoryview(part.excess)[: limit_bytes - part.size_bytes]
+            part.size_bytes += len(part.torn)
         total_bytes += part.size_bytes
     return total_bytes
 
@@ -539,7 +556,7 @@ def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTran
         preferred_read_replica=-1 if part.error else part.nearest,
         aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.
-        records=tuple(part.batches) or b"",
+        records=(*part.batches, part.torn) if part.torn else tuple(part.batches) or b"",
     )
 
 

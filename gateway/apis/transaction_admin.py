@@ -1,8 +1,8 @@
 """ListTransactions, DescribeTransactions, DescribeProducers and WriteTxnMarkers: transactions as administrators see and
 end them (KIP-664).
 
-The one idea: a transaction here is open everywhere or nowhere, so none can hang in one partition after it has ended.
-Whoever asks to end it in one partition ends all of it, and its producer is told: see `write_txn_markers`.
+The one idea: none can hang in one partition after it has ended. Whoever asks to abort it in one partition aborts all of
+it, and its producer is told; what is committed in one partition is committed there: see `write_txn_markers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re2
 
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.coordinator.transactions import NO_EPOCH, TransactionState
+from gateway.coordinator.transactions import NO_EPOCH, SentMarker, TransactionState
 from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
@@ -56,7 +56,6 @@ AT_A_TIME = 1_000
 """Rows of one look at Postgres."""
 
 NO_LEADER_EPOCH = -1
-FIRST_TRANSACTION_VERSION_THAT_RAISES_EPOCHS = 2
 NOT_OPEN = -1
 """Where a transaction's start would stand, as a time or as an offset."""
 
@@ -68,7 +67,10 @@ UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareCommit", "PrepareAbort"
 
 
 async def list_transactions(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
-    """Those that this node coordinates: admin clients ask every node and merge."""
+    """Those that this node coordinates: admin clients ask every node and merge.
+
+    Asked for those that began longer ago than so many ms, it names also those that are over, and producers that have
+    begun none (upstream: TransactionStateManager.listTransactionStates, where the time of these is -1)."""
     states = dict.fromkeys(request.state_filters)
     producer_ids = frozenset(request.producer_id_filters)
     pattern = _pattern(request.transactional_id_pattern)
@@ -82,7 +84,7 @@ async def list_transactions(request: ListTransactionsRequest, context: RequestCo
         async for producer in _all(context)
         if (not states or producer.state in states)
         and (not producer_ids or producer.producer_id in producer_ids)
-        and (request.duration_filter < 0 or _open_ms(producer) > request.duration_filter)
+        and (request.duration_filter < 0 or producer.begun_ms is None or producer.begun_ms > request.duration_filter)
         and (pattern is None or pattern.fullmatch(producer.transactional_id))
         and transactions.coordinates(producer.transactional_id)
         and may(context, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, producer.transactional_id, told=False)
@@ -118,10 +120,6 @@ async def _all(context: RequestContext) -> AsyncIterator[ListedProducer]:
         async for producer in in_pieces(some):
             yield producer
         some = await store.list_behind(some[-1].transactional_id, AT_A_TIME) if len(some) == AT_A_TIME else []
-
-
-def _open_ms(producer: ListedProducer) -> int:
-    return NOT_OPEN if producer.open_ms is None else producer.open_ms
 
 
 # --- DescribeTransactions ---------------------------------------------------------------------------------------------
@@ -184,11 +182,12 @@ def _described(
     if record is None:
         code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST
         return DescribedTransaction(transactional_id=transactional_id, error_code=code)
+    started_ms = read.last_started_ms if read.started_ms is None else read.started_ms
     return DescribedTransaction(
         transactional_id=transactional_id,
         transaction_state=record.state,
         transaction_timeout_ms=record.timeout_ms,
-        transaction_start_time_ms=NOT_OPEN if read.started_ms is None else read.started_ms,
+        transaction_start_time_ms=NOT_OPEN if started_ms is None else started_ms,
         producer_id=record.producer_id,
         producer_epoch=record.producer_epoch,
         topics=topics.get(record.producer_id, ()),
@@ -286,12 +285,13 @@ async def _producers_of(
 
 
 async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestContext) -> WriteTxnMarkersResponse:
-    """An administrator ends what a producer has open in a partition: the whole transaction is aborted, and its producer
-    fenced.
+    """Somebody who may says how what a producer has open in a partition ends.
 
-    Upstream writes a marker to that partition alone, which takes a part out of a transaction that may be committed
-    later: right only where the transaction has ended and the partition was forgotten, which cannot be here. Without a
-    later epoch the producer would go on as if nothing had happened. Where nothing is open nothing is written.
+    A marker that commits ends what lies there, records or offsets of groups, as upstream's does; the transaction goes
+    on. Of one that aborts the whole transaction is aborted, and its producer fenced. Upstream writes that to the
+    partition alone, too, which takes a part out of a transaction that may be committed later: right only where the
+    transaction has ended and the partition was forgotten, which cannot be here. Without a later epoch the producer
+    would go on as if nothing had happened. Where nothing is open nothing is written.
     """
     known = await look_up_topics(
         (topic.name for marker in request.markers for topic in marker.topics),
@@ -359,13 +359,13 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     assert isinstance(topic, Topic)
     count = len(topic.partitions)
     try:
-        await context.services.transactions.end_in_partition(
+        await context.services.transactions.mark(
             partition.partition_key,
             marker.producer_id,
-            marker.producer_epoch,
-            committed=marker.transaction_result,
-            keeps=lambda group_id: topic.name == CONSUMER_OFFSETS and partition_of(group_id, count) == index,
-            raised=marker.transaction_version >= FIRST_TRANSACTION_VERSION_THAT_RAISES_EPOCHS,
+            SentMarker(
+                marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch, marker.transaction_version
+            ),
+            keeps=None if topic.name != CONSUMER_OFFSETS else lambda group_id: partition_of(group_id, count) == index,
         )
     except KafkaError as refused:
         return refused.code

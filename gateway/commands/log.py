@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.fetch import (
     AbortedTransaction,
@@ -139,7 +140,7 @@ class Reader:
         if code:
             raise CommandError(f"{self._topic}[{partition}] cannot be read: {ErrorCode(code).name}")
         aborted = _Aborted(answer.aborted_transactions or ())
-        for batch in split_batches(_whole_batches(answer.records)):
+        for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
             head = read_head(batch)
             try:
                 for record in () if aborted.leaves_out(batch, head) else iter_records(batch):
@@ -166,15 +167,3 @@ class _Aborted:
                 self._producer_ids.discard(head.producer_id)
             return True
         return head.is_transactional and head.producer_id in self._producer_ids
-
-
-def _whole_batches(records: object) -> bytes:
-    """What was fetched without a batch that the answer's limit has cut."""
-    whole = b"" if records is None else bytes(records)  # type: ignore[call-overload]
-    position = 0
-    while position + 12 <= len(whole):
-        end = position + 12 + int.from_bytes(whole[position + 8 : position + 12], "big")
-        if end > len(whole):
-            break
-        position = end
-    return whole[:position]

@@ -20,6 +20,8 @@ NO_ID, NO_EPOCH = -1, -1
 MAX_EPOCH = 2**15 - 1
 EXHAUSTED_FROM_EPOCH = MAX_EPOCH - 1
 """A producer at this epoch gets another id with its next one. The last epoch of all is left for fencing."""
+FIRST_VERSION_THAT_RAISES_EPOCHS = 2
+"""Of `transaction.version`."""
 
 
 class TransactionState(StrEnum):
@@ -73,6 +75,16 @@ class Decision:
     error: ErrorCode = ErrorCode.NONE
     after: Producer | None = None
     end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SentMarker:
+    """WriteTxnMarkers, for one partition."""
+
+    producer_epoch: int
+    committed: bool
+    coordinator_epoch: int = 0
+    transaction_version: int = 0
 
 
 def needs_producer_id(producer: Producer | None) -> bool:
@@ -153,10 +165,19 @@ def time_out(producer: Producer | None) -> Decision:
     return Decision(after=after, end=End(committed=False, marker_epoch=epoch))
 
 
-def end_for_administrator(producer: Producer, *, committed: bool) -> Decision:
-    """WriteTxnMarkers, for a transaction that is under way. Only its producer knows that all of it is written, so
-    nobody else may commit it; an abort fences the producer, who else would go on with what is left of it."""
-    return Decision(ErrorCode.INVALID_TXN_STATE) if committed else time_out(producer)
+def judge_marker(sent: SentMarker, known_epoch: int, known_coordinator_epoch: int, *, is_open: bool) -> ErrorCode:
+    """Whether a partition takes a marker, by the latest epochs that it knows of the producer and of who sent markers;
+    `is_open`: whether there is anything that it would end (upstream: ProducerAppendInfo).
+
+    From `transaction.version` 2 on a marker's epoch is later than that of what it ends; one that comes again does no
+    harm (KIP-1228)."""
+    raised = sent.transaction_version >= FIRST_VERSION_THAT_RAISES_EPOCHS
+    too_early = sent.producer_epoch < known_epoch
+    if too_early or (raised and is_open and sent.producer_epoch == known_epoch):
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if sent.coordinator_epoch < known_coordinator_epoch:
+        return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    return ErrorCode.NONE
 
 
 def _judge(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:

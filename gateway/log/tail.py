@@ -58,6 +58,8 @@ class TailRead:
     size_bytes: int
     aborted: Sequence[AbortedTransaction] = ()
     """Of which `batches` hold records, where only what is committed was asked for."""
+    excess: Buffer | None = None
+    """The batch behind `batches`, which is too large for the limit; None: there is none, or no batch fitted."""
 
 
 @dataclass(slots=True)
@@ -417,12 +419,14 @@ class Tail:
             return None
         batches: list[Buffer] = []
         size_bytes = 0
+        excess: Buffer | None = None
         read_to = offset
         for index in range(bisect_left(entries, offset, lo=first, key=_last_offset), len(entries)):
             entry = entries[index]
             if entry.base_offset >= end_offset:
                 break
             if size_bytes + entry.size_bytes > max_bytes and (batches or not at_least_one):
+                excess = entry.records if batches else None
                 break
             if len(batches) == max_batches:
                 break
@@ -430,7 +434,7 @@ class Tail:
             size_bytes += entry.size_bytes
             read_to = entry.last_offset + 1
         aborted = partition.aborted_between(offset, read_to) if committed and partition.aborted else ()
-        return None if aborted is None else TailRead(known, batches, size_bytes, aborted)
+        return None if aborted is None else TailRead(known, batches, size_bytes, aborted, excess)
 
     def watch(self, keys: Iterable[PartitionKey], *, committed: bool = False) -> Watch:
         """Register for appends to `keys`, or for what of them is `committed`; the caller closes it."""

@@ -10,7 +10,7 @@ Markers go into this node's tail as an appended batch does: after the commit, be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -18,7 +18,7 @@ from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
-from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
+from gateway.coordinator.transactions import Decision, InitProducer, Producer, SentMarker, TransactionState
 from gateway.log.tail import Tail
 from gateway.net.collection import full_collections
 from gateway.net.pieces import PIECE, in_pieces
@@ -170,48 +170,97 @@ class Transactions:
             raise failure
         return aborted
 
-    async def end_in_partition(
+    async def mark(
         self,
         partition_key: PartitionKey,
         producer_id: int,
-        producer_epoch: int,
+        sent: SentMarker,
         *,
-        committed: bool,
-        keeps: Callable[[str], bool] = lambda group_id: False,
-        raised: bool = False,
+        keeps: Callable[[str], bool] | None = None,
     ) -> bool:
-        """Ends the producer's transaction, all of it, if it has taken in the partition or a group that the partition
-        `keeps`; whether it had. Raises KafkaError, StorageError.
+        """Takes a marker that somebody sends for what the producer's transaction has in the partition, or in groups
+        that the partition `keeps`; whether it has taken in any. Raises KafkaError, StorageError.
 
-        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do.
-        `raised`: the epoch is to be a later one than that of what was written (KIP-1228)."""
+        A commit ends what is there and nothing else: the transaction goes on, and its end does it no second time. An
+        abort ends all of it, and fences the producer, who else would go on with what is left.
+        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
         started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
-            takes_in = found.takes_in or any(map(keeps, found.group_ids))
-            known_epoch = found.remembered_epoch
-            if producer is not None and takes_in:
+            parts = [] if found.partition is None else [found.partition]
+            group_ids: list[str] = []
+            if keeps is not None:
+                # Looked at behind the row: where there are others by now it has changed, and nothing is written.
+                async for group_id, part in in_pieces((await self._store.groups_of(producer_id)).items()):
+                    if keeps(group_id):
+                        group_ids.append(group_id)
+                        parts.append(part)
+            known_epoch = max([found.remembered_epoch, *(part.marked_epoch for part in parts)])
+            if producer is not None and parts:
                 known_epoch = max(known_epoch, producer.producer_epoch)
-            if producer_epoch < known_epoch + raised:
-                raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
-            if found.read is None or producer is None or not takes_in:
+            error = rules.judge_marker(
+                sent,
+                known_epoch,
+                max((part.coordinator_epoch for part in parts), default=rules.NO_EPOCH),
+                is_open=any(part.has_more or part.marked_epoch == rules.NO_EPOCH for part in parts),
+            )
+            if error:
+                raise KafkaError(error)
+            if found.read is None or producer is None or not parts:
                 return False
             if started_ms is not None and found.read.started_ms != started_ms:
                 return False  # it has ended, and another has begun
             started_ms = found.read.started_ms
-            decision = rules.end_for_administrator(producer, committed=committed)
-            if decision.error:
-                raise KafkaError(decision.error)
-            if await self._write(found.read, decision, "fenced"):
+            if sent.committed:
+                taken = await self._commit_part(found.read, partition_key, group_ids, sent, producer_id)
+            else:
+                decision = rules.time_out(producer)
+                if decision.error:
+                    raise KafkaError(decision.error)
+                taken = await self._write(found.read, decision, "fenced")
+            if taken:
                 logger.info(
-                    "transaction aborted: an administrator asked for it",
+                    "part of a transaction committed: a marker was sent"
+                    if sent.committed
+                    else "transaction aborted: an administrator asked for it",
                     transactional_id=found.read.transactional_id,
                     producer_id=producer_id,
                     partition_key=partition_key,
                 )
                 return True
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def _commit_part(
+        self,
+        read: StoredProducer,
+        partition_key: PartitionKey,
+        group_ids: Sequence[str],
+        sent: SentMarker,
+        producer_id: int,
+    ) -> bool:
+        """False where the row is no longer as it was read."""
+        now_ms = self.now_ms()
+        marker = end_marker(
+            ControlType.COMMIT,
+            producer_id=producer_id,
+            producer_epoch=sent.producer_epoch,
+            timestamp_ms=now_ms,
+            coordinator_epoch=sent.coordinator_epoch,
+        )
+
+        def write() -> Awaitable[EndedTransaction | None]:
+            return self._store.commit_in_partition(
+                read,
+                partition_key,
+                group_ids,
+                marker,
+                marker_epoch=sent.producer_epoch,
+                coordinator_epoch=sent.coordinator_epoch,
+                timestamp_ms=now_ms,
+            )
+
+        return await self._append_markers(write, producer_id, committed=True)
 
     async def _carry_out(
         self,
@@ -257,23 +306,33 @@ class Transactions:
             producer_epoch=decision.end.marker_epoch,
             timestamp_ms=now_ms,
         )
+
+        def write() -> Awaitable[EndedTransaction | None]:
+            return self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
+
+        if not await self._append_markers(write, read.record.producer_id, committed=committed):
+            return False
+        self.taken_in.forget(read.record.producer_id)
+        self.observe_end(outcome)
+        return True
+
+    async def _append_markers(
+        self, write: Callable[[], Awaitable[EndedTransaction | None]], producer_id: int, *, committed: bool
+    ) -> bool:
+        """Writes, and tells this node's readers of what has ended; False where nothing was written."""
         async with self._ending:
             known = False
             try:
-                ended = await self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
+                ended = await write()
                 if ended is not None:
-                    await self._tell(read.record.producer_id, ended, committed=committed)
+                    await self._tell(producer_id, ended, committed=committed)
                 known = True
             finally:
                 if not known:
                     # It may have happened, and then other readers of this node must not miss it.
                     self._tail.doubt(asyncio.get_running_loop().time())
                     self.in_doubt()
-        if ended is None:
-            return False
-        self.taken_in.forget(read.record.producer_id)
-        self.observe_end(outcome)
-        return True
+        return ended is not None
 
     async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         resume = full_collections.pause() if len(ended.markers) > PIECE else None

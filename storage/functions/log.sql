@@ -69,7 +69,8 @@ declare
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
     stable       bigint[]  := array_fill(null::bigint, array[partition_total]); -- where the first open transaction began
 
-    -- Of each producer, the transaction that is open in the partition: its epoch, null if there is none, and where it began.
+    -- Of each producer, the transaction that is open in the partition: its epoch, or that of a marker that was sent to it,
+    -- null if there is none, and where it began.
     open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
     open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
     open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
@@ -184,7 +185,9 @@ begin
     end loop;
     if producer_total > 0 and (any_open or true = any (p_transactional)) then
         for found_row in
-            select wanted.position, o.producer_epoch, o.first_offset, o.begins_at_zero
+            select
+                wanted.position, greatest(o.producer_epoch, o.marked_epoch) as producer_epoch, o.first_offset,
+                o.begins_at_zero
             from (
                 select
                     unnest(p_producer_partition_keys) as partition_key,
@@ -294,7 +297,7 @@ begin
             if p_transactional[i] then
                 if open_epochs[s] is distinct from p_producer_epochs[i] then
                     refusals[i] := case
-                        when exists (
+                        when open_epochs[s] > p_producer_epochs[i] or exists (
                             select from transactional_producer t
                             where t.producer_id = p_producer_ids[s] and t.producer_epoch > p_producer_epochs[i]
                         ) then 'invalid_producer_epoch'

@@ -31,6 +31,8 @@ begin
             previous_producer_id = p_previous_producer_id,
             timeout_ms           = p_timeout_ms,
             state                = p_state,
+            -- One that is aborted before it has begun is said to have begun now.
+            last_started_at      = case when p_state <> 'Empty' then clock_timestamp() end,
             revision             = t.revision + 1,
             updated_at           = clock_timestamp()
         where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state <> 'Ongoing';
@@ -113,6 +115,10 @@ begin
             except
             select g.group_id from transaction_group g where g.producer_id = p_producer_id
         ) then 'not_in_transaction'
+        when exists (
+            select from transaction_group g
+            where g.producer_id = p_producer_id and g.group_id = any (p_group_ids) and g.marked_epoch > p_producer_epoch
+        ) then 'invalid_producer_epoch'
     end;
     if unfit is not null then
         refusals := array_fill(unfit, array[cardinality(p_topic_ids)]);
@@ -158,6 +164,50 @@ begin
 end
 $$;
 
+create function settle_pending_offsets(p_producer_id bigint, p_group_ids text[], p_committed boolean) returns void
+language plpgsql volatile
+as $$
+-- Offsets of these groups in the producer's transaction are committed, or go.
+begin
+    if p_committed then
+        -- A commit outside of the transaction that came later stands.
+        insert into committed_offset as o (
+            group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
+        )
+        select
+            pending.group_id, pending.topic_id, pending.partition_index, pending.committed_offset,
+            pending.leader_epoch, pending.metadata, pending.commit_timestamp_ms
+        from pending_offset pending
+        where pending.producer_id = p_producer_id and pending.group_id = any (p_group_ids)
+            and exists (select from consumer_group g where g.group_id = pending.group_id)
+            and exists (select from topic t where t.topic_id = pending.topic_id and t.deleted_at is null)
+        order by 1, 2, 3
+        on conflict (group_id, topic_id, partition_index) do update set
+            committed_offset    = excluded.committed_offset,
+            leader_epoch        = excluded.leader_epoch,
+            metadata            = excluded.metadata,
+            commit_timestamp_ms = excluded.commit_timestamp_ms,
+            expire_timestamp_ms = excluded.expire_timestamp_ms
+        where o.commit_timestamp_ms <= excluded.commit_timestamp_ms;
+    end if;
+    delete from pending_offset o where o.producer_id = p_producer_id and o.group_id = any (p_group_ids);
+end
+$$;
+
+create function lock_what_offsets_refer_to(p_producer_id bigint, p_group_ids text[]) returns void
+language plpgsql volatile
+as $$
+-- The foreign keys of what settle_pending_offsets commits will want these, after partitions are locked.
+begin
+    perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for key share;
+    perform 1 from topic t
+    where t.topic_id in (
+        select o.topic_id from pending_offset o where o.producer_id = p_producer_id and o.group_id = any (p_group_ids)
+    )
+    order by t.topic_id for key share;
+end
+$$;
+
 create function end_transaction(
     p_transactional_id      text,
     p_revision              bigint,
@@ -186,10 +236,11 @@ as $$
 -- Ends the transaction that is under way, all at once: the marker in every partition of it, its offsets, the row. Nobody
 -- sees a part of it, so there is no state between Ongoing and Complete.
 declare
-    producer record;
-    keys     bigint[];
-    groups   text[];
-    appended record;
+    producer  record;
+    keys      bigint[];
+    is_marked boolean;
+    groups    text[];
+    appended  record;
 begin
     -- The row's lock is held from here; who commits offsets in the transaction waits for it.
     select t.producer_id into producer
@@ -208,6 +259,7 @@ begin
         timeout_ms           = p_timeout_ms,
         state                = p_state,
         started_at           = null,
+        last_started_at      = case when p_state <> 'Empty' then t.started_at end,
         revision             = t.revision + 1,
         updated_at           = clock_timestamp()
     where t.transactional_id = p_transactional_id;
@@ -216,15 +268,19 @@ begin
     from transaction_group g where g.producer_id = producer.producer_id;
     if groups is not null then
         delete from transaction_group g where g.producer_id = producer.producer_id;
-        -- The foreign keys of what is committed will want these, after partitions are locked.
-        perform 1 from consumer_group g where g.group_id = any (groups) order by g.group_id for key share;
-        perform 1 from topic t
-        where t.topic_id in (select o.topic_id from pending_offset o where o.producer_id = producer.producer_id)
-        order by t.topic_id for key share;
+        perform lock_what_offsets_refer_to(producer.producer_id, groups);
     end if;
 
-    select array_agg(o.partition_key order by o.partition_key) into keys
+    select array_agg(o.partition_key order by o.partition_key), bool_or(o.marked_epoch is not null) into keys, is_marked
     from open_transaction o where o.producer_id = producer.producer_id;
+    if is_marked then
+        -- Under the partitions' locks nothing comes behind the markers that are there.
+        perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
+        delete from open_transaction o
+        where o.producer_id = producer.producer_id and o.marked_epoch is not null and o.first_offset is null;
+        select array_agg(o.partition_key order by o.partition_key) into keys
+        from open_transaction o where o.producer_id = producer.producer_id;
+    end if;
     if keys is not null then
         select
             a.refusals, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
@@ -275,29 +331,86 @@ begin
     end if;
 
     if groups is not null then
+        perform settle_pending_offsets(producer.producer_id, groups, p_committed);
         if p_committed then
-            -- A commit outside of the transaction that came later stands.
-            insert into committed_offset as o (
-                group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
-            )
-            select
-                pending.group_id, pending.topic_id, pending.partition_index, pending.committed_offset,
-                pending.leader_epoch, pending.metadata, pending.commit_timestamp_ms
-            from pending_offset pending
-            where pending.producer_id = producer.producer_id
-                and exists (select from consumer_group g where g.group_id = pending.group_id)
-                and exists (select from topic t where t.topic_id = pending.topic_id and t.deleted_at is null)
-            order by 1, 2, 3
-            on conflict (group_id, topic_id, partition_index) do update set
-                committed_offset    = excluded.committed_offset,
-                leader_epoch        = excluded.leader_epoch,
-                metadata            = excluded.metadata,
-                commit_timestamp_ms = excluded.commit_timestamp_ms,
-                expire_timestamp_ms = excluded.expire_timestamp_ms
-            where o.commit_timestamp_ms <= excluded.commit_timestamp_ms;
             group_ids := groups;
         end if;
-        delete from pending_offset o where o.producer_id = producer.producer_id;
+    end if;
+end
+$$;
+
+create function commit_in_partition(
+    p_transactional_id     text,
+    p_revision             bigint,
+    p_partition_key        bigint,
+    p_group_ids            text[],   -- of which offsets lie in the partition
+    p_marker_epoch         integer,
+    p_coordinator_epoch    integer,
+    p_marker               bytea,    -- a control batch
+    p_marker_timestamp_ms  bigint,
+    out written             boolean, -- false: somebody else has written the row, and nothing was done
+    out base_offset         bigint,  -- of the marker; null: none was appended
+    out log_start_offset    bigint,
+    out leader_epoch        integer,
+    out last_stable_offset  bigint,
+    out first_offset        bigint,  -- of what the transaction had appended; null: nothing
+    out transaction_id      bigint,
+    out written_lsn         bigint
+)
+language plpgsql volatile
+as $$
+-- Commits what a transaction that is under way has in one partition: a marker where there is anything without one, and
+-- offsets of groups. It goes on, and what it writes there from now on is ended with it.
+declare
+    producer record;
+    here     record;
+    appended record;
+begin
+    update transactional_producer t
+    set revision = t.revision + 1
+    where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state = 'Ongoing'
+    returning t.producer_id into producer;
+    written := found;
+    if not written then
+        return;
+    end if;
+    if p_group_ids <> '{}' then
+        perform lock_what_offsets_refer_to(producer.producer_id, p_group_ids);
+    end if;
+
+    perform 1 from partition p where p.partition_key = p_partition_key for no key update;
+    select o.first_offset, o.marked_epoch into here
+    from open_transaction o where o.partition_key = p_partition_key and o.producer_id = producer.producer_id;
+    if found and (here.first_offset is not null or here.marked_epoch is null) then
+        select a.refusals[1] as refusal, a.base_offsets[1] as base_offset, a.log_start_offsets[1] as log_start_offset,
+            a.leader_epochs[1] as leader_epoch, a.transaction_id, a.written_lsn
+        into appended
+        from append_chunks(
+            array[p_partition_key], true, null, array[1], array[null::bigint], array[p_marker], array[1], array[1],
+            array[1], array[p_marker_timestamp_ms], array[octet_length(p_marker)], '{}', '{}', array[0], array[-1],
+            array[-1], array[false]
+        ) a;
+        if appended.refusal is null then -- the partition may have been deleted
+            base_offset      := appended.base_offset;
+            log_start_offset := appended.log_start_offset;
+            leader_epoch     := appended.leader_epoch;
+            first_offset     := here.first_offset;
+            transaction_id   := appended.transaction_id;
+            written_lsn      := appended.written_lsn;
+            select coalesce(min(other.first_offset), base_offset + 1) into last_stable_offset
+            from open_transaction other
+            where other.partition_key = p_partition_key and other.producer_id <> producer.producer_id;
+        end if;
+    end if;
+    update open_transaction o
+    set first_offset = null, marked_epoch = p_marker_epoch, coordinator_epoch = p_coordinator_epoch
+    where o.partition_key = p_partition_key and o.producer_id = producer.producer_id;
+
+    if p_group_ids <> '{}' then
+        perform settle_pending_offsets(producer.producer_id, p_group_ids, true);
+        update transaction_group g
+        set marked_epoch = p_marker_epoch, coordinator_epoch = p_coordinator_epoch
+        where g.producer_id = producer.producer_id and g.group_id = any (p_group_ids);
     end if;
 end
 $$;

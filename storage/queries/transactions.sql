@@ -2,15 +2,16 @@
 -- Those of the ids that there are, with what their transactions have taken in. Times in Unix milliseconds.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
-    t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
+    t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
+    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms
 from transactional_producer t
 where t.transactional_id = any ($1::text[]);
 
 -- name: all_transactional_producers
--- The next $2 behind an id, in the order of their ids, and for how long each one's transaction has been under way.
+-- The next $2 behind an id, in the order of their ids, and how long ago each one's last transaction began.
 select
     t.transactional_id, t.producer_id, t.state,
-    (extract(epoch from clock_timestamp() - t.started_at) * 1000)::bigint as open_ms
+    (extract(epoch from clock_timestamp() - coalesce(t.started_at, t.last_started_at)) * 1000)::bigint as begun_ms
 from transactional_producer t
 where t.transactional_id > $1
 order by t.transactional_id
@@ -67,6 +68,10 @@ from done
 cross join lateral generate_series(1, greatest(cardinality(done.partition_keys), 1), 1000) begun
 order by begun;
 
+-- name: commit_in_partition
+-- What a transaction has in one partition is committed; nothing where the row is not as it had been read.
+select * from commit_in_partition($1, $2, $3, $4, $5, $6, $7, $8);
+
 -- name: overdue_transactions
 -- Transactions that have been under way for longer than their timeout, the oldest first, at most $1.
 select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
@@ -91,21 +96,33 @@ with idle as materialized (
 select count(*) from forgotten;
 
 -- name: producer_in_partition
--- One row: the transactional id of producer $1, if it has one, what its transaction has taken in, and with which epoch
--- partition $2 remembers it.
+-- One row: the transactional id of producer $1, if it has one, whether its transaction has taken partition $2 in, by which
+-- marker that was committed before its end, whether there is more since, and with which epoch the partition remembers the
+-- producer.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
-    exists (
-        select from open_transaction o where o.partition_key = $2 and o.producer_id = asked.producer_id
-    ) as takes_in,
-    (select array_agg(g.group_id) from transaction_group g where g.producer_id = asked.producer_id) as group_ids,
+    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms,
+    o.producer_id is not null as takes_in, o.marked_epoch, o.coordinator_epoch, o.first_offset is not null as has_more,
     (
         select max(s.producer_epoch) from producer_state s
         where s.partition_key = $2 and s.producer_id = asked.producer_id
     ) as remembered_epoch
 from (select $1::bigint as producer_id) asked
-left join transactional_producer t using (producer_id);
+left join transactional_producer t using (producer_id)
+left join open_transaction o on o.partition_key = $2 and o.producer_id = asked.producer_id;
+
+-- name: groups_of_producer
+-- Groups that the transaction of producer $1 has taken in, by which marker the offsets of each were committed before its
+-- end, and whether there are more since.
+select
+    g.group_id, g.marked_epoch, g.coordinator_epoch,
+    exists (
+        select from pending_offset p where p.producer_id = g.producer_id and p.group_id = g.group_id
+    ) as has_more
+from transaction_group g
+where g.producer_id = $1
+order by g.group_id;
 
 -- name: producers_of
 -- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there, and

@@ -239,7 +239,6 @@ ON_PURPOSE = [
     "- Any node serves any partition, whoever leads it: nobody is told NOT_LEADER_OR_FOLLOWER for asking another.",
     "- Groups, offsets and transactions lie in tables: nothing can be read from `__consumer_offsets` and",
     "  `__transaction_state`.",
-    "- Fetch returns whole batches. Kafka fills up the bytes that it may send with a part of one, which clients drop.",
     "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
     "  they belong to one process.",
 ]

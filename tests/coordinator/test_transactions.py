@@ -16,12 +16,13 @@ from gateway.coordinator.transactions import (
     End,
     InitProducer,
     Producer,
+    SentMarker,
     TransactionState,
     add,
     end,
     end_and_raise_epoch,
-    end_for_administrator,
     initialize,
+    judge_marker,
     needs_producer_id,
     time_out,
 )
@@ -306,9 +307,23 @@ def test_of_many_owners_only_the_newest_gets_on(seed: int) -> None:
     assert begun > 5
 
 
-def test_an_administrator_fences_who_is_in_a_transaction_and_commits_for_nobody() -> None:
-    assert end_for_administrator(ONGOING, committed=False) == time_out(ONGOING)
-    assert time_out(ONGOING).after == replace(ABORTED, producer_epoch=EPOCH + 1)
-    assert end_for_administrator(ONGOING, committed=True) == Decision(ErrorCode.INVALID_TXN_STATE)
-    for settled in SETTLED:
-        assert end_for_administrator(settled, committed=False).error is ErrorCode.INVALID_TXN_STATE
+@pytest.mark.parametrize(
+    ("epoch", "coordinator_epoch", "version", "is_open", "code"),
+    [
+        (EPOCH, 3, 1, True, ErrorCode.NONE),
+        (EPOCH + 1, 4, 1, True, ErrorCode.NONE),
+        (EPOCH - 1, 3, 1, False, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH - 1, 2, 1, True, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH, 2, 1, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+        (EPOCH + 1, 3, 2, True, ErrorCode.NONE),
+        (EPOCH, 3, 2, True, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH, 3, 2, False, ErrorCode.NONE),
+        (EPOCH - 1, 3, 2, False, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH + 1, 2, 2, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+    ],
+)
+def test_a_marker_is_taken_by_its_epochs(
+    epoch: int, coordinator_epoch: int, version: int, is_open: bool, code: ErrorCode
+) -> None:
+    sent = SentMarker(epoch, committed=True, coordinator_epoch=coordinator_epoch, transaction_version=version)
+    assert judge_marker(sent, EPOCH, 3, is_open=is_open) is code

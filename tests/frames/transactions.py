@@ -154,7 +154,7 @@ async def fetch(
 def batches_of(data: PartitionData) -> list[memoryview]:
     """The whole batches of an answer."""
     assert isinstance(data.records, bytes | memoryview)
-    return split_batches(data.records)
+    return split_batches(data.records, fetched=True)
 
 
 def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, bytes | None]]:

@@ -380,7 +380,7 @@ def raw(part: PartitionData) -> bytes:
 
 
 def batches_in(part: PartitionData) -> list[memoryview]:
-    return split_batches(raw(part))
+    return split_batches(raw(part), fetched=True)
 
 
 def records_in(part: PartitionData) -> list[Record]:

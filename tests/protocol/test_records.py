@@ -163,7 +163,14 @@ def test_split_batches_gives_views_of_each():
     assert split_batches(b"") == []
 
 
-@pytest.mark.parametrize("missing", [1, 60, 61, 100])
+@pytest.mark.parametrize("missing", [1, 60, 100, 150])
+def test_split_batches_leaves_out_what_an_answer_has_torn(missing):
+    whole = build_batch(RECORDS)
+    records = whole + build_batch([Record(0, 0, None, b"x" * 100)])
+    assert [bytes(batch) for batch in split_batches(records[:-missing], fetched=True)] == [whole]
+
+
+@pytest.mark.parametrize("missing", [1, 100, 160])
 def test_split_batches_refuses_a_torn_tail(missing):
     records = build_batch(RECORDS) * 2
     with pytest.raises(ProtocolError):

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.apis.fetch import fetch
+from gateway.log.tail import TailRead
 from gateway.net import pieces
 from gateway.net.holdings import Holdings
 from protocol.api_keys import ApiKey
@@ -94,6 +95,59 @@ async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(sized: D
         assert sizes(await sized.fetch(asked, max_bytes=2400)) == [[400, 400]] * 3
 
 
+@pytest.mark.parametrize("committed", [False, True])
+async def test_limits_are_filled_up_with_a_part_of_a_batch_that_is_in_memory(warm: DataPlane, committed: bool) -> None:
+    topic = await warm.create_topic("t", 3)
+    for partition in range(3):
+        await warm.fill(topic, [400, 400, 400], partition=partition)
+    logs = [raw(await warm.fetch_one(topic, 0, partition=partition)) for partition in range(3)]
+
+    async def lengths(max_bytes: int, partition_max_bytes: int) -> list[int]:
+        asked = [(topic, at(0, partition, max_bytes=partition_max_bytes)) for partition in range(3)]
+        response = await warm.fetch(asked, max_bytes=max_bytes, isolation_level=int(committed))
+        parts = [raw(part) for topic in response.responses for part in topic.partitions]
+        assert parts == [log[: len(part)] for part, log in zip(parts, logs, strict=True)]
+        return [len(part) for part in parts]
+
+    assert await lengths(10_000, 399) == [400, 0, 0], "what does not begin with a whole batch is left out (KIP-74)"
+    assert await lengths(10_000, 400) == [400, 400, 400]
+    assert await lengths(10_000, 799) == [799, 799, 799]
+    assert await lengths(2_000, 799) == [799, 799, 402]
+    assert await lengths(1_997, 799) == [799, 799, 0]
+    assert await lengths(2_500, 10_000) == [1_200, 1_200, 0]
+    assert await lengths(1_700, 10_000) == [1_200, 500, 0]
+    assert await lengths(500, 10_000) == [500, 0, 0]
+    assert await lengths(300, 10_000) == [400, 0, 0]
+
+
+async def test_no_part_of_a_batch_comes_from_behind_the_last_stable_offset(
+    warm: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await warm.create_topic("t")
+    await warm.fill(topic, [400, 400])
+    key = topic.partitions[0].partition_key
+    read = warm.tail.read
+
+    def with_one_open(*args: Any, **options: Any) -> TailRead | None:
+        partition = warm.tail._partitions[key]  # noqa: SLF001
+        assert partition.known is not None
+        partition.known = partition.known._replace(last_stable_offset=1)
+        return read(*args, **options)
+
+    monkeypatch.setattr(warm.tail, "read", with_one_open)
+    part = await warm.fetch_one(topic, 0, partition_max_bytes=700, isolation_level=1)
+    assert len(raw(part)) == 400
+    part = await warm.fetch_one(topic, 0, partition_max_bytes=700)
+    assert len(raw(part)) == 700
+
+
+async def test_no_batch_is_read_in_order_to_be_torn(database_url: str) -> None:
+    async with data_plane(database_url, tail_bytes=0) as node:
+        topic = await node.create_topic("t")
+        await node.fill(topic, [400, 400])
+        assert len(raw(await node.fetch_one(topic, 0, partition_max_bytes=700))) == 400
+
+
 async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> None:
     """What clients ask for bounds no node: sixty megabytes for each of many is more than one has."""
     topic = await sized.create_topic("t")
@@ -101,7 +155,10 @@ async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> N
     holdings = Holdings(1000)
     sized.context(ApiKey.FETCH, 12).connection.holdings = holdings
     ask = [(topic, at(0))]
-    holdings.take(500)
+    holdings.take(450)
+    response = await sized.fetch(ask, min_bytes=900)
+    assert len(raw(only(only(response.responses).partitions))) == 500, "no part of a batch, which is of no use"
+    holdings.take(50)
     assert sizes(await sized.fetch(ask, min_bytes=900)) == [[200, 300]]
     holdings.take(500)
     assert sizes(await sized.fetch(ask, min_bytes=900)) == [[200]]

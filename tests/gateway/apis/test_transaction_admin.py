@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import asyncpg
 import pytest
 
 from gateway.apis import SERVED, transaction_admin
@@ -23,20 +25,31 @@ from protocol.messages.describe_producers import (
 from protocol.messages.describe_transactions import DescribeTransactionsRequest, TransactionState
 from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
+from protocol.records import ControlType, control_type_of, iter_records, read_head
 from protocol.schema import message_schema
 from storage.errors import StorageUnavailable
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, data_plane, only
+from tests.gateway.data_plane import DataPlane, at, batches_in, data_plane, only
+from tests.gateway.group_node import until
 from tests.storage.batches import new_batch
 
 LINES = {line.api_key: line for line in SERVED}
 CONSUMER_OFFSETS = "__consumer_offsets"
+LONG_MS = 30_000
 
 
 @pytest.fixture
 async def node(database_url: str) -> AsyncIterator[DataPlane]:
     async with data_plane(database_url) as node:
         yield node
+
+
+@pytest.fixture
+async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("set search_path = sluice")
+    yield connection
+    await connection.close()
 
 
 async def ask(node: DataPlane, request: Any, version: int = 0) -> Any:
@@ -78,12 +91,14 @@ async def mark(
     *indexes: int,
     epoch: int | None = None,
     committed: bool = False,
+    coordinator_epoch: int = 0,
 ) -> list[ErrorCode]:
     name = topic if isinstance(topic, str) else topic.name
     marker = WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch if epoch is None else epoch,
         transaction_result=committed,
+        coordinator_epoch=coordinator_epoch,
         topics=(WritableTxnMarkerTopic(name=name, partition_indexes=indexes),),
     )
     result = only((await ask(node, WriteTxnMarkersRequest(markers=(marker,)), 1)).markers)
@@ -142,13 +157,32 @@ async def test_filters_are_all_to_be_met(node: DataPlane) -> None:
     assert await listed(node, state_filters=("PrepareCommit", "Dead")) == []
     assert await listed(node, producer_id_filters=(first.producer_id, second.producer_id)) == ["app-1", "app-2"]
     assert await listed(node, state_filters=("Empty",), producer_id_filters=(second.producer_id,)) == []
-    assert await listed(node, duration_filter=0) == ["app-2"], "none but that one is open"
-    assert await listed(node, duration_filter=3_600_000) == []
+    assert await listed(node, duration_filter=3_600_000) == ["app-1", "b"], "as long as a time of -1 is ago"
+    assert await listed(node, duration_filter=3_600_000, state_filters=("Ongoing",)) == []
     assert await listed(node, duration_filter=-1) == ["app-1", "app-2", "b"]
     assert await listed(node, transactional_id_pattern="app-.*") == ["app-1", "app-2"]
     assert await listed(node, transactional_id_pattern="app") == [], "of the whole id"
     assert await listed(node, transactional_id_pattern="") == ["app-1", "app-2", "b"]
     assert await listed(node, transactional_id_pattern="(?i)APP-.*", state_filters=("Ongoing",)) == ["app-2"]
+
+
+async def test_transactions_that_are_over_are_listed_by_how_long_ago_they_began(
+    node: DataPlane, sql: asyncpg.Connection
+) -> None:
+    topic = await node.create_topic("t")
+    for name in ("over", "open", "young"):
+        producer = await begin(node, name, keys(topic))
+        if name != "open":
+            await node.transactions.end(name, producer.producer_id, producer.producer_epoch, committed=name == "over")
+    await sql.execute(
+        """
+        update transactional_producer
+        set started_at = started_at - interval '1 hour', last_started_at = last_started_at - interval '1 hour'
+        where transactional_id <> 'young'
+        """
+    )
+    assert await listed(node, duration_filter=1_000_000) == ["open", "over"]
+    assert await listed(node, duration_filter=10_000_000) == []
 
 
 async def test_states_that_there_are_none_of_are_told(node: DataPlane) -> None:
@@ -208,12 +242,17 @@ async def test_what_is_open_is_described(node: DataPlane) -> None:
 
 
 @pytest.mark.parametrize(("committed", "state"), [(True, "CompleteCommit"), (False, "CompleteAbort")])
-async def test_what_has_ended_has_neither_start_nor_topics(node: DataPlane, committed: bool, state: str) -> None:
+async def test_what_has_ended_has_no_topics_and_began_when_it_began(
+    node: DataPlane, committed: bool, state: str
+) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic), ["group"])
+    began_ms = (await described(node, "a")).transaction_start_time_ms
     await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=committed)
     found = await described(node, "a")
-    assert (found.transaction_state, found.transaction_start_time_ms, found.topics) == (state, -1, ())
+    assert (found.transaction_state, found.transaction_start_time_ms, found.topics) == (state, began_ms, ())
+    await begin(node, "a")
+    assert (await described(node, "a")).transaction_start_time_ms == -1
 
 
 async def test_each_id_is_answered_by_itself_and_once(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,13 +401,85 @@ async def test_a_producer_that_is_no_more_ends_nothing(node: DataPlane) -> None:
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.NONE]
 
 
-async def test_nobody_commits_for_a_producer(node: DataPlane) -> None:
+async def test_a_marker_commits_what_lies_in_a_partition_and_the_transaction_goes_on(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 2)
+    outcomes: list[str] = []
+    node.transactions.observe_end = outcomes.append
+    producer = await begin(node, "a", keys(topic))
+    await append(node, *(batch(key, producer) for key in keys(topic)))
+    waiting = asyncio.create_task(node.fetch([(topic, at(0))], isolation_level=1, max_wait_ms=LONG_MS, min_bytes=1))
+    await until(lambda: node.tail.parked_count == 1)
+    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
+    (read,) = (await waiting).responses[0].partitions
+    assert (read.aborted_transactions, read.last_stable_offset) == ((), 2)
+    written, marker = batches_in(read)
+    assert read_head(written).base_offset == 0
+    assert control_type_of(marker) is ControlType.COMMIT
+    (record,) = iter_records(marker)
+    assert record.value == bytes([0, 0, 0, 0, 0, 5]), "the epoch of who sent it"
+    assert (await node.fetch_one(topic, 0, partition=1, isolation_level=1)).last_stable_offset == 0
+    assert ((await described(node, "a")).transaction_state, outcomes) == ("Ongoing", [])
+
+    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
+    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=4) == [
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    ]
+    await append(node, batch(keys(topic)[0], producer, 1))
+    await node.transactions.end("a", producer.producer_id, 0, committed=False)
+    assert outcomes == ["aborted"]
+    read = await node.fetch_one(topic, 0, isolation_level=1)
+    assert [(each.producer_id, each.first_offset) for each in read.aborted_transactions or ()] == [
+        (producer.producer_id, 2)
+    ]
+    heads = [read_head(each) for each in batches_in(read)]
+    assert [head.base_offset for head in heads] == [0, 1, 2, 3]
+    assert control_type_of(batches_in(read)[3]) is ControlType.ABORT
+
+
+async def test_where_all_is_marked_the_end_writes_no_other(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 2)
+    producer = await begin(node, "a", keys(topic))
+    await append(node, *(batch(key, producer) for key in keys(topic)))
+    assert await mark(node, producer, topic, 0, 1, committed=True) == [ErrorCode.NONE] * 2
+    await node.transactions.end("a", producer.producer_id, 0, committed=True)
+    states = await node.log.states(keys(topic))
+    assert [(states[key].high_watermark, states[key].last_stable_offset) for key in keys(topic)] == [(2, 2)] * 2
+    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
+    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "nothing is open"
+
+
+async def test_an_abort_ends_also_what_a_marker_has_left(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 2)
+    producer = await begin(node, "a", keys(topic))
+    await append(node, *(batch(key, producer) for key in keys(topic)))
+    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
+    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
+    assert (await described(node, "a")).transaction_state == "CompleteAbort"
+    for index, aborted in ((0, []), (1, [0])):
+        read = await node.fetch_one(topic, 0, partition=index, isolation_level=1)
+        assert [each.first_offset for each in read.aborted_transactions or ()] == aborted
+        assert read.last_stable_offset == 2
+
+
+async def test_a_marker_of_no_known_outcome_is_looked_for(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.INVALID_TXN_STATE]
-    assert (await described(node, "a")).transaction_state == "Ongoing"
-    await node.transactions.end("a", producer.producer_id, 0, committed=True)
+    await append(node, batch(keys(topic)[0], producer))
+    doubts: list[bool] = []
+    node.transactions.in_doubt = lambda: doubts.append(True)
+    commit = node.transactions.store.commit_in_partition
+
+    async def lose(*args: Any, **named: Any) -> Any:
+        await commit(*args, **named)
+        raise StorageUnavailable("gone")
+
+    monkeypatch.setattr(node.transactions.store, "commit_in_partition", lose)
+    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    assert doubts == [True]
+    monkeypatch.setattr(node.transactions.store, "commit_in_partition", commit)
     assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
+    state = (await node.log.states(keys(topic)))[keys(topic)[0]]
+    assert (state.high_watermark, state.last_stable_offset) == (2, 2), "once"
 
 
 @pytest.mark.parametrize("count", [50, 3, 1])
@@ -396,8 +507,9 @@ async def test_markers_for_what_is_not_there(node: DataPlane) -> None:
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
 async def test_a_producer_that_is_faster_has_its_way(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool, committed: bool
 ) -> None:
     """It commits between the look and the write, and may have begun another transaction."""
     topic = await node.create_topic("t")
@@ -414,6 +526,7 @@ async def test_a_producer_that_is_faster_has_its_way(
         return found
 
     monkeypatch.setattr(node.transactions.store, "in_partition", look_and_lose)
-    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
+    assert await mark(node, producer, topic, 0, committed=committed) == [ErrorCode.NONE]
     found = await described(node, "a")
     assert (found.transaction_state, found.producer_epoch) == ("Ongoing" if goes_on else "CompleteCommit", 0)
+    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "its own marker is the only one"
