@@ -21,7 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics
+from gateway.apis.internal_topics import InternalTopics, prepare
 from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -45,6 +45,7 @@ from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
+from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
@@ -219,8 +220,9 @@ class App:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
             journal.now_ms = clock.now_ms
             self._undo.append(("journal", 2 * STEP_TIMEOUT_S, journal.close))
+        group_store = GroupStore(database)
         groups = Groups(
-            GroupStore(database),
+            group_store,
             OffsetStore(database),
             leases,
             group_settings(broker, catalog.group_configs),
@@ -232,6 +234,8 @@ class App:
         )
         authorizer = _authorizer(broker, catalog, metrics)
         ClusterFeed(catalog, groups, lambda: None if authorizer is None else authorizer.describing())
+        # Of a database that has groups somebody has looked for their coordinators.
+        groups.begun = catalog.get(CONSUMER_OFFSETS) is not None or await group_store.any()
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
         metrics.groups_half_way.set_function(groups.half_way)
         marks = Marks(
@@ -361,6 +365,7 @@ class App:
             share_sessions.connection_closed(connection_id, share)
 
         stages = Stages(
+            prepare=prepare,
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
             charge=throttles.around,

@@ -92,6 +92,10 @@ class GroupStore:
             if outcome != "more":
                 return outcome == "deleted"
 
+    async def any(self) -> bool:
+        """Whether there is any group."""
+        return await self._pool.fetch_value(statement("any_group"))
+
     async def list(self) -> list[tuple[str, str, str | None, str]]:
         """(group id, group type, protocol type, state) of every group, ordered by id."""
         rows = await self._pool.fetch(statement("list_groups"))

@@ -41,6 +41,10 @@ from consumer_group g join group_member m using (group_id)
 where g.shard = $1
 order by g.group_id;
 
+-- name: any_group
+-- Whether there is any.
+select exists (select from consumer_group);
+
 -- name: list_groups
 -- Every group of the cluster.
 select group_id, group_type, protocol_type, state from consumer_group order by group_id;
