@@ -21,7 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics, prepare
+from gateway.apis.internal_topics import InternalTopics, offsets_partitions, prepare
 from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -41,6 +41,8 @@ from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.journal import Journal
 from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
+from gateway.internal_log.sources import GroupSource, TransactionSource
+from gateway.internal_log.writer import InternalLogs
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.recompression import Recompressor
@@ -85,7 +87,7 @@ from storage.share import ShareStore
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import Address, Partition
+from storage.types import Address, CoordinatorLease, Partition
 from storage.users import UserStore
 
 logger = structlog.get_logger(__name__)
@@ -305,6 +307,23 @@ class App:
         transactions.now_ms = clock.now_ms
         transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
+        internal_logs = InternalLogs(
+            catalog,
+            log_store,
+            appender,
+            (
+                GroupSource(groups, leases, group_store, OffsetStore(database)),
+                TransactionSource(transactions, lambda: offsets_partitions(catalog)),
+            ),
+            node_store.tell_followed,
+            clock.now_ms,
+        )
+
+        def shard_acquired(lease: CoordinatorLease) -> None:
+            groups.shard_acquired(lease)
+            internal_logs.shards_moved()
+
+        leases.acquired = shard_acquired
         throttles = Throttles()
         throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
         services = Services(
@@ -332,6 +351,7 @@ class App:
             share_store=share_store,
             users=UserStore(database),
             clock=clock,
+            internal_logs=internal_logs,
             marks=marks,
             authorizer=authorizer,
         )
@@ -355,7 +375,10 @@ class App:
             jobs.lease,
             clock,
         )
-        listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
+        listener = notify.Listener(
+            database, _hints(reconciler, jobs, wakeups, internal_logs), lambda: membership.node_id
+        )
+        self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
@@ -577,7 +600,9 @@ def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Aut
     return authorizer
 
 
-def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
+def _hints(
+    reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups, internal_logs: InternalLogs
+) -> dict[str, Callable[[str], None]]:
     """Who is told of what other nodes announce."""
 
     def nodes_heard(payload: str) -> None:
@@ -588,6 +613,7 @@ def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Ca
         notify.REVISIONS: reconciler.revision_heard,
         notify.NODES: nodes_heard,
         notify.APPENDS: wakeups.heard,
+        notify.FOLLOWED: internal_logs.heard,
     }
 
 

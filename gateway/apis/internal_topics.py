@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 import structlog
 
 from gateway.apis.topics import plan_internal
+from gateway.log.catalog import Catalog
 from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.context import RequestContext, Services
 from protocol.api_keys import ApiKey
@@ -55,6 +56,12 @@ class InternalTopics:
         if not making.cancelled():
             # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
             making.exception()
+
+
+def offsets_partitions(catalog: Catalog) -> int:
+    """How many CONSUMER_OFFSETS has, or will have."""
+    topic = catalog.get(CONSUMER_OFFSETS)
+    return catalog.broker.offsets_topic_num_partitions if topic is None else len(topic.partitions)
 
 
 def prepare(context: RequestContext) -> Awaitable[None] | None:

@@ -49,6 +49,10 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DESCRIBE)
+    logs = context.services.internal_logs
+    if logs is not None:
+        for each in frozenset(topic.name for topic in known.values() if isinstance(topic, Topic) and topic.internal):
+            await logs.ready(each)
     async for topic in in_pieces(request.topics):
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)

@@ -40,7 +40,7 @@ from gateway.net.pieces import in_pieces
 from protocol.errors import KafkaError
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
-from storage.types import Node
+from storage.types import GroupRecord, Node
 
 logger = structlog.stdlib.get_logger(__name__)
 
@@ -90,6 +90,10 @@ class Groups(Runtime):
 
     def summary(self, group: Value) -> Summary:
         return self._machines.of(group).summary(group)
+
+    def as_stored(self, record: GroupRecord) -> Value:
+        """What a row holds, as its machine would go on with it at this moment. For who only looks; any thread may."""
+        return self._group_records.restored(record, 0, self.settings)
 
     async def list(self) -> list[Summary]:
         """Every group this node coordinates; of those that are only stored, what storage has in columns.
