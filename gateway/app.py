@@ -324,6 +324,12 @@ class App:
             internal_logs.shards_moved()
 
         leases.acquired = shard_acquired
+
+        def forget_internal_logs_too() -> None:
+            forget()
+            internal_logs.forget()
+
+        histories.forget = forget_internal_logs_too
         throttles = Throttles()
         throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
         services = Services(

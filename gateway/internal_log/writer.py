@@ -5,7 +5,7 @@ what is so; the difference is appended, through the way that all records go. So 
 that was lost or came late are made up for by the next look, and the first look at an empty log is a snapshot of all.
 
 A topic is followed from the first Fetch or ListOffsets of it, on every node, since each writes of the owners that are
-its own; those who read it say so again and again, and an hour after the last has, nothing of this is left but the
+its own; those who read it say so again and again, and ten minutes after the last has, nothing of this is left but the
 records. Nobody waits for what is done here: no commit, heartbeat or transaction, but for who asks where the log ends,
 who is answered when this node has begun.
 """
@@ -37,7 +37,7 @@ from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadReque
 
 logger = structlog.get_logger(__name__)
 
-FOLLOWED_S = 3600.0
+FOLLOWED_S = 600.0
 """How long a topic is written after it was read last."""
 TELL_S = 30.0
 """How often the other nodes are told that it is read."""
@@ -78,9 +78,15 @@ class _Followed:
     key_count: int = 0
     read_to: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     """Up to where `written` has what others may have written."""
+    log_starts: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """All has been looked at once, or cannot be."""
     is_too_large: bool = False
+
+    def forget(self) -> None:
+        """What is in the log is to be read again."""
+        self.written, self.key_count, self.is_too_large = {}, 0, False
+        self.read_to, self.log_starts, self.whole_due_s = {}, {}, 0.0
 
 
 @dataclass(slots=True)
@@ -165,6 +171,12 @@ class InternalLogs:
             followed.whole_due_s = 0.0
         self._wake("changed")
 
+    def forget(self) -> None:
+        """The log may have lost what was in it."""
+        for followed in self._followed.values():
+            followed.forget()
+            self._wake("forgotten")
+
     def shards_moved(self) -> None:
         """Owners are this node's that were not."""
         for followed in self._followed.values():
@@ -190,7 +202,6 @@ class InternalLogs:
             except BaseException:
                 # It may or may not have been written; the log will say.
                 followed.whole_due_s = 0.0
-                followed.read_to.clear()
                 raise
 
     def _pause_s(self) -> float:
@@ -204,8 +215,7 @@ class InternalLogs:
             followed.begun.set()
             return
         if followed.topic is None or _another(followed.topic, topic):
-            followed.written, followed.key_count, followed.is_too_large = {}, 0, False
-            followed.read_to, followed.whole_due_s = {}, 0.0
+            followed.forget()
         followed.topic = topic
         whole = followed.whole_due_s <= self._loop.time()
         changed, followed.changed = followed.changed, set()
@@ -283,6 +293,10 @@ class InternalLogs:
         """What has been written up to now, by whichever node."""
         keys = [partition.partition_key for partition in topic.partitions]
         states = await self._log.states(keys)
+        if any(key in states and start < states[key].log_start_offset for key, start in followed.log_starts.items()):
+            # Somebody has deleted records, and with them what had been written.
+            followed.forget()
+        followed.log_starts = {key: state.log_start_offset for key, state in states.items()}
         for key in keys:
             state = states.get(key)
             if state is None:

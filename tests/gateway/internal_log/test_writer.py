@@ -349,7 +349,7 @@ async def test_who_reads_transactions_later_finds_their_beginning_too(followed: 
     assert [each.transaction_status for each in found] == [0, 5]
 
 
-async def test_nobody_reads_for_an_hour(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_reads_any_more(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     readers = followed.node.groups.readers
     followed.logs.seen(CONSUMER_OFFSETS)
     followed.logs.seen(TRANSACTION_STATE)
@@ -404,3 +404,27 @@ async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed)
     await followed.logs.run()
     await asking
     assert await followed.end(CONSUMER_OFFSETS, G) == 1
+
+
+async def test_what_somebody_has_deleted_is_written_again(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    offsets = followed.node.services.catalog.get(CONSUMER_OFFSETS)
+    assert offsets is not None
+    await followed.log.delete_records(offsets.partitions[partition_of(G, OFFSETS_PARTITIONS)].partition_key, 1)
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    (record,) = await followed.written(CONSUMER_OFFSETS, G, behind=1)
+    assert (record.offset, told_by(record)[2].offset) == (1, 9)
+
+
+async def test_in_another_history_the_log_is_read_again(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    followed.logs.forget()
+    await followed.logs.run()
+    assert len(await followed.written(CONSUMER_OFFSETS, G)) == 1
