@@ -46,7 +46,7 @@ from bench import (
     validation,
 )
 from bench.machine import measured_by
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, find_coordinator
 
 MEGABYTE = 1_000_000
 GIGABYTE = 1_000_000_000
@@ -72,6 +72,7 @@ def running_gateway(
         GatewayProcess(directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={})
     )
     gateway.start()
+    find_coordinator(gateway.bootstrap)
     try:
         yield gateway
     finally:

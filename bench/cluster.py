@@ -23,7 +23,7 @@ from storage.embedded import EmbeddedPostgres
 from tests.cluster.test_takeover import coordinator_of, goes_on
 from tests.cluster.test_wakeup import delays
 from tests.frames.members import Member, create_topic, fresh, settle
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, find_coordinator
 from tests.postgres import LoopThread, short_directory
 from tests.wire import WireClient
 
@@ -61,6 +61,7 @@ def nodes_on_one_postgres() -> Generator[list[GatewayProcess]]:
 def start(nodes: Sequence[GatewayProcess]) -> None:
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(GatewayProcess.start, nodes))
+    find_coordinator(nodes[0].bootstrap)
 
 
 def sample(node: GatewayProcess, name: str) -> float:

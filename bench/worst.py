@@ -100,7 +100,7 @@ from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMa
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
 from storage.embedded import EmbeddedPostgres
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, find_coordinator
 from tests.wire import WireClient
 
 LIMIT_MS = 20.0
@@ -724,6 +724,7 @@ def probed_gateway() -> Iterator[Gateway]:
     directory.chmod(0o755)
     gateway = Gateway(directory)
     gateway.start()
+    find_coordinator(gateway.bootstrap)
     try:
         yield gateway
     finally:

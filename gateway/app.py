@@ -21,7 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics
+from gateway.apis.internal_topics import InternalTopics, offsets_partitions, prepare
 from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -41,10 +41,13 @@ from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.journal import Journal
 from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
+from gateway.internal_log.sources import GroupSource, TransactionSource
+from gateway.internal_log.writer import InternalLogs
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
+from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
@@ -84,7 +87,7 @@ from storage.share import ShareStore
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import Address, Partition
+from storage.types import Address, CoordinatorLease, Partition
 from storage.users import UserStore
 
 logger = structlog.get_logger(__name__)
@@ -219,8 +222,9 @@ class App:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
             journal.now_ms = clock.now_ms
             self._undo.append(("journal", 2 * STEP_TIMEOUT_S, journal.close))
+        group_store = GroupStore(database)
         groups = Groups(
-            GroupStore(database),
+            group_store,
             OffsetStore(database),
             leases,
             group_settings(broker, catalog.group_configs),
@@ -232,6 +236,8 @@ class App:
         )
         authorizer = _authorizer(broker, catalog, metrics)
         ClusterFeed(catalog, groups, lambda: None if authorizer is None else authorizer.describing())
+        # Of a database that has groups somebody has looked for their coordinators.
+        groups.begun = catalog.get(CONSUMER_OFFSETS) is not None or await group_store.any()
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
         metrics.groups_half_way.set_function(groups.half_way)
         marks = Marks(
@@ -301,6 +307,29 @@ class App:
         transactions.now_ms = clock.now_ms
         transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
+        internal_logs = InternalLogs(
+            catalog,
+            log_store,
+            appender,
+            (
+                GroupSource(groups, leases, group_store, OffsetStore(database)),
+                TransactionSource(transactions, lambda: offsets_partitions(catalog)),
+            ),
+            node_store.tell_followed,
+            clock.now_ms,
+        )
+
+        def shard_acquired(lease: CoordinatorLease) -> None:
+            groups.shard_acquired(lease)
+            internal_logs.shards_moved()
+
+        leases.acquired = shard_acquired
+
+        def forget_internal_logs_too() -> None:
+            forget()
+            internal_logs.forget()
+
+        histories.forget = forget_internal_logs_too
         throttles = Throttles()
         throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
         services = Services(
@@ -328,6 +357,7 @@ class App:
             share_store=share_store,
             users=UserStore(database),
             clock=clock,
+            internal_logs=internal_logs,
             marks=marks,
             authorizer=authorizer,
         )
@@ -351,7 +381,10 @@ class App:
             jobs.lease,
             clock,
         )
-        listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
+        listener = notify.Listener(
+            database, _hints(reconciler, jobs, wakeups, internal_logs), lambda: membership.node_id
+        )
+        self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
@@ -361,6 +394,7 @@ class App:
             share_sessions.connection_closed(connection_id, share)
 
         stages = Stages(
+            prepare=prepare,
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
             charge=throttles.around,
@@ -572,7 +606,9 @@ def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Aut
     return authorizer
 
 
-def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
+def _hints(
+    reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups, internal_logs: InternalLogs
+) -> dict[str, Callable[[str], None]]:
     """Who is told of what other nodes announce."""
 
     def nodes_heard(payload: str) -> None:
@@ -583,6 +619,7 @@ def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Ca
         notify.REVISIONS: reconciler.revision_heard,
         notify.NODES: nodes_heard,
         notify.APPENDS: wakeups.heard,
+        notify.FOLLOWED: internal_logs.heard,
     }
 
 

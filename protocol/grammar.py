@@ -319,6 +319,12 @@ def grammar(message_type: type[Any], version: int) -> Record:
     return _record(message, version, compact=version in message.flexible)
 
 
+@cache
+def struct_grammar(struct_type: type[Any], version: int, *, flexible: bool) -> Record:
+    """The grammar of a struct that is no part of a message."""
+    return _record(struct_schema(struct_type), version, compact=flexible)
+
+
 def _record(declared: StructSchema, version: int, *, compact: bool) -> Record:
     present = [field for field in declared.fields if version in field.versions]
     tagged = {

@@ -92,6 +92,22 @@ class GroupStore:
             if outcome != "more":
                 return outcome == "deleted"
 
+    async def any(self) -> bool:
+        """Whether there is any group."""
+        return await self._pool.fetch_value(statement("any_group"))
+
+    async def ids_behind(self, shard: int, group_id: str, limit: int) -> Sequence[str]:
+        """The shard's next groups behind an id, ordered by id."""
+        rows = await self._pool.fetch(statement("group_ids_of_shard"), shard, stored(group_id), limit)
+        return [loaded(row["group_id"]) for row in rows]
+
+    async def as_stored(self, group_ids: Sequence[str]) -> Sequence[tuple[GroupRecord, int]]:
+        """Those of them that there are, each with when its state changed (Unix ms). For who only looks: nobody's
+        members are waited for by it."""
+        rows = await self._pool.fetch(statement("groups_as_stored"), [stored(group_id) for group_id in group_ids])
+        changed_ms = {loaded(row["group_id"]): row["state_timestamp_ms"] for row in rows}
+        return [(record, changed_ms[record.group_id]) async for record in _groups(rows)]
+
     async def list(self) -> list[tuple[str, str, str | None, str]]:
         """(group id, group type, protocol type, state) of every group, ordered by id."""
         rows = await self._pool.fetch(statement("list_groups"))

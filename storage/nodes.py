@@ -126,6 +126,10 @@ class NodeStore:
         """Tells the other nodes of appends. Nothing durable depends on it: it waits for no disk."""
         await self._pool.fetch(statement("announce"), list(payloads))
 
+    async def tell_followed(self, topic_name: str) -> None:
+        """Tells every node that somebody reads an internal topic. Nothing durable depends on it."""
+        await self._pool.fetch(statement("tell_followed"), topic_name)
+
     async def withdraw(self, node_id: NodeId) -> None:
         """Ends the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))

@@ -22,6 +22,8 @@ REVISIONS = "sluice_revision"
 """A change of the catalog was committed; its revision."""
 NODES = "sluice_nodes"
 """A node came, went, or gave leases up."""
+FOLLOWED = "sluice_followed"
+"""Somebody reads the internal topic of that name; see `gateway/internal_log/writer.py`."""
 APPENDS = "sluice_append"
 """Records were appended; see `gateway/cluster/wakeups.py`."""
 

@@ -18,7 +18,8 @@ from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
-from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal
+from storage.turns import in_turns
+from storage.types import CommittedOffset, CoordinatorLease, OffsetAsStored, OffsetCommit, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,25 @@ class OffsetStore:
             group_ids = [stored(group_id) for group_id in whole]
             rows.append(await self._hot.fetch(statement("fetch_all_offsets"), group_ids, require_stable))
         return ((loaded(row["group_id"]), _committed_offset(row)) for row in chain.from_iterable(rows))
+
+    async def as_stored(self, group_ids: Sequence[str]) -> Mapping[str, list[OffsetAsStored]]:
+        """All that the groups have committed, by group, of live topics; ordered by topic and partition."""
+        rows = await self._cold.fetch(statement("offsets_as_stored"), [stored(group_id) for group_id in group_ids])
+        found: dict[str, list[OffsetAsStored]] = {}
+        async for row in in_turns(rows):
+            found.setdefault(loaded(row["group_id"]), []).append(
+                OffsetAsStored(
+                    topic=loaded(row["topic"]),
+                    topic_id=row["topic_id"],
+                    partition_index=row["partition_index"],
+                    committed_offset=row["committed_offset"],
+                    leader_epoch=row["leader_epoch"],
+                    metadata=loaded(row["metadata"]),
+                    commit_timestamp_ms=row["commit_timestamp_ms"],
+                    expire_timestamp_ms=row["expire_timestamp_ms"],
+                )
+            )
+        return found
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
         """Removes the group's offsets of `partitions`, pending ones included, a bounded number at a time.

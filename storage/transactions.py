@@ -49,6 +49,17 @@ class StoredProducer:
     """Since when the last one was, which is over; None: none since the producer was initialized."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedProducer:
+    """A row with its times, for who only looks: Unix ms, by Postgres' clock."""
+
+    transactional_id: str
+    record: ProducerRecord
+    updated_ms: int
+    started_ms: int | None
+    """None: no transaction is under way."""
+
+
 class OverdueTransaction(NamedTuple):
     """The one that began at `started_ms`, as `StoredProducer` has it: the id's next is another."""
 
@@ -162,6 +173,18 @@ class TransactionStore:
             transactional_id = loaded(row["transactional_id"])
             found[transactional_id] = _stored_producer(transactional_id, row)
         return found
+
+    async def recorded(self, transactional_ids: Collection[str]) -> list[RecordedProducer]:
+        """Those of the ids that there are."""
+        rows = await self._cold.fetch(
+            statement("transactional_producers"), [stored(transactional_id) for transactional_id in transactional_ids]
+        )
+        read = [(_stored_producer(loaded(row["transactional_id"]), row), row["updated_ms"]) for row in rows]
+        return [
+            RecordedProducer(each.transactional_id, each.record, updated_ms, each.started_ms)
+            for each, updated_ms in read
+            if each.record is not None
+        ]
 
     async def are_known(self) -> bool:
         """Whether every live node knows of transactions: one of an earlier release would give readers what was not

@@ -366,6 +366,21 @@ class CommittedOffset:
     """A transaction that is under way has an offset for the partition: what will be committed is not known yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetAsStored:
+    """A committed offset with all that is kept of it."""
+
+    topic: str
+    topic_id: UUID
+    partition_index: int
+    committed_offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int | None
+    """None: as the cluster is set."""
+
+
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 

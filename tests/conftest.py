@@ -10,7 +10,7 @@ import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
-from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
 from tests.postgres import Databases, databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 
@@ -86,6 +86,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
             database_url: str | None = None,
             environment: Mapping[str, str] = NO_SETTINGS,
             root: Path = ROOT,
+            coordinated: bool = True,
         ) -> GatewayProcess:
             directory = stack.enter_context(short_directory())
             if not embedded and database_url is None:
@@ -102,6 +103,8 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
             stack.callback(_gateways.remove, process)
             stack.callback(process.close)
             process.start()
+            if coordinated:
+                find_coordinator(process.bootstrap)
             return process
 
         yield start

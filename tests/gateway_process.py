@@ -27,6 +27,9 @@ LOG_TAIL_LINES = 200
 # A whole ApiVersions v0 request: key 18, version 0, correlation id 1, client id "probe".
 _PROBE = struct.pack(">ihhih5s", 15, 18, 0, 1, 5, b"probe")
 
+# And a FindCoordinator v0: key 10, version 0, correlation id 1, client id "probe", group "probe".
+_FIND_COORDINATOR = struct.pack(">ihhih5sh5s", 22, 10, 0, 1, 5, b"probe", 5, b"probe")
+
 
 class GatewayProcess:
     """One `sluice serve`. `restart` keeps port, database and settings."""
@@ -176,12 +179,24 @@ class GatewayFactory(Protocol):
         database_url: str | None = None,
         environment: Mapping[str, str] = ...,
         root: Path = ...,
+        coordinated: bool = ...,
     ) -> GatewayProcess:
-        """`settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
+        """Without `coordinated` nobody has looked for a group's coordinator yet.
+
+        `settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
 
         `embedded` runs its own Postgres; otherwise `database_url`, else a fresh database of the suite's server.
         """
         ...
+
+
+def find_coordinator(bootstrap: str) -> None:
+    """Looks for a group's coordinator, as every client does before it asks anything of a group. Where strangers may
+    not, they are not heard."""
+    host, _, port = bootstrap.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=START_SECONDS) as connection:
+        connection.sendall(_FIND_COORDINATOR)
+        connection.recv(8, socket.MSG_WAITALL)
 
 
 def answers(bootstrap: str) -> bool:

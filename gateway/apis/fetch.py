@@ -238,6 +238,7 @@ class _Planner:
         self._is_replica = is_replica
         self._authorizes = services.authorizer is not None
         self._tail = services.tail
+        self._internal_logs = services.internal_logs
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
         self._watch = watch
@@ -307,6 +308,8 @@ class _Planner:
             part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return part
         part.partition = topic.partitions[asked.partition]
+        if topic.internal and self._internal_logs is not None:
+            self._internal_logs.seen(topic.name)
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
         if part.error:
             return part

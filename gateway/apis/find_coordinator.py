@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import PIECE
 from gateway.security.authorizer import may, refusal_of
@@ -73,9 +74,10 @@ async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestCont
 
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
     if key_type == GROUP:
-        await services.internal_topics.show_consumer_offsets(services)
+        await services.internal_topics.show(CONSUMER_OFFSETS, services)
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
+        await services.internal_topics.show(TRANSACTION_STATE, services)
         return [services.transactions.coordinator_of(key) for key in keys]
     refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
     return [refused] * len(keys)

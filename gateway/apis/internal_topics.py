@@ -1,48 +1,92 @@
-"""`__consumer_offsets`, made when a group's coordinator is looked for, as upstream does.
+"""`__consumer_offsets` and `__transaction_state`, made when a coordinator is looked for, as upstream does.
 
-The one idea: all who look for one while it is missing wait for one change of the catalog.
+The one idea: all who look for one while it is missing wait for one change of the catalog; and no group has a
+coordinator before its topic has been made. Every client looks for one first, so only who asks unbidden is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import structlog
 
-from gateway.apis.topics import create_internal_topics
+from gateway.apis.topics import plan_internal
+from gateway.log.catalog import Catalog
 from gateway.log.topic_names import CONSUMER_OFFSETS
-from gateway.net.context import Services
+from gateway.net.context import RequestContext, Services
+from protocol.api_keys import ApiKey
 from storage.errors import StorageError
 
 logger = structlog.get_logger(__name__)
+
+COORDINATED = frozenset(
+    {
+        *(ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP),
+        *(ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT),
+        *(ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS, ApiKey.LIST_GROUPS),
+        *(ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE),
+        *(ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_DESCRIBE),
+        *(ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS),
+        *(ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS),
+    }
+)
+"""Requests that a group's coordinator answers."""
 
 
 class InternalTopics:
     """The node's."""
 
     def __init__(self) -> None:
-        self._making: asyncio.Task[None] | None = None
+        self._making: dict[str, asyncio.Task[None]] = {}
 
-    async def show_consumer_offsets(self, services: Services) -> None:
-        """Makes it if there is none, or somebody has deleted it. Without Postgres there is none yet."""
-        if services.catalog.get(CONSUMER_OFFSETS) is not None:
-            return
-        if self._making is None:
-            self._making = asyncio.create_task(_make(services))
-            self._making.add_done_callback(self._made)
-        await asyncio.shield(self._making)
+    async def show(self, name: str, services: Services) -> None:
+        """Makes CONSUMER_OFFSETS or TRANSACTION_STATE if there is none, or somebody has deleted it. Without Postgres
+        there is none yet."""
+        if services.catalog.get(name) is None:
+            making = self._making.get(name)
+            if making is None:
+                making = self._making[name] = asyncio.create_task(_make(name, services))
+                making.add_done_callback(lambda made: self._made(name, made))
+            await asyncio.shield(making)
+        _begin_if_made(services)
 
-    def _made(self, making: asyncio.Task[None]) -> None:
-        self._making = None
+    def _made(self, name: str, making: asyncio.Task[None]) -> None:
+        del self._making[name]
         if not making.cancelled():
             # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
             making.exception()
 
 
-async def _make(services: Services) -> None:
+def offsets_partitions(catalog: Catalog) -> int:
+    """How many CONSUMER_OFFSETS has, or will have."""
+    topic = catalog.get(CONSUMER_OFFSETS)
+    return catalog.broker.offsets_topic_num_partitions if topic is None else len(topic.partitions)
+
+
+def prepare(context: RequestContext) -> Awaitable[None] | None:
+    """A stage: before a node refuses groups for want of `__consumer_offsets` it looks whether another has made it."""
+    if context.services.groups.begun or context.api_key not in COORDINATED:
+        return None
+    return _look(context.services)
+
+
+async def _look(services: Services) -> None:
+    """Raises StorageError."""
+    await services.catalog.refresh_if_changed()
+    _begin_if_made(services)
+
+
+def _begin_if_made(services: Services) -> None:
+    """Groups begin once, and for good: whoever deletes the topic ends none."""
+    if not services.groups.begun and services.catalog.get(CONSUMER_OFFSETS) is not None:
+        services.groups.begun = True
+
+
+async def _make(name: str, services: Services) -> None:
     catalog = services.catalog
     try:
-        await create_internal_topics(services.topics, catalog.broker.offsets_topic_num_partitions)
+        await services.topics.create([plan_internal(name, catalog.broker)])
         await catalog.refresh_if_changed()
     except StorageError as error:
-        logger.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))
+        logger.warning("not created", topic=name, reason=str(error))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
 from gateway.log.batch_search import Place, first_of_log_since, newest
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
@@ -18,6 +21,9 @@ from protocol.messages.list_offsets import (
 )
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
+
+if TYPE_CHECKING:
+    from gateway.internal_log.writer import InternalLogs
 
 LATEST = -1
 EARLIEST = -2
@@ -49,6 +55,8 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DESCRIBE)
+    if context.services.internal_logs is not None:
+        await _wait_for_writer(known.values(), context.services.internal_logs)
     async for topic in in_pieces(request.topics):
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
@@ -63,6 +71,14 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
         ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
     return ListOffsetsResponse(topics=tuple(topics))
+
+
+async def _wait_for_writer(known: Collection[Topic | ErrorCode], logs: InternalLogs) -> None:
+    """Who is about to read an internal topic asks for nothing else; who asks for the ends of all topics reads none."""
+    internal = [topic.name for topic in known if isinstance(topic, Topic) and topic.internal]
+    if len(internal) == len(known):
+        for name in internal:
+            await logs.ready(name)
 
 
 def refuse_list_offsets(

@@ -29,7 +29,14 @@ from gateway.config.topic import (
     validate_topic_configs,
 )
 from gateway.coordinator.streams.topology import TopicInfo
-from gateway.log.topic_names import CLUSTER_METADATA, CONSUMER_OFFSETS, INTERNAL_TOPICS, RenderedNames, why_illegal
+from gateway.log.topic_names import (
+    CLUSTER_METADATA,
+    CONSUMER_OFFSETS,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE,
+    RenderedNames,
+    why_illegal,
+)
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import in_pieces, mapped, tally
@@ -58,7 +65,6 @@ from protocol.messages.delete_topics import (
     DeleteTopicState,
 )
 from protocol.schema import ZERO_UUID
-from storage.topics import TopicStore
 from storage.types import NewTopic, Refusal, Topic
 
 logger = structlog.get_logger(__name__)
@@ -73,18 +79,16 @@ STRICT_FROM_THE_FIRST = 0
 DEFAULT = -1
 
 
-async def create_internal_topics(topics: TopicStore, partitions: int) -> None:
-    """Makes `__consumer_offsets` if this database has none: when a group's coordinator is looked for, as in Kafka.
+def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
+    """CONSUMER_OFFSETS or TRANSACTION_STATE, as it is made when a coordinator is looked for, as in Kafka.
 
-    Tools expect to find it then. It is internal and stays empty: offsets live in tables of their own, and how many
-    partitions it has changes nothing for groups. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs
-    as any other.
+    Tools expect to find it then. How many partitions it has changes nothing for groups and transactions, which live in
+    tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
     """
-    await topics.create([_consumer_offsets(partitions)])
-
-
-def _consumer_offsets(partitions: int) -> NewTopic:
-    return NewTopic(CONSUMER_OFFSETS, partitions, {"cleanup.policy": "compact"}, internal=True)
+    partitions = broker.transaction_state_log_num_partitions
+    if name == CONSUMER_OFFSETS:
+        partitions = broker.offsets_topic_num_partitions
+    return NewTopic(name, partitions, {"cleanup.policy": "compact"}, internal=True)
 
 
 # --- CreateTopics -------------------------------------------------------------------------------------------------
@@ -216,8 +220,8 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
-    if name == CONSUMER_OFFSETS:
-        return _consumer_offsets(broker.offsets_topic_num_partitions)
+    if name in (CONSUMER_OFFSETS, TRANSACTION_STATE):
+        return plan_internal(name, broker)
     return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
 

@@ -12,6 +12,7 @@ from itertools import groupby
 
 import re2
 
+from gateway.apis.internal_topics import offsets_partitions
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.coordinator.transactions import NO_EPOCH, SentMarker, TransactionState
@@ -162,9 +163,7 @@ async def _describe(transactional_ids: Sequence[str], context: RequestContext) -
     ]
     partitions = await store.partitions(open_ids)
     groups = await store.groups(open_ids)
-    catalog = context.services.catalog
-    offsets = catalog.get(CONSUMER_OFFSETS)
-    count = catalog.broker.offsets_topic_num_partitions if offsets is None else len(offsets.partitions)
+    count = offsets_partitions(context.services.catalog)
     topics = {
         producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()), count, context)
         async for producer_id in in_pieces(open_ids)

@@ -114,7 +114,7 @@ class BrokerConfig:
     offsets_topic_num_partitions: int = setting(
         _INT,
         50,
-        "Partitions that __consumer_offsets is shown with. It is empty: groups are spread without it.",
+        "Partitions that __consumer_offsets is made with. Groups are spread over the nodes without it.",
         between(1, 10_000),
         update=_AT_START,
     )
@@ -463,6 +463,13 @@ class BrokerConfig:
     )
 
     # transactions
+    transaction_state_log_num_partitions: int = setting(
+        _INT,
+        50,
+        "Partitions that __transaction_state is made with. Transactions are coordinated without it.",
+        between(1, 10_000),
+        update=_AT_START,
+    )
     transaction_max_timeout_ms: int = setting(
         _INT, 900_000, "Longest timeout that a transactional producer may ask for.", at_least(1), update=_AT_START
     )

@@ -14,6 +14,7 @@ import structlog
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import (
@@ -34,11 +35,12 @@ from gateway.groups.journal import Journal
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
+from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.pieces import in_pieces
 from protocol.errors import KafkaError
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
-from storage.types import Node
+from storage.types import GroupRecord, Node
 
 logger = structlog.stdlib.get_logger(__name__)
 
@@ -81,8 +83,17 @@ class Groups(Runtime):
         group was read."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
 
+    def cluster_changed(self, cluster: Cluster) -> None:
+        """As `Runtime.cluster_changed`; with its topic come the groups' coordinators, wherever it was made."""
+        self.begun = self.begun or CONSUMER_OFFSETS in cluster.topics
+        super().cluster_changed(cluster)
+
     def summary(self, group: Value) -> Summary:
         return self._machines.of(group).summary(group)
+
+    def as_stored(self, record: GroupRecord) -> Value:
+        """What a row holds, as its machine would go on with it at this moment. For who only looks; any thread may."""
+        return self._group_records.restored(record, 0, self.settings)
 
     async def list(self) -> list[Summary]:
         """Every group this node coordinates; of those that are only stored, what storage has in columns.

@@ -138,6 +138,8 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
+        self.begun = True
+        """Until then this node coordinates nothing, whatever leases it holds."""
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
         """One: Python runs one of them at a time in any case."""
         self._loop = asyncio.get_running_loop()
@@ -274,8 +276,8 @@ class Runtime:
         return frozenset(self._shards_loading)
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
-        """This node's leave to coordinate the group; None also while draining."""
-        return None if self._draining else self._lease_holder.lease_for(group_id)
+        """This node's leave to coordinate the group; None also while draining, and before anything has begun."""
+        return None if self._draining or not self.begun else self._lease_holder.lease_for(group_id)
 
     def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
         """A connection has ended. If its peer closed it or failed, every group it spoke for is told, many in turns; for

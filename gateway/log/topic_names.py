@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 MAX_NAME_CHARS = 249
 CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
 """Kafka's own log of metadata, which no client may create."""
 
-INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state"})
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, "__share_group_state"})
 """Upstream's Topic.INTERNAL_TOPICS: a topic of such a name is internal, whoever creates it."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.config.settings import Settings
     from gateway.groups.groups import Groups
     from gateway.groups.marks import Marks
+    from gateway.internal_log.writer import InternalLogs
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.recompression import Recompressor
@@ -113,6 +114,8 @@ class Services:
     share_store: ShareStore
     users: UserStore
     clock: ClusterClock = field(default_factory=ClusterClock)
+    internal_logs: InternalLogs | None = None
+    """None: internal topics hold what has been written to them before."""
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
     authorizer: Authorizer | None = None

@@ -66,6 +66,9 @@ Authorize = Callable[[Any, RequestContext], Awaitable[None]]
 Throttle = Callable[[Any, RequestContext], int]
 """How many milliseconds the connection must be silent after this request; 0 for none."""
 
+Prepare = Callable[[RequestContext], Awaitable[None] | None]
+"""What the handler must not begin without; None where there is nothing to wait for."""
+
 Charged = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
 """Awaits what the handler answers, and says the same of it."""
 
@@ -104,6 +107,7 @@ class Stages:
 
     authorize: Authorize | None = None
     throttle: Throttle | None = None
+    prepare: Prepare | None = None
     charge: Charge | None = None
     """Around the handler."""
 
@@ -212,6 +216,8 @@ class Dispatch:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
                 throttle_ms = _mute(connection, stages.throttle(request, context))
+            if stages.prepare is not None and (preparing := stages.prepare(context)) is not None:
+                await preparing
             charged = None if stages.charge is None else stages.charge(context)
             if charged is None:
                 response = await route.handler(request, context)

@@ -65,6 +65,8 @@ class Transactions:
         """Called for each group of which a transaction has committed offsets."""
         self.observe_end: Callable[[str], None] = lambda outcome: None
         """Told how each transaction ended: committed, aborted, fenced or timed_out."""
+        self.changed: Callable[[str], None] | None = None
+        """Called with each id whose row this node has written, while anybody wants to know."""
         self.now_ms: Callable[[], int] = wall_ms
         """By which markers are dated."""
 
@@ -111,6 +113,7 @@ class Transactions:
                 raise KafkaError(decision.error)
             if await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named):
                 self.taken_in.note(producer_id, producer_epoch, partition_keys)
+                self._told(transactional_id)
                 return
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
@@ -296,7 +299,9 @@ class Transactions:
         assert decision.after is not None
         record = _record(decision.after)
         if decision.end is None:
-            return await self._store.save(read, record)
+            saved = await self._store.save(read, record)
+            self._told(read.transactional_id)
+            return saved
         assert read.record is not None
         now_ms = self.now_ms()
         committed = decision.end.committed
@@ -314,6 +319,7 @@ class Transactions:
             return False
         self.taken_in.forget(read.record.producer_id)
         self.observe_end(outcome)
+        self._told(read.transactional_id)
         return True
 
     async def _append_markers(
@@ -333,6 +339,10 @@ class Transactions:
                     self._tail.doubt(asyncio.get_running_loop().time())
                     self.in_doubt()
         return ended is not None
+
+    def _told(self, transactional_id: str) -> None:
+        if self.changed is not None:
+            self.changed(transactional_id)
 
     async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         resume = full_collections.pause() if len(ended.markers) > PIECE else None

@@ -41,6 +41,23 @@ from consumer_group g join group_member m using (group_id)
 where g.shard = $1
 order by g.group_id;
 
+-- name: any_group
+-- Whether there is any.
+select exists (select from consumer_group);
+
+-- name: group_ids_of_shard
+-- The next $3 groups of a shard behind an id.
+select group_id from consumer_group where shard = $1 and group_id > $2 order by group_id limit $3;
+
+-- name: groups_as_stored
+-- As load_groups, with when the state changed, and without noting that anybody waits for the members.
+select
+    g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document, g.state_timestamp_ms,
+    null::bigint as silent_ms, m.member_id, m.member_epoch, m.document as member_document
+from consumer_group g left join group_member m using (group_id)
+where g.group_id = any ($1)
+order by g.group_id, m.member_id;
+
 -- name: list_groups
 -- Every group of the cluster.
 select group_id, group_type, protocol_type, state from consumer_group order by group_id;

@@ -94,6 +94,13 @@ join node n on n.node_id = l.node_id and n.incarnation = l.incarnation
 where l.kind = $1 and l.expires_at > clock_timestamp()
 order by l.shard;
 
+-- name: tell_followed
+-- Who listens hears the name of an internal topic that is read.
+with relaxed as materialized (
+    select set_config('synchronous_commit', 'off', true)
+)
+select pg_notify('sluice_followed', $1) from relaxed;
+
 -- name: announce
 -- One notification a payload; who listens hears of them once this has been committed. Postgres commits those who notify
 -- one after the other: none of them waits for the disk.

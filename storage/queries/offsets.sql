@@ -68,3 +68,13 @@ select delete_offsets($1, $2, $3, $4, $5, $6);
 -- name: expire_offsets
 -- One bounded pass over a shard.
 select * from expire_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: offsets_as_stored
+-- All that the groups have committed, of live topics.
+select
+    o.group_id, t.name as topic, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
+    o.commit_timestamp_ms, o.expire_timestamp_ms
+from committed_offset o
+join topic t on t.topic_id = o.topic_id and t.deleted_at is null
+where o.group_id = any ($1::text[])
+order by o.group_id, t.name, o.partition_index;

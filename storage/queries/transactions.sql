@@ -3,7 +3,8 @@
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
-    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms
+    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms,
+    (extract(epoch from t.updated_at) * 1000)::bigint as updated_ms
 from transactional_producer t
 where t.transactional_id = any ($1::text[]);
 

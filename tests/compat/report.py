@@ -237,8 +237,8 @@ ON_PURPOSE = [
     "- `__consumer_offsets` may be deleted, which takes it out of listings until somebody looks for a group's",
     "  coordinator. Groups and their offsets do not lie in it, and stay.",
     "- Any node serves any partition, whoever leads it: nobody is told NOT_LEADER_OR_FOLLOWER for asking another.",
-    "- Groups, offsets and transactions lie in tables: nothing can be read from `__consumer_offsets` and",
-    "  `__transaction_state`.",
+    "- Groups, offsets and transactions lie in tables: `__consumer_offsets` and `__transaction_state` are written",
+    "  while somebody reads them, so they begin with what is so then, and what was so before is not in them.",
     "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
     "  they belong to one process.",
 ]

@@ -209,7 +209,7 @@ async def test_a_drained_gateway_answers_held_joins_and_keeps_the_group(gateway_
 
 async def test_the_offsets_topic_is_listed_once_a_coordinator_was_looked_for(gateway_factory: GatewayFactory) -> None:
     """As in Kafka: not from the start."""
-    gateway = gateway_factory({"offsets.topic.num.partitions": "3"})
+    gateway = gateway_factory({"offsets.topic.num.partitions": "3"}, coordinated=False)
     async with await WireClient.connect(gateway.bootstrap) as client:
         assert (await client.send(MetadataRequest(topics=None), 12)).topics == ()
         await client.send(FindCoordinatorRequest(coordinator_keys=("group",)), 4)

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from gateway.apis.configs import Operation, ResourceType
-from gateway.apis.topics import create_internal_topics
+from gateway.apis.topics import plan_internal
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
@@ -720,7 +720,7 @@ async def test_broker_refusals_change_nothing(database_url: str) -> None:
 async def test_list_config_resources(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
         await node.membership.renew()
-        await create_internal_topics(node.topics, 50)
+        await node.topics.create([plan_internal("__consumer_offsets", node.catalog.broker)])
         await node.create("orders")
 
         async def listed(*kinds: int, version: int = 1) -> set[tuple[str, int]]:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from gateway.apis.metadata import MAX_CREATED
-from gateway.apis.topics import create_internal_topics
+from gateway.apis.topics import plan_internal
 from gateway.log.catalog import MAX_LOOKUPS
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -121,7 +121,7 @@ async def test_a_name_asked_for_twice_is_answered_once(database_url: str) -> Non
 
 async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        await create_internal_topics(node.topics, 50)
+        await node.topics.create([plan_internal("__consumer_offsets", node.catalog.broker)])
         await node.create("orders")
         answer = await ask(node, 12, None)
         assert {topic.name: (topic.is_internal, len(topic.partitions)) for topic in answer.topics} == {

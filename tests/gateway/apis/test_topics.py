@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.apis.topics import MAX_PARTITIONS_PER_REQUEST, create_internal_topics
+from gateway.apis.topics import MAX_PARTITIONS_PER_REQUEST, plan_internal
 from gateway.config.definition import ConfigSource
 from gateway.config.topic import REPLICATION_FACTOR
 from protocol.api_keys import ApiKey
@@ -228,8 +228,8 @@ async def test_too_many_partitions_at_once(database_url: str) -> None:
 
 async def test_consumer_offsets_is_internal_and_may_be_deleted(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        await create_internal_topics(node.topics, 50)
-        await create_internal_topics(node.topics, 50)
+        await node.topics.create([plan_internal("__consumer_offsets", node.catalog.broker)])
+        await node.topics.create([plan_internal("__consumer_offsets", node.catalog.broker)])
         await node.catalog.refresh_if_changed()
         topic = node.catalog.get("__consumer_offsets")
         assert topic is not None

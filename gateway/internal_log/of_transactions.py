@@ -1,0 +1,65 @@
+"""A transactional id as the record that Kafka keeps of it in `__transaction_state`.
+
+The one idea: one key, and the value of what is so; the states between, which Kafka writes while markers are under way,
+are none here (`gateway/coordinator/transactions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gateway.internal_log.record import Entry
+from protocol import coordinator_records as log
+from protocol.coordinator_records import encode_key, encode_value
+from storage.transactions import ProducerRecord, RecordedProducer
+
+EMPTY = "Empty"
+_STATUS = {EMPTY: 0, "Ongoing": 1, "CompleteCommit": 4, "CompleteAbort": 5}
+"""TransactionState's."""
+_NOT_OPEN = -1
+VERSION = 1
+"""Of the value, from transaction.version 1 on."""
+
+
+def record_of(read: RecordedProducer, taken_in: Mapping[str, Sequence[int]]) -> Iterator[Entry]:
+    """`taken_in`: topic → partitions of the transaction that is under way."""
+    partitions = tuple(
+        log.TransactionPartitions(topic=topic, partition_ids=tuple(indexes)) for topic, indexes in taken_in.items()
+    )
+    yield _entry(
+        read,
+        producer_epoch=read.record.producer_epoch,
+        state=read.record.state,
+        partitions=None if read.record.state == EMPTY else partitions,
+        started_ms=_NOT_OPEN if read.started_ms is None else read.started_ms,
+    )
+
+
+def beginning_of(read: RecordedProducer) -> Iterator[Entry]:
+    """What Kafka had written when the id was given its producer id, where that is not what is so any more. A log that
+    begins with the id later begins with that, too."""
+    if read.record.state != EMPTY or read.record.producer_epoch > 0:
+        yield _entry(read, producer_epoch=0, state=EMPTY, partitions=None, started_ms=_NOT_OPEN)
+
+
+def _entry(
+    read: RecordedProducer,
+    *,
+    producer_epoch: int,
+    state: str,
+    partitions: tuple[log.TransactionPartitions, ...] | None,
+    started_ms: int,
+) -> Entry:
+    record: ProducerRecord = read.record
+    value = log.TransactionLogValue(
+        producer_id=record.producer_id,
+        previous_producer_id=record.previous_producer_id,
+        producer_epoch=producer_epoch,
+        transaction_timeout_ms=record.timeout_ms,
+        transaction_status=_STATUS[state],
+        transaction_partitions=partitions,
+        transaction_last_update_timestamp_ms=read.updated_ms,
+        transaction_start_timestamp_ms=started_ms,
+    )
+    key = log.TransactionLogKey(transactional_id=read.transactional_id)
+    return encode_key(log.TRANSACTION, key), encode_value(log.TRANSACTION, VERSION, value)

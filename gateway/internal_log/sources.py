@@ -1,0 +1,186 @@
+"""Whose records stand in each internal topic: groups in `__consumer_offsets`, producers in `__transaction_state`.
+
+The one idea: what is so is read from the tables, never remembered, and each owner is some node's: a group its
+coordinator's, a transactional id that of the node which clients are sent to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+from gateway.cluster.leases import Leases, partition_of
+from gateway.coordinator.facts import Fact
+from gateway.groups.groups import Groups
+from gateway.internal_log import of_groups, of_transactions
+from gateway.internal_log.record import Entry
+from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from gateway.net.pieces import in_pieces
+from gateway.transactions.coordinator import Transactions
+from storage.groups import GroupStore
+from storage.offsets import OffsetStore
+from storage.transactions import TransactionPartition
+from storage.types import GroupRecord, OffsetAsStored
+
+IDS_AT_A_TIME = 1_000
+MANY_MEMBERS = 100
+"""A group of more is made into records on a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """One owner: what it began with, and what is so. Without the latter there is no such owner any more."""
+
+    owner: str
+    beginning: Iterable[Entry] = ()
+    now: AsyncIterator[Entry] | None = None
+
+
+class Source(Protocol):
+    """Of one internal topic. Reading raises StorageError."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def is_own(self, owner: str) -> bool:
+        """Whether this node writes of it."""
+        ...
+
+    def owners(self) -> AsyncGenerator[str]:
+        """All that there are and that are this node's."""
+        ...
+
+    def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
+        """Each of them, whether there is one or not."""
+        ...
+
+    def follow(self, changed: Callable[[str], None]) -> None:
+        """From now on `changed` is called with each owner that may have changed."""
+        ...
+
+    def leave(self) -> None: ...
+
+
+class GroupSource:
+    """Groups that this node coordinates."""
+
+    topic = CONSUMER_OFFSETS
+
+    def __init__(self, groups: Groups, leases: Leases, store: GroupStore, offsets: OffsetStore) -> None:
+        self._groups = groups
+        self._leases = leases
+        self._store = store
+        self._offsets = offsets
+        self._changed: Callable[[str], None] | None = None
+
+    def is_own(self, owner: str) -> bool:
+        return self._groups.lease_for(owner) is not None
+
+    async def owners(self) -> AsyncGenerator[str]:
+        for lease in self._leases.current():
+            behind = ""
+            while ids := await self._store.ids_behind(lease.shard, behind, IDS_AT_A_TIME):
+                behind = ids[-1]
+                for group_id in ids:
+                    if self.is_own(group_id):
+                        yield group_id
+
+    async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
+        groups = {record.group_id: (record, ms) for record, ms in await self._store.as_stored(owners)}
+        offsets = await self._offsets.as_stored(owners)
+        for group_id in owners:
+            found = groups.get(group_id)
+            if found is None:
+                yield Owned(group_id)
+                continue
+            record, changed_ms = found
+            if len(record.members) > MANY_MEMBERS:
+                beginning, now = await asyncio.to_thread(self._records, record, changed_ms)
+            else:
+                beginning, now = self._records(record, changed_ms)
+            yield Owned(group_id, beginning, _with_offsets(group_id, now, offsets.get(group_id, ())))
+
+    def _records(self, record: GroupRecord, changed_ms: int) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        group = self._groups.as_stored(record)
+        return list(of_groups.beginning_of(group, changed_ms)), list(of_groups.records_of(group, changed_ms))
+
+    def follow(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._groups.readers.append(self._told)
+
+    def leave(self) -> None:
+        self._groups.readers.remove(self._told)
+        self._changed = None
+
+    def _told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
+        """Without facts the group was read: nothing has changed by that."""
+        if facts and self._changed is not None:
+            self._changed(group_id)
+
+
+async def _with_offsets(
+    group_id: str, entries: Iterable[Entry], offsets: Sequence[OffsetAsStored]
+) -> AsyncGenerator[Entry]:
+    for entry in entries:
+        yield entry
+    async for entry in in_pieces(of_groups.offsets_of(group_id, offsets)):
+        yield entry
+
+
+class TransactionSource:
+    """Transactional ids whose clients are sent to this node."""
+
+    topic = TRANSACTION_STATE
+
+    def __init__(self, transactions: Transactions, offsets_partitions: Callable[[], int]) -> None:
+        """`offsets_partitions`: how many CONSUMER_OFFSETS has, where the groups of a transaction lie."""
+        self._transactions = transactions
+        self._offsets_partitions = offsets_partitions
+
+    def is_own(self, owner: str) -> bool:
+        return self._transactions.coordinates(owner)
+
+    async def owners(self) -> AsyncGenerator[str]:
+        behind = ""
+        while listed := await self._transactions.store.list_behind(behind, IDS_AT_A_TIME):
+            behind = listed[-1].transactional_id
+            for each in listed:
+                if self.is_own(each.transactional_id):
+                    yield each.transactional_id
+
+    async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
+        store = self._transactions.store
+        found = {each.transactional_id: each for each in await store.recorded(owners)}
+        open_ids = [each.record.producer_id for each in found.values() if each.started_ms is not None]
+        partitions = await store.partitions(open_ids)
+        groups = await store.groups(open_ids)
+        for owner in owners:
+            read = found.get(owner)
+            if read is None:
+                yield Owned(owner)
+                continue
+            producer_id = read.record.producer_id
+            taken_in = self._taken_in(partitions.get(producer_id, ()), groups.get(producer_id, ()))
+            now = of_transactions.record_of(read, taken_in)
+            yield Owned(owner, list(of_transactions.beginning_of(read)), aiter(in_pieces(now)))
+
+    def _taken_in(
+        self, partitions: Sequence[TransactionPartition], group_ids: Sequence[str]
+    ) -> Mapping[str, Sequence[int]]:
+        topics = {
+            name: [part.partition_index for part in some]
+            for name, some in groupby(partitions, key=lambda part: part.topic)
+        }
+        if group_ids:
+            count = self._offsets_partitions()
+            topics[CONSUMER_OFFSETS] = sorted({partition_of(group_id, count) for group_id in group_ids})
+        return topics
+
+    def follow(self, changed: Callable[[str], None]) -> None:
+        self._transactions.changed = changed
+
+    def leave(self) -> None:
+        self._transactions.changed = None

@@ -1,0 +1,355 @@
+"""Writes internal topics while somebody reads them.
+
+The one idea: level-triggered. What stands in the log says by its keys what has been written; what is in the tables says
+what is so; the difference is appended, through the way that all records go. So a crash, a lease that moves, an append
+that was lost or came late are made up for by the next look, and the first look at an empty log is a snapshot of all.
+
+A topic is followed from the first Fetch or ListOffsets of it, on every node, since each writes of the owners that are
+its own; those who read it say so again and again, and ten minutes after the last has, nothing of this is left but the
+records. Nobody waits for what is done here: no commit, heartbeat or transaction, but for who asks where the log ends,
+who is answered when this node has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import structlog
+
+from gateway.cluster.clock import wall_ms
+from gateway.cluster.leases import partition_of
+from gateway.cluster.wake import Wake
+from gateway.internal_log.record import Unsettled
+from gateway.internal_log.sources import Owned, Source
+from gateway.log.appender import Appender
+from gateway.log.catalog import Catalog
+from gateway.net.pieces import in_pieces
+from protocol.coordinator_records import owner_of
+from protocol.errors import ProtocolError
+from protocol.records import Record, build_batch, iter_records
+from storage.errors import StorageError, StorageUnavailable
+from storage.log import LogStore
+from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
+
+logger = structlog.get_logger(__name__)
+
+FOLLOWED_S = 600.0
+"""How long a topic is written after it was read last."""
+TELL_S = 30.0
+"""How often the other nodes are told that it is read."""
+WHOLE_S = 30.0
+"""How often all is looked at: what nobody has told of, such as offsets that expired, is found then."""
+IDLE_S = 60.0
+GATHER_S = 0.02
+"""Changes that come together are written together."""
+READY_S = 5.0
+"""How long who asks for the end of a log waits for the first look."""
+
+MAX_CHANGED = 10_000
+"""Owners that wait to be looked at; where there are more, all are."""
+MAX_KEYS = 1_000_000
+"""That a node remembers of one topic; where there are more it is not written: some 200 MB."""
+OWNERS_AT_A_TIME = 50
+BATCH_RECORDS = 250
+BATCH_BYTES = 256 * 1024
+READ_BYTES = 1024 * 1024
+READ_APART_BYTES = 64 * 1024
+"""A batch of more is read on a thread."""
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """One topic that somebody reads."""
+
+    source: Source
+    until_s: float
+    is_read_here: bool = False
+    """Since the others were told last."""
+    tell_due_s: float = 0.0
+    whole_due_s: float = 0.0
+    changed: set[str] = field(default_factory=set[str])
+    topic: Topic | None = None
+    written: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
+    """Owner → its keys in the log, each with a digest of its value."""
+    key_count: int = 0
+    read_to: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
+    """Up to where `written` has what others may have written."""
+    log_starts: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """All has been looked at once, or cannot be."""
+    is_too_large: bool = False
+
+    def forget(self) -> None:
+        """What is in the log is to be read again."""
+        self.written, self.key_count, self.is_too_large = {}, 0, False
+        self.read_to, self.log_starts, self.whole_due_s = {}, {}, 0.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Records on their way into one partition."""
+
+    records: list[tuple[str, bytes, bytes | None]] = field(default_factory=list[tuple[str, bytes, bytes | None]])
+    size_bytes: int = 0
+
+
+class InternalLogs:
+    """Of one node. `run` is a pass of a supervisor."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        log: LogStore,
+        appender: Appender,
+        sources: Iterable[Source],
+        tell: Callable[[str], Awaitable[None]],
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        """`tell`: every node, this one too, that the topic of a name is read."""
+        self._catalog = catalog
+        self._log = log
+        self._appender = appender
+        self._sources = {source.topic: source for source in sources}
+        self._tell = tell
+        self._now_ms = now_ms
+        self._followed: dict[str, _Followed] = {}
+        self._wake = Wake()
+        self._loop = asyncio.get_running_loop()
+
+    # --- who reads ------------------------------------------------------------------------------------------------
+
+    def seen(self, topic_name: str) -> None:
+        """Somebody reads the topic by this node."""
+        followed = self._follow(topic_name)
+        if followed is not None and not followed.is_read_here:
+            followed.is_read_here = True
+            if followed.tell_due_s <= self._loop.time():
+                self._wake("read")
+
+    async def ready(self, topic_name: str) -> None:
+        """Somebody asks where the topic begins and ends: it waits, for a moment, until this node has written of its own
+        what was so."""
+        self.seen(topic_name)
+        followed = self._followed.get(topic_name)
+        if followed is not None and not followed.begun.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(followed.begun.wait(), READY_S)
+
+    def heard(self, payload: str) -> None:
+        """Somebody reads the topic of that name by some node."""
+        self._follow(payload)
+
+    def _follow(self, topic_name: str) -> _Followed | None:
+        until_s = self._loop.time() + FOLLOWED_S
+        followed = self._followed.get(topic_name)
+        if followed is not None:
+            followed.until_s = until_s
+            return followed
+        source = self._sources.get(topic_name)
+        if source is None:
+            return None
+        followed = self._followed[topic_name] = _Followed(source, until_s)
+        source.follow(lambda owner: self._changed(followed, owner))
+        self._wake("followed")
+        logger.info("internal topic followed", topic=topic_name)
+        return followed
+
+    def _leave(self, topic_name: str) -> None:
+        self._followed.pop(topic_name).source.leave()
+        logger.info("internal topic no longer followed", topic=topic_name)
+
+    # --- what changes ---------------------------------------------------------------------------------------------
+
+    def _changed(self, followed: _Followed, owner: str) -> None:
+        if len(followed.changed) < MAX_CHANGED:
+            followed.changed.add(owner)
+        else:
+            followed.whole_due_s = 0.0
+        self._wake("changed")
+
+    def forget(self) -> None:
+        """The log may have lost what was in it."""
+        for followed in self._followed.values():
+            followed.forget()
+            self._wake("forgotten")
+
+    def shards_moved(self) -> None:
+        """Owners are this node's that were not."""
+        for followed in self._followed.values():
+            followed.whole_due_s = 0.0
+            self._wake("shards")
+
+    # --- the pass -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Waits for a reason or until all is to be looked at again, then writes what is new. Raises StorageError."""
+        if await self._wake.wait(self._pause_s()) == "changed":
+            await asyncio.sleep(GATHER_S)
+        for name, followed in list(self._followed.items()):
+            if followed.until_s <= self._loop.time():
+                self._leave(name)
+                continue
+            if followed.is_read_here and followed.tell_due_s <= self._loop.time():
+                followed.is_read_here = False
+                followed.tell_due_s = self._loop.time() + TELL_S
+                await self._tell(name)
+            try:
+                await self._write(followed)
+            except BaseException:
+                # It may or may not have been written; the log will say.
+                followed.whole_due_s = 0.0
+                raise
+
+    def _pause_s(self) -> float:
+        due = [followed.whole_due_s for followed in self._followed.values() if not followed.is_too_large]
+        return max(min(due, default=float("inf")) - self._loop.time(), 0.0) if due else IDLE_S
+
+    async def _write(self, followed: _Followed) -> None:
+        topic = self._catalog.get(followed.source.topic)
+        if topic is None:
+            followed.whole_due_s = self._loop.time() + WHOLE_S
+            followed.begun.set()
+            return
+        if followed.topic is None or _another(followed.topic, topic):
+            followed.forget()
+        followed.topic = topic
+        whole = followed.whole_due_s <= self._loop.time()
+        changed, followed.changed = followed.changed, set()
+        if followed.is_too_large:
+            return
+        if whole:
+            await self._read_log(followed, topic)
+            known = [owner async for owner in in_pieces(followed.written)]
+            owners = dict.fromkeys([*known, *[owner async for owner in followed.source.owners()]])
+        else:
+            owners = dict.fromkeys(changed)
+        ids = list(owners)
+        for first in range(0, len(ids), OWNERS_AT_A_TIME):
+            own = [owner for owner in ids[first : first + OWNERS_AT_A_TIME] if followed.source.is_own(owner)]
+            await self._write_owners(followed, topic, own)
+            if followed.key_count > MAX_KEYS:
+                logger.warning("internal topic is not written: too many keys", topic=topic.name, keys=MAX_KEYS)
+                followed.written, followed.is_too_large = {}, True
+                followed.begun.set()
+                break
+        if whole:
+            followed.whole_due_s = self._loop.time() + WHOLE_S
+            followed.begun.set()
+
+    async def _write_owners(self, followed: _Followed, topic: Topic, owners: Sequence[str]) -> None:
+        if not owners:
+            return
+        pending: dict[int, _Pending] = {}
+        async for owned in followed.source.read(owners):
+            index = partition_of(owned.owner, len(topic.partitions))
+            await self._write_owned(followed, topic.partitions[index], owned, pending.setdefault(index, _Pending()))
+        for index, records in pending.items():
+            await self._append(followed, topic.partitions[index], records)
+
+    async def _write_owned(self, followed: _Followed, partition: Partition, owned: Owned, pending: _Pending) -> None:
+        known = followed.written.get(owned.owner, {})
+        gone = dict.fromkeys(known)
+        new = [(key, value) for key, value in owned.beginning if key not in known and isinstance(value, bytes)]
+        for key, value in new:
+            await self._put(followed, partition, pending, (owned.owner, key, value))
+        if owned.now is not None:
+            async for key, value in owned.now:
+                gone.pop(key, None)
+                if not isinstance(value, Unsettled) and known.get(key) != _digest(value):
+                    await self._put(followed, partition, pending, (owned.owner, key, value))
+        for key in gone:
+            await self._put(followed, partition, pending, (owned.owner, key, None))
+
+    async def _put(
+        self, followed: _Followed, partition: Partition, pending: _Pending, record: tuple[str, bytes, bytes | None]
+    ) -> None:
+        _, key, value = record
+        pending.records.append(record)
+        pending.size_bytes += len(key) + len(value or b"")
+        if len(pending.records) >= BATCH_RECORDS or pending.size_bytes >= BATCH_BYTES:
+            await self._append(followed, partition, pending)
+
+    async def _append(self, followed: _Followed, partition: Partition, pending: _Pending) -> None:
+        if not pending.records:
+            return
+        records, pending.records, pending.size_bytes = pending.records, [], 0
+        now_ms = self._now_ms()
+        batch = build_batch([Record(offset, now_ms, key, value) for offset, (_, key, value) in enumerate(records)])
+        appended = await self._appender.submit(
+            NewBatch(partition.partition_key, bytearray(batch), len(records), now_ms), request=followed
+        )
+        if not isinstance(appended, Appended):
+            raise StorageUnavailable(f"records of an internal topic were refused: {appended.value}")
+        for owner, key, value in records:
+            _note(followed, owner, key, value)
+
+    # --- what stands in the log -----------------------------------------------------------------------------------
+
+    async def _read_log(self, followed: _Followed, topic: Topic) -> None:
+        """What has been written up to now, by whichever node."""
+        keys = [partition.partition_key for partition in topic.partitions]
+        states = await self._log.states(keys)
+        if any(key in states and start < states[key].log_start_offset for key, start in followed.log_starts.items()):
+            # Somebody has deleted records, and with them what had been written.
+            followed.forget()
+        followed.log_starts = {key: state.log_start_offset for key, state in states.items()}
+        for key in keys:
+            state = states.get(key)
+            if state is None:
+                continue
+            offset = max(followed.read_to.get(key, 0), state.log_start_offset)
+            while offset < state.high_watermark:
+                (result,) = await self._log.read([ReadRequest(key, offset, READ_BYTES)], max_bytes=READ_BYTES)
+                if not isinstance(result, ReadResult):
+                    raise _unreadable(topic, result)
+                if not result.batches:
+                    break
+                for batch in result.batches:
+                    if len(batch.records) > READ_APART_BYTES:
+                        found = await asyncio.to_thread(_keys_and_values, batch.records)
+                    else:
+                        found = _keys_and_values(batch.records)
+                    async for owner, record_key, value in in_pieces(found):
+                        _note(followed, owner, record_key, value)
+                    offset = batch.last_offset + 1
+            followed.read_to[key] = max(offset, state.high_watermark)
+
+
+def _keys_and_values(batch: bytes | bytearray | memoryview) -> list[tuple[str, bytes, bytes | None]]:
+    """With their owners. What is none of ours, such as a record that a client wrote before the topic was internal,
+    is nobody's."""
+    found: list[tuple[str, bytes, bytes | None]] = []
+    for record in iter_records(batch):
+        if record.key is not None:
+            with suppress(ProtocolError):
+                found.append((owner_of(record.key), record.key, record.value))
+    return found
+
+
+def _note(followed: _Followed, owner: str, key: bytes, value: bytes | None) -> None:
+    keys = followed.written.setdefault(owner, {})
+    before = len(keys)
+    if value is None:
+        keys.pop(key, None)
+    else:
+        keys[key] = _digest(value)
+    followed.key_count += len(keys) - before
+    if not keys:
+        del followed.written[owner]
+
+
+def _digest(value: bytes) -> bytes:
+    return blake2b(value, digest_size=16).digest()
+
+
+def _another(known: Topic, topic: Topic) -> bool:
+    """Not the same topic, or an owner may have another partition of it."""
+    return known.topic_id != topic.topic_id or len(known.partitions) != len(topic.partitions)
+
+
+def _unreadable(topic: Topic, refusal: Refusal) -> StorageError:
+    return StorageUnavailable(f"{topic.name} cannot be read: {refusal.value}")

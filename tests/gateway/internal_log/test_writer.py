@@ -1,0 +1,430 @@
+"""What is written into internal topics while they are read, on a real Postgres: read back from the log, record by
+record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.apis.topics import plan_internal
+from gateway.cluster.leases import partition_of
+from gateway.config.broker import BrokerConfig
+from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
+from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.model import MemberId
+from gateway.coordinator.transactions import InitProducer
+from gateway.internal_log import writer
+from gateway.internal_log.sources import GroupSource, TransactionSource
+from gateway.internal_log.writer import InternalLogs
+from gateway.log.appender import Appender
+from gateway.log.tail import Tail
+from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from protocol import coordinator_records as log
+from protocol.coordinator_records import Kind, decode_key, decode_value
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.records import Record, build_batch, iter_records
+from storage.log import LogStore
+from storage.types import NewBatch, ReadRequest, ReadResult, Topic
+from tests.gateway.group_node import GroupNode, group_node, reply_of, settle
+
+G = "g"
+OFFSETS_PARTITIONS, STATE_PARTITIONS = 7, 3
+GROUP_KINDS = (
+    *(log.OFFSET_COMMIT, log.GROUP_METADATA, log.CONSUMER_GROUP, log.CONSUMER_MEMBER),
+    *(log.CONSUMER_TARGET_EPOCH, log.CONSUMER_TARGET, log.CONSUMER_ASSIGNMENT),
+)
+
+
+@dataclass
+class Followed:
+    """A node, and what writes internal topics on it."""
+
+    node: GroupNode
+    log: LogStore
+    appender: Appender
+    logs: InternalLogs
+    told: list[str] = field(default_factory=list[str])
+
+    async def written(self, topic_name: str, owner: str, *, behind: int = 0) -> list[Record]:
+        """The records in the partition where Kafka would look for the owner, from the offset `behind` on."""
+        topic = self.node.services.catalog.get(topic_name)
+        assert topic is not None
+        index = partition_of(owner, len(topic.partitions))
+        records: list[Record] = []
+        for partition in topic.partitions:
+            request = ReadRequest(partition.partition_key, behind, 10_000_000)
+            (result,) = await self.log.read([request], max_bytes=10_000_000)
+            assert isinstance(result, ReadResult)
+            found = [record for batch in result.batches for record in iter_records(batch.records)]
+            if partition.partition_index == index:
+                records = [record for record in found if record.offset >= behind]
+        return records
+
+    async def end(self, topic_name: str, owner: str) -> int:
+        records = await self.written(topic_name, owner)
+        return records[-1].offset + 1 if records else 0
+
+    async def commit(self, topic: Topic, offset: int, *, group_id: str = G, partition: int = 0) -> None:
+        asked = OffsetCommitRequestPartition(
+            partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata="m"
+        )
+        request = OffsetCommitRequest(
+            group_id=group_id,
+            generation_id_or_member_epoch=-1,
+            topics=(OffsetCommitRequestTopic(name=topic.name, partitions=(asked,)),),
+        )
+        answer = await self.node.ask(request, 8)
+        assert answer.topics[0].partitions[0].error_code == 0
+
+
+def told_by(record: Record) -> tuple[Kind, Any, Any]:
+    """Kind, key and value; None for a value that takes the key away."""
+    assert record.key is not None
+    kind = next(kind for kind in GROUP_KINDS if kind.number == int.from_bytes(record.key[:2]))
+    value = None if record.value is None else decode_value(kind, record.value)[1]
+    return kind, decode_key(kind, record.key), value
+
+
+def told_of_transaction(record: Record) -> Any:
+    assert record.key is not None
+    return None if record.value is None else decode_value(log.TRANSACTION, record.value)[1]
+
+
+@asynccontextmanager
+async def following(node: GroupNode) -> AsyncGenerator[Followed]:
+    store, tail = LogStore(node.database), Tail(0)
+    appender = Appender(store, tail)
+    told: list[str] = []
+
+    async def tell(topic_name: str) -> None:
+        told.append(topic_name)
+
+    transactions = node.services.transactions
+    sources = (
+        GroupSource(node.groups, node.leases, node.store, node.offsets),
+        TransactionSource(transactions, lambda: OFFSETS_PARTITIONS),
+    )
+    logs = InternalLogs(node.services.catalog, store, appender, sources, tell)
+    yield Followed(node, store, appender, logs, told)
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def followed(database_url: str) -> AsyncGenerator[Followed]:
+    broker = BrokerConfig(
+        offsets_topic_num_partitions=OFFSETS_PARTITIONS, transaction_state_log_num_partitions=STATE_PARTITIONS
+    )
+    async with group_node(database_url) as node:
+        await node.topics.create([plan_internal(name, broker) for name in (CONSUMER_OFFSETS, TRANSACTION_STATE)])
+        await node.services.catalog.refresh_if_changed()
+        async with following(node) as followed:
+            yield followed
+
+
+async def test_the_first_to_read_finds_what_is_so(followed: Followed) -> None:
+    node = followed.node
+    topic = await node.create_topic("orders", 2)
+    await followed.commit(topic, 5, group_id="simple", partition=1)
+    one, two = node.member(G, "a", group_instance_id="static"), node.member(G, "b")
+    await settle(one, two)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    begun, settled = [told_by(record) for record in await followed.written(CONSUMER_OFFSETS, G)]
+    assert begun[1] == settled[1] == log.GroupMetadataKey(group=G)
+    assert begun[2].generation == 0
+    assert (begun[2].protocol_type, begun[2].protocol, begun[2].leader, begun[2].members) == ("", None, None, ())
+    value = settled[2]
+    assert (value.generation, value.protocol_type, value.protocol, value.leader) == (
+        one.generation_id,
+        "consumer",
+        "range",
+        one.member_id,
+    )
+    assert [(member.member_id, member.group_instance_id, member.subscription) for member in value.members] == [
+        (one.member_id, "static", b"subscription"),
+        (two.member_id, None, b"subscription"),
+    ]
+    assert [member.assignment for member in value.members] == [one.member_id.encode(), two.member_id.encode()]
+    ((kind, key, offset),) = [told_by(record) for record in await followed.written(CONSUMER_OFFSETS, "simple")]
+    assert (kind, key) == (log.OFFSET_COMMIT, log.OffsetCommitKey(group="simple", topic="orders", partition=1))
+    assert (offset.offset, offset.leader_epoch, offset.metadata, offset.topic_id) == (5, -1, "m", topic.topic_id)
+    assert followed.told == [CONSUMER_OFFSETS]
+
+
+async def test_what_changes_is_written_and_nothing_else(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 2)
+    await followed.commit(topic, 1)
+    await followed.commit(topic, 1, partition=1)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    assert end == 2
+    await followed.commit(topic, 8, partition=1)
+    await followed.logs.run()
+    ((_, key, value),) = [told_by(each) for each in await followed.written(CONSUMER_OFFSETS, G, behind=end)]
+    assert (key.partition, value.offset) == (1, 8)
+
+
+async def test_what_is_gone_is_taken_away(followed: Followed) -> None:
+    """By whoever took it: a group's deletion is told of, an expiry is found at the next look at all."""
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 1)
+    await followed.commit(topic, 1, group_id="other")
+    member = followed.node.member(G, "a")
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    await settle(member)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    await reply_of(member.leave())
+    lease = followed.node.leases.lease_for(G)
+    assert lease is not None
+    await followed.node.store.delete(G, lease)
+    other = followed.node.leases.lease_for("other")
+    assert other is not None
+    await followed.node.offsets.delete("other", [(topic.topic_id, 0)], other)
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    gone = [told_by(each) for each in await followed.written(CONSUMER_OFFSETS, G, behind=end)]
+    assert {kind for kind, key, value in gone if value is None} == {log.OFFSET_COMMIT, log.GROUP_METADATA}
+    assert told_by((await followed.written(CONSUMER_OFFSETS, "other"))[-1])[2] is None
+
+
+async def test_a_group_in_a_rebalance_keeps_its_record(followed: Followed) -> None:
+    one, two = followed.node.member(G, "a"), followed.node.member(G, "b")
+    await settle(one)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    joins = [two.join(), one.join()]
+    await asyncio.gather(*joins)
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    assert await followed.end(CONSUMER_OFFSETS, G) == end, "it is not settled"
+    syncs = [one.sync(dict.fromkeys(one.members, b"x")), two.sync()]
+    for sync in syncs:
+        await reply_of(sync)
+    await followed.logs.run()
+    ((_, _, value),) = [told_by(each) for each in await followed.written(CONSUMER_OFFSETS, G, behind=end)]
+    assert value.generation == one.generation_id
+    assert len(value.members) == 2
+
+
+async def test_a_consumer_group_is_told_of(followed: Followed) -> None:
+    node = followed.node
+    topic = await node.create_topic("orders", 2)
+    await node.services.catalog.refresh_if_changed()
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    beat = ConsumerGroupHeartbeat(
+        node.groups.next_request_id(),
+        ConnectionId("c"),
+        1,
+        1,
+        "client",
+        "/127.0.0.1",
+        MemberId("m"),
+        MemberId("m"),
+        0,
+        rebalance_timeout_ms=1_000,
+        subscribed_topic_names=(topic.name,),
+        owned={},
+    )
+    assert (await reply_of(node.groups.submit(G, beat))).error == 0
+    await followed.logs.run()
+    said = {kind: value for kind, _, value in map(told_by, await followed.written(CONSUMER_OFFSETS, G))}
+    member = said[log.CONSUMER_MEMBER]
+    assert (member.client_id, member.subscribed_topic_names, member.rebalance_timeout_ms) == (
+        "client",
+        ("orders",),
+        1_000,
+    )
+    epoch = said[log.CONSUMER_GROUP].epoch
+    assert epoch > 0
+    assert said[log.CONSUMER_ASSIGNMENT].member_epoch == said[log.CONSUMER_TARGET_EPOCH].assignment_epoch == epoch
+    assert log.CONSUMER_TARGET in said
+
+
+async def test_whoever_goes_on_writes_the_difference(followed: Followed) -> None:
+    """What a node had written is in the log; what it had not, in the tables."""
+    topic = await followed.node.create_topic("orders", 2)
+    await followed.commit(topic, 1)
+    await followed.commit(topic, 1, partition=1)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    async with following(followed.node) as successor:
+        successor.logs.heard(CONSUMER_OFFSETS)
+        await successor.logs.run()
+        assert await followed.end(CONSUMER_OFFSETS, G) == end, "nothing is new"
+        assert successor.told == [], "whoever reads tells"
+    await followed.commit(topic, 2)
+    async with following(followed.node) as successor:
+        successor.logs.heard(CONSUMER_OFFSETS)
+        await successor.logs.run()
+    ((_, _, value),) = [told_by(each) for each in await followed.written(CONSUMER_OFFSETS, G, behind=end)]
+    assert value.offset == 2
+
+
+async def test_what_a_former_coordinator_writes_late_is_put_right(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    (record,) = await followed.written(CONSUMER_OFFSETS, G)
+    assert record.key is not None
+    late = log.encode_value(log.OFFSET_COMMIT, 4, log.OffsetCommitValue(offset=3, topic_id=topic.topic_id))
+    offsets = followed.node.services.catalog.get(CONSUMER_OFFSETS)
+    assert offsets is not None
+    key = offsets.partitions[partition_of(G, OFFSETS_PARTITIONS)].partition_key
+    batch = build_batch([Record(0, 1, record.key, late)])
+    await followed.appender.submit(NewBatch(key, bytearray(batch), 1, 1))
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    assert [told_by(each)[2].offset for each in await followed.written(CONSUMER_OFFSETS, G)] == [9, 3, 9]
+
+
+async def test_a_topic_that_was_made_anew_is_written_anew(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    catalog = followed.node.services.catalog
+    former = catalog.get(CONSUMER_OFFSETS)
+    assert former is not None
+    await followed.node.topics.delete(former.topic_id)
+    await catalog.refresh_if_changed()
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    await followed.node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
+    await catalog.refresh_if_changed()
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    assert [told_by(each)[2].offset for each in await followed.written(CONSUMER_OFFSETS, G)] == [9]
+
+
+async def test_transactions_are_told_of_as_they_go_on(followed: Followed) -> None:
+    transactions = followed.node.services.transactions
+    topic = await followed.node.create_topic("orders", 2)
+    followed.logs.seen(TRANSACTION_STATE)
+    await followed.logs.run()
+    producer = await transactions.initialize("t", InitProducer(60_000))
+    await followed.logs.run()
+    keys = [partition.partition_key for partition in topic.partitions]
+    await transactions.add("t", producer.producer_id, producer.producer_epoch, keys, [G])
+    await followed.logs.run()
+    await transactions.end("t", producer.producer_id, producer.producer_epoch, committed=True)
+    await followed.logs.run()
+    empty, ongoing, complete = map(told_of_transaction, await followed.written(TRANSACTION_STATE, "t"))
+    assert [each.transaction_status for each in (empty, ongoing, complete)] == [0, 1, 4]
+    assert {each.producer_id for each in (empty, ongoing, complete)} == {producer.producer_id}
+    assert empty.transaction_partitions is None
+    assert empty.transaction_timeout_ms == 60_000
+    assert [(each.topic, each.partition_ids) for each in ongoing.transaction_partitions] == [
+        ("orders", (0, 1)),
+        (CONSUMER_OFFSETS, (partition_of(G, OFFSETS_PARTITIONS),)),
+    ]
+    assert ongoing.transaction_start_timestamp_ms > 0
+    assert complete.transaction_partitions == ()
+
+
+async def test_who_reads_transactions_later_finds_their_beginning_too(followed: Followed) -> None:
+    transactions = followed.node.services.transactions
+    producer = await transactions.initialize("t", InitProducer(60_000))
+    await transactions.add("t", producer.producer_id, producer.producer_epoch, [])
+    await transactions.end("t", producer.producer_id, producer.producer_epoch, committed=False)
+    followed.logs.seen(TRANSACTION_STATE)
+    await followed.logs.run()
+    found = [told_of_transaction(each) for each in await followed.written(TRANSACTION_STATE, "t")]
+    assert [each.transaction_status for each in found] == [0, 5]
+
+
+async def test_nobody_reads_any_more(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = followed.node.groups.readers
+    followed.logs.seen(CONSUMER_OFFSETS)
+    followed.logs.seen(TRANSACTION_STATE)
+    await followed.logs.run()
+    assert len(readers) == 1
+    assert followed.node.services.transactions.changed is not None
+    monkeypatch.setattr(writer, "FOLLOWED_S", 0.0)
+    followed.logs.heard(CONSUMER_OFFSETS)
+    followed.logs.heard(TRANSACTION_STATE)
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    assert readers == []
+    assert followed.node.services.transactions.changed is None
+    followed.logs.heard("orders")
+    followed.logs.heard("__share_group_state")
+    assert readers == [], "of these nothing is written"
+
+
+async def test_what_waits_to_be_written_is_bounded(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MAX_CHANGED", 1)
+    topic = await followed.node.create_topic("orders", 1)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    groups = [f"g{number}" for number in range(4)]
+    for group_id in groups:
+        await followed.commit(topic, 1, group_id=group_id)
+    await followed.logs.run()
+    for group_id in groups:
+        assert await followed.written(CONSUMER_OFFSETS, group_id), "all are looked at where too many have changed"
+
+
+async def test_more_than_can_be_remembered_is_not_written(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MAX_KEYS", 1)
+    topic = await followed.node.create_topic("orders", 2)
+    await followed.commit(topic, 1)
+    await followed.commit(topic, 1, partition=1)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    await followed.commit(topic, 2)
+    await followed.logs.run()
+    assert await followed.end(CONSUMER_OFFSETS, G) == end
+    await followed.logs.ready(CONSUMER_OFFSETS)
+
+
+async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 1)
+    asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    await followed.logs.run()
+    await asking
+    assert await followed.end(CONSUMER_OFFSETS, G) == 1
+
+
+async def test_what_somebody_has_deleted_is_written_again(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    offsets = followed.node.services.catalog.get(CONSUMER_OFFSETS)
+    assert offsets is not None
+    await followed.log.delete_records(offsets.partitions[partition_of(G, OFFSETS_PARTITIONS)].partition_key, 1)
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    (record,) = await followed.written(CONSUMER_OFFSETS, G, behind=1)
+    assert (record.offset, told_by(record)[2].offset) == (1, 9)
+
+
+async def test_in_another_history_the_log_is_read_again(followed: Followed) -> None:
+    topic = await followed.node.create_topic("orders", 1)
+    await followed.commit(topic, 9)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    followed.logs.forget()
+    await followed.logs.run()
+    assert len(await followed.written(CONSUMER_OFFSETS, G)) == 1
