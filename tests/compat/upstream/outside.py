@@ -152,9 +152,10 @@ class Brokers:
             self._count += 1
             number = str(self._count)
             self._clusters[number] = cluster
-        opened = {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+        opened: dict[str, Any] = {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
         if cluster.secured:
             opened["secured"] = ",".join(cluster.secured)
+            opened["metrics"] = [node.metrics_url for node in cluster.nodes]
         return opened
 
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ public final class Outside implements AutoCloseable {
     private static final int READ_MS = 90_000;
 
     private static volatile String latest;
+    private static volatile List<String> metrics = List.of();
 
     private final String door;
     private final String number;
@@ -58,12 +59,20 @@ public final class Outside implements AutoCloseable {
         // As brokers call themselves inside of a test's process.
         latest = made.get("bootstrap").asText().replace("127.0.0.1", "localhost");
         String secured = made.has("secured") ? made.get("secured").asText().replace("127.0.0.1", "localhost") : latest;
+        List<String> addresses = new ArrayList<>();
+        made.path("metrics").forEach(address -> addresses.add(address.asText()));
+        metrics = addresses;
         return new Outside(door, made.get("number").asText(), latest, secured);
     }
 
     /** Where the brokers are that were made last: tests run one after the other. */
     static String latest() {
         return latest;
+    }
+
+    /** Where those that were made last say what they have counted; empty where they ask nobody who they are. */
+    static List<String> metrics() {
+        return metrics;
     }
 
     public String bootstrap() {

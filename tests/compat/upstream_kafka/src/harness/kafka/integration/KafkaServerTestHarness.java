@@ -33,6 +33,7 @@ import scala.collection.Seq;
 import scala.collection.mutable.ArrayBuffer;
 import scala.collection.mutable.Buffer;
 import scala.jdk.javaapi.CollectionConverters;
+import upstream.Meters;
 import upstream.Outside;
 import upstream.Secured;
 import upstream.Seen;
@@ -80,6 +81,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
                         test,
                         securityProtocol().name(),
                         Secured.scramUsers(this::addFormatterSettings));
+        if (securityProtocol() != SecurityProtocol.PLAINTEXT) {
+            Meters.bind();
+        }
         seen = Seen.by(test) ? Seen.brokers(outside, configs.get(0).originals()) : List.of();
         if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
             lowerTransactionVersion();
