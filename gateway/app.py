@@ -62,6 +62,7 @@ from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
 from gateway.security.authenticator import ListenerSasl, Users, guards
 from gateway.security.authorizer import Authorizer
+from gateway.security.delegation import DelegationTokens
 from gateway.security.failures import Failures
 from gateway.security.tls import identify_by, make_context
 from gateway.share.partitions import SharePartitions
@@ -85,6 +86,7 @@ from storage.producers import ProducerStore
 from storage.roller import Roller
 from storage.share import ShareStore
 from storage.store import open_store
+from storage.tokens import TokenStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Address, CoordinatorLease, Partition
@@ -356,6 +358,7 @@ class App:
             share_sessions=share_sessions,
             share_store=share_store,
             users=UserStore(database),
+            delegation=_delegation(settings.broker, database),
             clock=clock,
             internal_logs=internal_logs,
             marks=marks,
@@ -404,7 +407,7 @@ class App:
             dispatch,
             connection_closed,
             lambda address: throttles.connection_wait_s(catalog.quotas, address),
-            guards(self._sasl(dispatch, services.users)),
+            guards(self._sasl(dispatch, Users(services.users, services.delegation))),
         )
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
@@ -472,9 +475,9 @@ class App:
         identify = None if security.sasl is not None else identify_by(security.tls)
         return Tls(make_context(security.tls, failed), identify)
 
-    def _sasl(self, dispatch: Dispatch, users: UserStore) -> dict[str, ListenerSasl]:
+    def _sasl(self, dispatch: Dispatch, known: Users) -> dict[str, ListenerSasl]:
         """Of the listeners whose clients authenticate by it."""
-        broker, known = self.settings.broker, Users(users)
+        broker = self.settings.broker
         delay_ms = broker.connection_failed_authentication_delay_ms
         made: dict[str, ListenerSasl] = {}
         for listener in self.settings.listeners:
@@ -604,6 +607,18 @@ def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Aut
     )
     authorizer.denied = lambda kind, operation: metrics.denials.labels(kind.name, operation.name).inc()
     return authorizer
+
+
+def _delegation(broker: BrokerConfig, database: Database) -> DelegationTokens | None:
+    """None: there are no delegation tokens."""
+    if not broker.delegation_token_secret_key:
+        return None
+    return DelegationTokens(
+        TokenStore(database),
+        broker.delegation_token_secret_key,
+        max_lifetime_ms=broker.delegation_token_max_lifetime_ms,
+        expiry_ms=broker.delegation_token_expiry_time_ms,
+    )
 
 
 def _hints(

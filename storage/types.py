@@ -124,6 +124,43 @@ class ScramCredential:
     server_key: bytes = field(repr=False)
 
 
+class NewDelegationToken(NamedTuple):
+    """What is stored of a token before anyone knows when. Owner, requester and renewers are names of users."""
+
+    token_id: str
+    hmac_digest: bytes
+    owner: str
+    requester: str
+    renewers: tuple[str, ...]
+    credentials: tuple[ScramCredential, ...]
+    """By mechanism, from the first on, all with as many iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationToken:
+    """A token without its secret. Times are milliseconds since 1970."""
+
+    token_id: str
+    owner: str
+    requester: str
+    renewers: tuple[str, ...]
+    issued_ms: int
+    expires_ms: int
+    max_ms: int
+    hmac_digest: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCredential:
+    """By what who logs in by a token is known, and whom that is."""
+
+    credential: ScramCredential
+    owner: str
+    hmac_digest: bytes = field(repr=False)
+    remaining_ms: int
+    """For how long the token holds; negative: it has expired."""
+
+
 class Acl(NamedTuple):
     """One access control entry on one pattern of resources. Types, operation and permission are Kafka's codes."""
 

@@ -102,10 +102,13 @@ async def authenticate(client: WireClient, token: bytes, *, mechanism: str = "PL
 class ScramClient:
     """RFC 5802, the client's side."""
 
-    def __init__(self, hash_name: str, user: str, password: str, nonce: str = "client-nonce") -> None:
+    def __init__(
+        self, hash_name: str, user: str, password: str, nonce: str = "client-nonce", *, extensions: str = ""
+    ) -> None:
+        """`extensions` as they are sent: `,tokenauth=true`."""
         self._hash, self._password, self._nonce = hash_name, password, nonce
         name = user.replace("=", "=3D").replace(",", "=2C")
-        self._bare = f"n={name},r={nonce}"
+        self._bare = f"n={name},r={nonce}{extensions}"
         self.first = f"n,,{self._bare}".encode()
 
     def final(self, server_first: bytes) -> bytes:

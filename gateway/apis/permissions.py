@@ -155,6 +155,10 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.ALTER_CONFIGS: _alters_settings,
     ApiKey.DESCRIBE_LOG_DIRS: _describes_cluster,
     ApiKey.CREATE_PARTITIONS: Demand(each=(Each(_Op.ALTER, _TOPIC),)),
+    ApiKey.CREATE_DELEGATION_TOKEN: Demand(each=(Each(_Op.CREATE_TOKENS, ResourceType.USER),)),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: Demand(
+        each=(Each(_Op.DESCRIBE, ResourceType.DELEGATION_TOKEN), Each(_Op.DESCRIBE_TOKENS, ResourceType.USER))
+    ),
     ApiKey.DELETE_GROUPS: Demand(each=(Each(_Op.DELETE, _GROUP),)),
     ApiKey.ELECT_LEADERS: _alters_cluster,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _alters_settings,
@@ -187,9 +191,14 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),
 }
 
-FREE = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_CLUSTER})
+FREE = frozenset(
+    {
+        *(ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_CLUSTER),
+        *(ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN),
+    }
+)
 """Served to everybody. DescribeCluster says nothing but who is there; what may be done to the cluster is a matter of
-`authorized_operations.py`."""
+`authorized_operations.py`. A delegation token is its owner's and its renewers'."""
 
 
 async def authorize(request: Any, context: RequestContext) -> None:

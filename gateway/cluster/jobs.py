@@ -36,6 +36,7 @@ class Job(IntEnum):
     FUNCTIONS = 5
     """Functions of releases that nobody runs."""
     TRANSACTION_TIMEOUTS = 6
+    TOKEN_EXPIRY = 7
 
 
 class Jobs:

@@ -579,6 +579,29 @@ class BrokerConfig:
         at_least(0),
         update=_AT_START,
     )
+    delegation_token_secret_key: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "What the secrets of delegation tokens are made with; unset or empty: there are none. The same on every node.",
+        update=_AT_START,
+    )
+    delegation_token_max_lifetime_ms: int = setting(
+        _LONG,
+        604_800_000,
+        "How long a delegation token can hold, with all renewals.",
+        at_least(1),
+        update=_AT_START,
+    )
+    delegation_token_expiry_time_ms: int = setting(
+        _LONG,
+        86_400_000,
+        "How long a delegation token holds until it must be renewed.",
+        at_least(1),
+        update=_AT_START,
+    )
+    delegation_token_expiry_check_interval_ms: int = setting(
+        _LONG, 3_600_000, "How often expired delegation tokens are removed.", at_least(1), update=_AT_START
+    )
     connection_failed_authentication_delay_ms: int = setting(
         _INT,
         100,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.operate.metrics import Metrics
     from gateway.quotas.throttles import Throttles
     from gateway.security.authorizer import Authorizer
+    from gateway.security.delegation import DelegationTokens
     from gateway.share.partitions import SharePartitions
     from gateway.share.sessions import ShareSessions
     from gateway.transactions.coordinator import Transactions
@@ -51,6 +52,8 @@ class Principal:
 
     name: str
     type: str = "User"
+    by_token: bool = field(default=False, compare=False)
+    """Whether a delegation token has shown who it is; it is the same one then."""
 
     def __str__(self) -> str:
         return f"{self.type}:{self.name}"
@@ -120,6 +123,8 @@ class Services:
     """How far consumers were served, where groups may ask."""
     authorizer: Authorizer | None = None
     """None: everybody may do everything."""
+    delegation: DelegationTokens | None = None
+    """None without `delegation.token.secret.key`."""
 
 
 class RequestContext(NamedTuple):

@@ -43,6 +43,7 @@ from storage.producers import ProducerStore
 from storage.releases import drop_unused_functions
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
+from storage.tokens import TokenStore
 from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
@@ -74,6 +75,7 @@ MAX_SKEW_MS = 60_000
 PRODUCERS_PER_STATEMENT = 10_000
 OFFSETS_PER_STATEMENT = 10_000
 GROUPS_PER_STATEMENT = 500
+TOKENS_PER_STATEMENT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,9 @@ class Maintenance:
                 self.expire_transactional_ids,
                 broker.transaction_remove_expired_transaction_cleanup_interval_ms,
                 Job.PRODUCER_EXPIRY,
+            ),
+            Pass(
+                "token expiry", self.expire_tokens, broker.delegation_token_expiry_check_interval_ms, Job.TOKEN_EXPIRY
             ),
             Pass("functions", self.drop_functions, FUNCTIONS_INTERVAL_MS, Job.FUNCTIONS),
             Pass("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
@@ -242,6 +247,16 @@ class Maintenance:
         store = TransactionStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
             if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+                return
+
+    async def expire_tokens(self) -> None:
+        """Remove delegation tokens that nobody can log in by any more."""
+        store = TokenStore(self.database)
+        for _ in range(ROUNDS_PER_PASS):
+            gone = await store.delete_expired(TOKENS_PER_STATEMENT)
+            if gone:
+                logger.info("delegation tokens expired", tokens=len(gone))
+            if len(gone) < TOKENS_PER_STATEMENT:
                 return
 
     async def expire_offsets(self) -> None:

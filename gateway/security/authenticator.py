@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from gateway.config.security import OAUTHBEARER, PLAIN, SaslSettings
 from gateway.net.context import ConnectionInfo, Principal
 from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
+from gateway.security.delegation import DelegationTokens
 from gateway.security.failures import Failures
 from gateway.security.jwks import KeysUnavailableError, Tokens
 from gateway.security.mechanisms import (
@@ -29,7 +30,7 @@ from gateway.security.mechanisms import (
     SaslError,
     ScramExchange,
 )
-from gateway.security.scram import MECHANISMS, ScramMechanism, decoy
+from gateway.security.scram import MECHANISMS, TOKEN_AUTH, ScramMechanism, decoy
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
 from protocol.codec import decode_request, encode_response
@@ -39,7 +40,7 @@ from protocol.headers import RequestHeader, decode_request_header, encode_respon
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from storage.errors import StorageError
-from storage.types import ScramCredential
+from storage.types import ScramCredential, TokenCredential
 from storage.users import UserStore
 
 HANDSHAKE_VERSIONS, AUTHENTICATE_VERSIONS = range(2), range(3)
@@ -74,21 +75,34 @@ class Requests(RequestHandler, Protocol):
 
 
 class Users:
-    """SCRAM credentials from Postgres."""
+    """SCRAM credentials of users and of delegation tokens, from Postgres. `tokens`: None where there are none."""
 
-    def __init__(self, store: UserStore) -> None:
+    def __init__(self, store: UserStore, tokens: DelegationTokens | None = None) -> None:
         self._store = store
+        self._tokens = tokens
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self._secret: bytes | None = None
 
     async def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential:
         async with self._lookups:
-            if self._secret is None:
-                self._secret = await self._store.decoy_secret()
+            secret = await self._decoy_secret()
             found = await self._store.credential(user, int(mechanism))
         # Made for those who are there, too, so that both take as long.
-        substitute = decoy(user, mechanism, self._secret)
+        substitute = decoy(user, mechanism, secret)
         return substitute if found is None else found
+
+    async def find_token(self, token_id: str, mechanism: ScramMechanism) -> TokenCredential:
+        async with self._lookups:
+            secret = await self._decoy_secret()
+            found = None if self._tokens is None else await self._tokens.credential(token_id, mechanism)
+        # A user of this name has another.
+        substitute = decoy(f"{TOKEN_AUTH} {token_id}", mechanism, secret)
+        return TokenCredential(substitute, "", b"", 0) if found is None else found
+
+    async def _decoy_secret(self) -> bytes:
+        if self._secret is None:
+            self._secret = await self._store.decoy_secret()
+        return self._secret
 
 
 class ListenerSasl:
@@ -121,7 +135,7 @@ class ListenerSasl:
         if mechanism == OAUTHBEARER:
             assert self.tokens is not None
             return OAuthBearerExchange(self.tokens)
-        return ScramExchange(MECHANISMS[mechanism], self.users.find)
+        return ScramExchange(MECHANISMS[mechanism], self.users.find, self.users.find_token, self.clock)
 
     async def close(self) -> None:
         if self.tokens is not None:
@@ -278,7 +292,7 @@ class Authenticator:
         answer = await exchange.answer(token)
         if not exchange.complete:
             return answer, 0
-        principal = Principal(exchange.user)
+        principal = Principal(exchange.user, by_token=exchange.by_token)
         if self._principal is not None and principal != self._principal:
             before, now = self._principal, principal
             raise SaslAuthenticationError(

@@ -12,19 +12,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from gateway.security.jwks import Tokens
 from gateway.security.jwt import MAX_TOKEN_BYTES, TokenError
 from gateway.security.scram import MIN_ITERATIONS, ScramError, ScramMechanism, ScramServer, parse_client_first
-from storage.types import ScramCredential
+from storage.types import ScramCredential, TokenCredential
 
 OTHER_USER = "Authentication failed: Client requested an authorization id that is different from username"
 INVALID_PLAIN = "Authentication failed: Invalid username or password"
 
 FindCredential = Callable[[str, ScramMechanism], Awaitable[ScramCredential]]
 """Of any name: of a user who is not there one that no password fits. Raises StorageError."""
+
+FindToken = Callable[[str, ScramMechanism], Awaitable[TokenCredential]]
+"""Of any name: of a token that is not there, or has expired, one that no password fits. Raises StorageError."""
 
 
 class SaslError(Exception):
@@ -46,6 +50,8 @@ class Exchange(Protocol):
     """Whether it has shown it."""
     lifetime_ms: int | None
     """For how long that holds, once it is complete; None: for ever."""
+    by_token: bool
+    """Whether it was a delegation token that has shown it."""
 
     async def answer(self, token: bytes) -> bytes:
         """Raises SaslError."""
@@ -54,6 +60,7 @@ class Exchange(Protocol):
 
 class PlainExchange:
     lifetime_ms: int | None = None
+    by_token = False
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._users = users
@@ -85,14 +92,25 @@ def _digest(text: str) -> bytes:
 
 
 class ScramExchange:
-    lifetime_ms: int | None = None
-
-    def __init__(self, mechanism: ScramMechanism, find: FindCredential) -> None:
+    def __init__(
+        self,
+        mechanism: ScramMechanism,
+        find: FindCredential,
+        find_token: FindToken,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mechanism = mechanism
         self._find = find
+        self._find_token = find_token
+        self._clock = clock
         self._server: ScramServer | None = None
+        self._owner = ""
+        self._expires_s = 0.0
         self.user = ""
+        """Until it is complete a token's id, where it is one."""
+        self.by_token = False
         self.complete = False
+        self.lifetime_ms: int | None = None
 
     async def answer(self, token: bytes) -> bytes:
         try:
@@ -101,15 +119,23 @@ class ScramExchange:
             last = self._server.finish(token)
         except ScramError as error:
             raise SaslError(str(error)) from None
+        if self.by_token:
+            self.user = self._owner
+            self.lifetime_ms = max(0, int((self._expires_s - self._clock()) * 1000))
         self.complete = True
         return last
 
     async def _begin(self, token: bytes) -> bytes:
         first = parse_client_first(token)
-        self.user = first.name
+        self.user, self.by_token = first.name, first.by_token
         if first.authorization_id and first.authorization_id != first.name:
             raise SaslAuthenticationError(OTHER_USER)
-        known = await self._find(first.name, self._mechanism)
+        if first.by_token:
+            found = await self._find_token(first.name, self._mechanism)
+            self._owner, self._expires_s = found.owner, self._clock() + found.remaining_ms / 1000
+            known = found.credential
+        else:
+            known = await self._find(first.name, self._mechanism)
         if known.iterations < MIN_ITERATIONS:
             raise SaslError(f"the credential has {known.iterations} iterations")
         self._server = ScramServer(first, known)
@@ -126,6 +152,8 @@ MAX_FIRST_BYTES = 2 * MAX_TOKEN_BYTES
 
 
 class OAuthBearerExchange:
+    by_token = False
+
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._refused: str | None = None

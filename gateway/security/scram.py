@@ -3,8 +3,8 @@
 The one idea: the server holds no password. Of a user it knows a salt, a number of iterations and two keys, by which it
 sees that the client knows the password and shows the client that it knows them.
 
-As upstream: passwords and names are taken as UTF-8 without SASLprep, channel binding is not served, extensions are not
-looked at. It does no I/O.
+As upstream: passwords and names are taken as UTF-8 without SASLprep, channel binding is not served, and of extensions
+`tokenauth` alone is looked at (KIP-48). It does no I/O.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DEFAULT_ITERATIONS = 4096
 MAX_MESSAGE_BYTES = 16 * 1024
 """Of one message of a client; more is nothing that a client sends."""
 SALT_BYTES = NONCE_BYTES = 24
+TOKEN_AUTH = "tokenauth"
 
 
 class ScramMechanism(IntEnum):
@@ -93,7 +94,7 @@ _NONCE = r"[\x21-\x2b\x2d-\x7e]+"
 _BASE64 = r"(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
 _CLIENT_FIRST = re.compile(
     rf"n,(?:a=(?P<authorization_id>{_SASL_NAME}))?,"
-    rf"(?P<bare>(?:m={_VALUE},)?n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_NONCE})(?:,[A-Za-z]+={_VALUE})*)",
+    rf"(?P<bare>(?:m={_VALUE},)?n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_NONCE})(?P<extensions>(?:,[A-Za-z]+={_VALUE})*))",
     re.DOTALL,
 )
 _CLIENT_FINAL = re.compile(
@@ -110,6 +111,8 @@ class ClientFirst:
     nonce: str
     bare: str
     """The message without its head, as it is signed."""
+    by_token: bool = False
+    """Whether the name is a delegation token's, and the password its secret."""
 
 
 def parse_client_first(message: bytes) -> ClientFirst:
@@ -117,7 +120,9 @@ def parse_client_first(message: bytes) -> ClientFirst:
     if found is None:
         raise ScramError("the client's first message is malformed")
     name = found["name"].replace("=2C", ",").replace("=3D", "=")
-    return ClientFirst(name, found["authorization_id"] or "", found["nonce"], found["bare"])
+    extensions = dict(part.split("=", 1) for part in found["extensions"].split(",")[1:])
+    by_token = extensions.get(TOKEN_AUTH, "").lower() == "true"
+    return ClientFirst(name, found["authorization_id"] or "", found["nonce"], found["bare"], by_token)
 
 
 def _text(message: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.security.scram import ScramMechanism, credential, salted_password
 from tests.compat.upstream import kafka, outside
 from tests.compat.upstream.kafka import AllowList, ChosenTests, Program, faults
 
@@ -81,6 +82,17 @@ def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies(
         "group.consumer.min.heartbeat.interval.ms": "100",
         "num.partitions": "3",
     }
+
+
+def test_users_are_given_as_kafka_storage_takes_them() -> None:
+    made = outside.scram_user("SCRAM-SHA-512=[name=ann,password=a=b]")
+    salted = salted_password(ScramMechanism.SHA_512, "a=b", made.salt, made.iterations)
+    assert made == credential("ann", ScramMechanism.SHA_512, salted, made.salt, made.iterations)
+
+
+def test_settings_of_one_listener_are_taken() -> None:
+    users = {"listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.example.Login required;"}
+    assert outside.served({**users, "sasl.enabled.mechanisms": "GSSAPI"}) == users
 
 
 @pytest.mark.parametrize(("broker", "outcome"), [("sluice", "unserved"), ("kafka", "passed")])

@@ -7,8 +7,10 @@ fresh; or, for tests that leave but topics and groups behind, one from which tho
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import secrets
 import sys
 import threading
 import traceback
@@ -20,9 +22,12 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from gateway.config.broker import BROKER_CONFIGS, ConfigError
+from gateway.config.broker import ConfigError, find_broker_config
+from gateway.security.scram import DEFAULT_ITERATIONS, MECHANISMS, SALT_BYTES, credential, salted_password
 from storage.migrate import migrate
 from storage.pool import Database
+from storage.types import ScramCredential
+from storage.users import UserStore
 from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
 from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import Databases, databases, short_directory
@@ -44,9 +49,11 @@ ADMIN_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Cluster:
-    """`key` says what else it is good for; None if for nothing."""
+    """`key` says what else it is good for; None if for nothing. `secured` are the addresses where its clients say who
+    they are, if they are asked."""
 
     nodes: list[BrokerProcess]
+    secured: list[str]
     stack: contextlib.ExitStack
     key: str | None = None
 
@@ -60,11 +67,17 @@ class Gateways:
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
         settings = {**DEFAULTS, **served(asked["settings"])}
         url = self._server.create()
         stack.callback(self._server.drop, url)
+        protocol = str(asked.get("protocol", ""))
+        if protocol:
+            # Who asks for brokers comes by the other listener, and prepares them.
+            settings["super.users"] = ";".join(filter(None, (settings.get("super.users"), "User:ANONYMOUS")))
+            asyncio.run(_know(url, [scram_user(text) for text in asked["users"]]))
         nodes: list[BrokerProcess] = []
+        secured: list[str] = []
         test = str(asked["test"])
         counted = not self._from_0.isdisjoint((test, test.partition(".")[0]))
         racks: list[str] = asked.get("racks", [])
@@ -77,6 +90,11 @@ class Gateways:
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
             }
+            if protocol:
+                (other,) = free_ports(1)
+                secured.append(f"127.0.0.1:{other}")
+                addresses["listeners"] += f",{protocol}://127.0.0.1:{other}"
+                addresses["advertised.listeners"] += f",{protocol}://localhost:{other}"
             if counted:
                 addresses["node.id"] = str(number)
             node = GatewayProcess(
@@ -88,7 +106,7 @@ class Gateways:
             stack.callback(_end, node)
             node.start()
             nodes.append(node)
-        return nodes
+        return nodes, secured
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
@@ -99,14 +117,14 @@ def most_nodes(given: Mapping[str, int], test: str) -> int:
 class Kafkas:
     """One node of Apache Kafka, however many are asked for."""
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
         settings = {**DEFAULTS, **_with_bounds(asked["settings"])}
         if "advertise" in asked:
             settings["advertised.listeners"] = f"PLAINTEXT://{asked['advertise']}"
         node = APACHE_KAFKA.process(stack.enter_context(short_directory()), settings)
         stack.callback(_end, node)
         node.start()
-        return [node]
+        return [node], []
 
 
 class Brokers:
@@ -128,13 +146,17 @@ class Brokers:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
             with contextlib.ExitStack() as stack:
-                nodes = self._maker.start(asked, stack)
-                cluster = _Cluster(nodes, stack.pop_all(), key)
+                nodes, secured = self._maker.start(asked, stack)
+                cluster = _Cluster(nodes, secured, stack.pop_all(), key)
         with self._lock:
             self._count += 1
             number = str(self._count)
             self._clusters[number] = cluster
-        return {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+        opened: dict[str, Any] = {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+        if cluster.secured:
+            opened["secured"] = ",".join(cluster.secured)
+            opened["metrics"] = [node.metrics_url for node in cluster.nodes]
+        return opened
 
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
@@ -198,7 +220,7 @@ def served(settings: Mapping[str, str]) -> dict[str, str]:
     """Those that a gateway knows and takes; the others speak of a broker's disks, threads and replicas."""
     taken: dict[str, str] = {}
     for name, value in _with_bounds(settings).items():
-        key = BROKER_CONFIGS.get(name)
+        key = find_broker_config(name)
         if key is None or name in OURS:
             continue
         try:
@@ -207,6 +229,23 @@ def served(settings: Mapping[str, str]) -> dict[str, str]:
             continue
         taken[name] = value
     return taken
+
+
+def scram_user(text: str) -> ScramCredential:
+    """Of `SCRAM-SHA-256=[name=alice,password=secret]`, as kafka-storage takes it."""
+    mechanism_name, _, rest = text.partition("=")
+    fields = dict(part.split("=", 1) for part in rest.strip("[]").split(","))
+    mechanism, salt = MECHANISMS[mechanism_name], secrets.token_bytes(SALT_BYTES)
+    salted = salted_password(mechanism, fields["password"], salt, DEFAULT_ITERATIONS)
+    return credential(fields["name"], mechanism, salted, salt, DEFAULT_ITERATIONS)
+
+
+async def _know(url: str, users: list[ScramCredential]) -> None:
+    database = await Database.open(url)
+    try:
+        await UserStore(database).change(users, [])
+    finally:
+        await database.close()
 
 
 async def _migrated(url: str) -> None:

@@ -8,6 +8,10 @@ from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, par
 from gateway.config.definition import ConfigSource, Update, render
 
 KAFKA_DEFAULTS = {
+    "delegation.token.secret.key": None,
+    "delegation.token.max.lifetime.ms": "604800000",
+    "delegation.token.expiry.time.ms": "86400000",
+    "delegation.token.expiry.check.interval.ms": "3600000",
     "group.initial.rebalance.delay.ms": "3000",
     "group.min.session.timeout.ms": "6000",
     "group.max.session.timeout.ms": "1800000",

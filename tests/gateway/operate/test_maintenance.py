@@ -18,6 +18,7 @@ from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
+from gateway.security.delegation import DelegationTokens
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from storage.chunks import Chunk
@@ -28,6 +29,7 @@ from storage.mover import Mover
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.roller import Roller
+from storage.tokens import TokenStore
 from storage.types import CoordinatorLease, GroupChange, LeaseKind, NodeId, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
@@ -334,6 +336,25 @@ async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
     await connection.close()
     await maintenance(node).expire_producers()
     assert await count_rows(database_url, "producer_state") == 1
+
+
+async def test_expired_tokens_go_whatever_this_nodes_clock_says(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance_module, "TOKENS_PER_STATEMENT", 2)
+    real_ms = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_ms() + 8 * 24 * HOUR_MS * 1_000_000)
+    tokens = DelegationTokens(TokenStore(node.database), "key", max_lifetime_ms=24 * HOUR_MS, expiry_ms=HOUR_MS)
+    for _ in range(6):
+        assert await tokens.create("ann", "ann", (), -1) is not None
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(
+        "update sluice.delegation_token set expires_ms = 1 where token_id in "
+        "(select token_id from sluice.delegation_token limit 5)"
+    )
+    await connection.close()
+    await maintenance(node).expire_tokens()
+    assert await count_rows(database_url, "delegation_token") == 1
 
 
 async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(

@@ -80,6 +80,22 @@ def test_names_are_read_as_upstream_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("extensions", "by_token"),
+    [
+        (b"", False),
+        (b",tokenauth=true", True),
+        (b",a=1,tokenauth=True,b=x=y", True),
+        (b",tokenauth=yes", False),
+        (b",TOKENAUTH=true", False),
+        (b",other=tokenauth", False),
+        (b",tokenauth=true,tokenauth=false", False),
+    ],
+)
+def test_whether_a_name_is_a_tokens(extensions: bytes, by_token: bool) -> None:
+    assert parse_client_first(b"n,,n=user,r=nonce" + extensions).by_token is by_token
+
+
+@pytest.mark.parametrize(
     "message",
     [
         b"",

@@ -20,16 +20,19 @@ public final class Outside implements AutoCloseable {
     private static final int READ_MS = 90_000;
 
     private static volatile String latest;
+    private static volatile List<String> metrics = List.of();
 
     private final String door;
     private final String number;
     private final String bootstrap;
+    private final String secured;
 
     /** Ports are the brokers' in the order of their ids. */
-    private Outside(String door, String number, String bootstrap) {
+    private Outside(String door, String number, String bootstrap, String secured) {
         this.door = door;
         this.number = number;
         this.bootstrap = bootstrap;
+        this.secured = secured;
     }
 
     /**
@@ -37,11 +40,29 @@ public final class Outside implements AutoCloseable {
      * the brokers' in the order of their ids, empty where one has none.
      */
     public static Outside open(int brokers, Map<String, String> settings, List<String> racks, String test) {
+        return open(Map.of("brokers", brokers, "settings", settings, "racks", racks, "test", test));
+    }
+
+    /**
+     * They have a listener of this security protocol beside the one where nobody is asked, and know these users from the
+     * beginning.
+     */
+    public static Outside openSecured(
+            int brokers, Map<String, String> settings, String test, String protocol, List<String> scramUsers) {
+        return open(Map.of(
+                "brokers", brokers, "settings", settings, "test", test, "protocol", protocol, "users", scramUsers));
+    }
+
+    private static Outside open(Map<String, ?> asked) {
         String door = System.getenv("UPSTREAM_DOOR");
-        JsonNode made = post(door + "/open", Map.of("brokers", brokers, "settings", settings, "racks", racks, "test", test));
+        JsonNode made = post(door + "/open", asked);
         // As brokers call themselves inside of a test's process.
         latest = made.get("bootstrap").asText().replace("127.0.0.1", "localhost");
-        return new Outside(door, made.get("number").asText(), latest);
+        String secured = made.has("secured") ? made.get("secured").asText().replace("127.0.0.1", "localhost") : latest;
+        List<String> addresses = new ArrayList<>();
+        made.path("metrics").forEach(address -> addresses.add(address.asText()));
+        metrics = addresses;
+        return new Outside(door, made.get("number").asText(), latest, secured);
     }
 
     /** Where the brokers are that were made last: tests run one after the other. */
@@ -49,8 +70,18 @@ public final class Outside implements AutoCloseable {
         return latest;
     }
 
+    /** Where those that were made last say what they have counted; empty where they ask nobody who they are. */
+    static List<String> metrics() {
+        return metrics;
+    }
+
     public String bootstrap() {
         return bootstrap;
+    }
+
+    /** Where clients say who they are, if they have to. */
+    public String secured() {
+        return secured;
     }
 
     public List<Integer> ports() {

@@ -4,10 +4,13 @@ import static net.bytebuddy.matcher.ElementMatchers.named;
 import static net.bytebuddy.matcher.ElementMatchers.returns;
 
 import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.net.Socket;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.concurrent.ExecutionException;
 import kafka.integration.KafkaServerTestHarness;
 import kafka.network.SocketServer;
@@ -22,6 +25,7 @@ import net.bytebuddy.implementation.bind.annotation.Argument;
 import net.bytebuddy.implementation.bind.annotation.This;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.admin.CreateAclsResult;
 import org.apache.kafka.clients.admin.TopicListing;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
@@ -52,6 +56,8 @@ public final class Tests {
                 .intercept(FixedValue.value(FIRST))
                 .method(named("waitForPartitionMetadata"))
                 .intercept(MethodDelegation.to(Leader.class))
+                .method(named("createAdminClient"))
+                .intercept(MethodDelegation.to(Admins.class))
                 .method(named("bootstrapServers").or(named("plaintextBootstrapServers")))
                 .intercept(MethodDelegation.to(Bootstrap.class))
                 .method(named("waitUntilBrokerMetadataIsPropagated")
@@ -110,6 +116,35 @@ public final class Tests {
 
         public static scala.collection.immutable.Map<Object, Object> nothing() {
             return scala.collection.immutable.Map$.MODULE$.empty();
+        }
+    }
+
+    /**
+     * An admin client whose ACLs are there when it has made them: tests do not look at the answers, and wait for the
+     * authorizers of brokers in this process.
+     */
+    public static final class Admins {
+        private Admins() {}
+
+        public static Admin made(@Argument(2) Properties given) {
+            Properties config = new Properties();
+            config.putAll(given);
+            if (!config.containsKey(AdminClientConfig.BOOTSTRAP_CONTROLLERS_CONFIG)) {
+                config.putIfAbsent(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, Outside.latest());
+            }
+            Admin admin = Admin.create(config);
+            return (Admin) Proxy.newProxyInstance(
+                    Admins.class.getClassLoader(), new Class<?>[] {Admin.class}, (self, method, arguments) -> {
+                        try {
+                            Object result = method.invoke(admin, arguments);
+                            if (result instanceof CreateAclsResult made) {
+                                made.all().get();
+                            }
+                            return result;
+                        } catch (InvocationTargetException error) {
+                            throw error.getCause();
+                        }
+                    });
         }
     }
 

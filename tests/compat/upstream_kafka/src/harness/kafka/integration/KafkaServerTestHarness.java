@@ -33,7 +33,9 @@ import scala.collection.Seq;
 import scala.collection.mutable.ArrayBuffer;
 import scala.collection.mutable.Buffer;
 import scala.jdk.javaapi.CollectionConverters;
+import upstream.Meters;
 import upstream.Outside;
+import upstream.Secured;
 import upstream.Seen;
 import upstream.Tests;
 
@@ -70,12 +72,22 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         String test = getClass().getSimpleName() + "." + testInfo.getTestMethod().orElseThrow().getName();
         List<String> racks = new ArrayList<>();
         configs.forEach(config -> racks.add(String.valueOf(config.originals().getOrDefault(RACK, ""))));
-        outside = Outside.open(configs.size(), settings, racks, test);
+        configureSecurityBeforeServersStart(testInfo);
+        outside = securityProtocol() == SecurityProtocol.PLAINTEXT
+                ? Outside.open(configs.size(), settings, racks, test)
+                : Outside.openSecured(
+                        configs.size(),
+                        Secured.settings(configs.get(0).originals(), securityProtocol()),
+                        test,
+                        securityProtocol().name(),
+                        Secured.scramUsers(this::addFormatterSettings));
+        if (securityProtocol() != SecurityProtocol.PLAINTEXT) {
+            Meters.bind();
+        }
         seen = Seen.by(test) ? Seen.brokers(outside, configs.get(0).originals()) : List.of();
         if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
             lowerTransactionVersion();
         }
-        configureSecurityBeforeServersStart(testInfo);
         configureSecurityAfterServersStart();
     }
 
@@ -193,7 +205,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     }
 
     public String bootstrapServers(ListenerName listenerName) {
-        return outside.bootstrap();
+        return outside.secured();
     }
 
     public ListenerName bootstrapServers$default$1() {
@@ -411,8 +423,8 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return false;
     }
 
+    /** Brokers read them whenever somebody comes. */
     public void waitForUserScramCredentialToAppearOnAllBrokers(String clientPrincipal, String mechanismName) {
-        throw inside("waitForUserScramCredentialToAppearOnAllBrokers");
     }
 
     public scala.collection.immutable.Map<String, Uuid> getTopicIds(Seq<String> names) {

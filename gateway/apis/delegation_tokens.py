@@ -1,0 +1,243 @@
+"""CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken (KIP-48, KIP-373).
+
+The one idea: only who has logged in by a secret of its own is heard, for a token must not beget tokens, nor be told
+where others listen. An owner and the renewers it has named do as they like with a token; everything else is a matter
+of ACLs.
+
+Mirrors upstream's KafkaApis, ControllerApis and DelegationTokenControlManager. A token's secret is shown in answers
+alone: nothing here logs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from gateway.net.context import ANONYMOUS, Principal, RequestContext
+from gateway.net.pieces import in_pieces
+from gateway.security.authorizer import may
+from gateway.security.delegation import concerns, may_renew
+from gateway.security.kinds import AclOperation, ResourceType
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.create_delegation_token import CreateDelegationTokenRequest, CreateDelegationTokenResponse
+from protocol.messages.describe_delegation_token import (
+    DescribedDelegationToken,
+    DescribedDelegationTokenRenewer,
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+)
+from protocol.messages.expire_delegation_token import ExpireDelegationTokenRequest, ExpireDelegationTokenResponse
+from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest, RenewDelegationTokenResponse
+from storage.types import DelegationToken
+
+logger = structlog.get_logger(__name__)
+
+USER = "User"
+"""The only type of principals there is."""
+NO_TIME_MS = -1
+"""In the place of a time, where a request is refused."""
+MAX_RENEWERS = 50
+MAX_NAME_BYTES = 1_024
+"""Of an owner or a renewer."""
+MAX_RENEWERS_BYTES = 4_096
+"""Of all renewers of a token: whoever describes tokens is told them all."""
+
+
+def _refuse_strangers(context: RequestContext) -> None:
+    """Raises KafkaError where nobody had to say who they are, and where a token did it."""
+    connection = context.connection
+    protocol = next(
+        each.security_protocol for each in context.services.settings.listeners if each.name == connection.listener
+    )
+    unknown = protocol == "PLAINTEXT" or (protocol == "SSL" and connection.principal == ANONYMOUS)
+    if unknown or connection.principal.by_token:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+
+
+# --- CreateDelegationToken --------------------------------------------------------------------------------------------
+
+
+async def create_delegation_token(
+    request: CreateDelegationTokenRequest, context: RequestContext
+) -> CreateDelegationTokenResponse:
+    requester = context.connection.principal
+    owner = requester
+    if request.owner_principal_name:
+        owner = Principal(request.owner_principal_name, request.owner_principal_type or "")
+    try:
+        return await _created(request, context, owner)
+    except KafkaError as error:
+        return _not_created(error.code, owner, requester)
+
+
+async def _created(
+    request: CreateDelegationTokenRequest, context: RequestContext, owner: Principal
+) -> CreateDelegationTokenResponse:
+    requester, tokens = context.connection.principal, context.services.delegation
+    _refuse_strangers(context)
+    if owner != requester and not may(context, AclOperation.CREATE_TOKENS, ResourceType.USER, str(owner)):
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
+    # Upstream takes any type of owner; who logs in by the token is a user of that name.
+    if owner.type != USER or any(renewer.principal_type != USER for renewer in request.renewers):
+        raise KafkaError(ErrorCode.INVALID_PRINCIPAL_TYPE)
+    if tokens is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    renewers = list(dict.fromkeys(renewer.principal_name for renewer in request.renewers))
+    lengths = [len(name.encode()) for name in renewers]
+    if len(renewers) > MAX_RENEWERS or sum(lengths) > MAX_RENEWERS_BYTES:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    if max(*lengths, len(owner.name.encode()), len(requester.name.encode())) > MAX_NAME_BYTES:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    made = await tokens.create(owner.name, requester.name, renewers, request.max_lifetime_ms)
+    if made is None:
+        logger.warning("there are too many delegation tokens", requester=str(requester))
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    logger.info("delegation token created", token_id=made.token_id, owner=str(owner), requester=str(requester))
+    return CreateDelegationTokenResponse(
+        principal_type=owner.type,
+        principal_name=owner.name,
+        token_requester_principal_type=requester.type,
+        token_requester_principal_name=requester.name,
+        issue_timestamp_ms=made.issued_ms,
+        expiry_timestamp_ms=made.expires_ms,
+        max_timestamp_ms=made.max_ms,
+        token_id=made.token_id,
+        hmac=tokens.hmac(made.token_id),
+    )
+
+
+def _not_created(code: ErrorCode, owner: Principal, requester: Principal) -> CreateDelegationTokenResponse:
+    return CreateDelegationTokenResponse(
+        error_code=code,
+        principal_type=owner.type,
+        principal_name=owner.name,
+        token_requester_principal_type=requester.type,
+        token_requester_principal_name=requester.name,
+        issue_timestamp_ms=NO_TIME_MS,
+        expiry_timestamp_ms=NO_TIME_MS,
+        max_timestamp_ms=NO_TIME_MS,
+    )
+
+
+def refuse_create_delegation_token(
+    request: CreateDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
+) -> CreateDelegationTokenResponse:
+    return _not_created(code, ANONYMOUS, ANONYMOUS)
+
+
+# --- RenewDelegationToken, ExpireDelegationToken ----------------------------------------------------------------------
+
+
+async def renew_delegation_token(
+    request: RenewDelegationTokenRequest, context: RequestContext
+) -> RenewDelegationTokenResponse:
+    tokens = context.services.delegation
+    _refuse_strangers(context)
+    if tokens is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    found = await tokens.find(request.hmac)
+    if found is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
+    token, expired = found
+    if expired:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
+    if not may_renew(token, context.connection.principal.name):
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
+    expires_ms = await tokens.renew(token, request.renew_period_ms)
+    if expires_ms is None:  # since it was found
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
+    return RenewDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
+
+
+def refuse_renew_delegation_token(
+    request: RenewDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
+) -> RenewDelegationTokenResponse:
+    return RenewDelegationTokenResponse(error_code=code, expiry_timestamp_ms=NO_TIME_MS)
+
+
+async def expire_delegation_token(
+    request: ExpireDelegationTokenRequest, context: RequestContext
+) -> ExpireDelegationTokenResponse:
+    """Sessions that have begun by the token go on until it would have expired when they began."""
+    tokens, user = context.services.delegation, context.connection.principal
+    _refuse_strangers(context)
+    if tokens is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    found = await tokens.find(request.hmac)
+    if found is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
+    token, expired = found
+    if not may_renew(token, user.name):
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
+    at_once = request.expiry_time_period_ms < 0
+    if expired and not at_once:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
+    expires_ms = await tokens.end(token, request.expiry_time_period_ms)
+    if expires_ms is None:  # since it was found
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND if at_once else ErrorCode.DELEGATION_TOKEN_EXPIRED)
+    logger.info("delegation token ends", token_id=token.token_id, owner=token.owner, by=str(user), at_once=at_once)
+    return ExpireDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
+
+
+def refuse_expire_delegation_token(
+    request: ExpireDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
+) -> ExpireDelegationTokenResponse:
+    return ExpireDelegationTokenResponse(error_code=code, expiry_timestamp_ms=NO_TIME_MS)
+
+
+# --- DescribeDelegationToken ------------------------------------------------------------------------------------------
+
+
+async def describe_delegation_token(
+    request: DescribeDelegationTokenRequest, context: RequestContext
+) -> DescribeDelegationTokenResponse:
+    """Of everybody where nobody is named. Those that have expired are shown until they are removed."""
+    tokens = context.services.delegation
+    _refuse_strangers(context)
+    if tokens is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    asked: set[str] | None = None
+    if request.owners is not None:
+        asked = {owner.principal_name for owner in request.owners if owner.principal_type == USER}
+        if not asked:
+            return DescribeDelegationTokenResponse()
+    shown = [
+        _described(token, tokens.hmac(token.token_id))
+        async for token in in_pieces(await tokens.described(asked))
+        if tokens.is_ours(token.token_id, token.hmac_digest) and _may_see(token, context)
+    ]
+    return DescribeDelegationTokenResponse(tokens=tuple(shown))
+
+
+def _may_see(token: DelegationToken, context: RequestContext) -> bool:
+    return (
+        concerns(token, context.connection.principal.name)
+        or may(context, AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, told=False)
+        or may(context, AclOperation.DESCRIBE_TOKENS, ResourceType.USER, f"{USER}:{token.owner}", told=False)
+    )
+
+
+def _described(token: DelegationToken, token_hmac: bytes) -> DescribedDelegationToken:
+    return DescribedDelegationToken(
+        principal_type=USER,
+        principal_name=token.owner,
+        token_requester_principal_type=USER,
+        token_requester_principal_name=token.requester,
+        issue_timestamp=token.issued_ms,
+        expiry_timestamp=token.expires_ms,
+        max_timestamp=token.max_ms,
+        token_id=token.token_id,
+        hmac=token_hmac,
+        renewers=tuple(_renewers(token.renewers)),
+    )
+
+
+def _renewers(names: Iterable[str]) -> Iterable[DescribedDelegationTokenRenewer]:
+    return (DescribedDelegationTokenRenewer(principal_type=USER, principal_name=name) for name in names)
+
+
+def refuse_describe_delegation_token(
+    request: DescribeDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeDelegationTokenResponse:
+    return DescribeDelegationTokenResponse(error_code=code)
