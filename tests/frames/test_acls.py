@@ -86,8 +86,8 @@ TOPIC, GROUP, CLUSTER, TRANSACTION = (
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 )
 REFUSED = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTION})
-SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS})
-"""What they may not show they leave out, without a word."""
+SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_CLUSTER})
+"""What they may not show they leave out, without a word; a broker tells everybody who is there."""
 
 
 @dataclass

@@ -34,10 +34,11 @@ LOWEST = {
 }
 """A broker refuses what is below its bound, so the bound follows where a test does not give it."""
 OURS = (
-    *("listeners", "advertised.listeners", "listener.security.protocol.map"),
+    *("listeners", "advertised.listeners", "listener.security.protocol.map", "controller.listener.names"),
     *("node.id", "broker.id", "broker.rack", "log.dirs"),
 )
 """Where a broker lies and what it is called is not for a test to say."""
+CONTROLLER = "CONTROLLER"
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
 
@@ -47,6 +48,8 @@ class _Cluster:
     """`key` says what else it is good for; None if for nothing."""
 
     nodes: list[BrokerProcess]
+    controllers: list[str]
+    """Where some of them are asked as controllers."""
     stack: contextlib.ExitStack
     key: str | None = None
 
@@ -60,23 +63,29 @@ class Gateways:
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
         settings = {**DEFAULTS, **served(asked["settings"])}
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
+        controllers: list[str] = []
         test = str(asked["test"])
         counted = not self._from_0.isdisjoint((test, test.partition(".")[0]))
         racks: list[str] = asked.get("racks", [])
         for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, test))):
             rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
-            (port,) = free_ports(1)
+            port, controller_port = free_ports(2)
             # A cluster inside a test's process calls itself so.
             addresses = {
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
             }
+            if number < int(asked.get("controllers", 0)):
+                addresses["listeners"] += f",{CONTROLLER}://127.0.0.1:{controller_port}"
+                addresses["advertised.listeners"] += f",{CONTROLLER}://localhost:{controller_port}"
+                addresses["controller.listener.names"] = CONTROLLER
+                controllers.append(f"127.0.0.1:{controller_port}")
             if counted:
                 addresses["node.id"] = str(number)
             node = GatewayProcess(
@@ -88,7 +97,7 @@ class Gateways:
             stack.callback(_end, node)
             node.start()
             nodes.append(node)
-        return nodes
+        return nodes, controllers
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
@@ -99,14 +108,14 @@ def most_nodes(given: Mapping[str, int], test: str) -> int:
 class Kafkas:
     """One node of Apache Kafka, however many are asked for."""
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
         settings = {**DEFAULTS, **_with_bounds(asked["settings"])}
         if "advertise" in asked:
             settings["advertised.listeners"] = f"PLAINTEXT://{asked['advertise']}"
         node = APACHE_KAFKA.process(stack.enter_context(short_directory()), settings)
         stack.callback(_end, node)
         node.start()
-        return [node]
+        return [node], []
 
 
 class Brokers:
@@ -123,18 +132,22 @@ class Brokers:
     def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         key = None
         if str(asked["test"]).partition(".")[0] in self._sharing:
-            key = json.dumps([asked["brokers"], asked["settings"]], sort_keys=True)
+            key = json.dumps([asked["brokers"], asked.get("controllers"), asked["settings"]], sort_keys=True)
         with self._lock:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
             with contextlib.ExitStack() as stack:
-                nodes = self._maker.start(asked, stack)
-                cluster = _Cluster(nodes, stack.pop_all(), key)
+                nodes, controllers = self._maker.start(asked, stack)
+                cluster = _Cluster(nodes, controllers, stack.pop_all(), key)
         with self._lock:
             self._count += 1
             number = str(self._count)
             self._clusters[number] = cluster
-        return {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+        return {
+            "number": number,
+            "bootstrap": ",".join(node.bootstrap for node in cluster.nodes),
+            "controllers": ",".join(cluster.controllers),
+        }
 
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
