@@ -50,8 +50,8 @@ AMONG_CONTROLLERS = {
 MEMBERSHIP = SimpleNamespace(transaction_version=2, levels=dict[str, int](), read_ms=7)
 
 
-def context(version: int, connection: ConnectionInfo, **broker: bool) -> RequestContext:
-    settings = SimpleNamespace(broker=BrokerConfig(**broker))
+def context(version: int, connection: ConnectionInfo, *, unstable: bool = False) -> RequestContext:
+    settings = SimpleNamespace(broker=BrokerConfig(unstable_feature_versions_enable=unstable))
     services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, settings=settings))
     return RequestContext(
         ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
@@ -165,7 +165,7 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     """From version 4 on with those whose lowest level is 0 (KAFKA-17011); a level of 0 is none that is finalized."""
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     connection = ConnectionInfo("c", "/127.0.0.1")
-    response = await api_versions(request, context(version, connection, unstable_feature_versions_enable=unstable))
+    response = await api_versions(request, context(version, connection, unstable=unstable))
     highest = 30 if unstable else 29
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     assert told == {"metadata.version": (7, highest)} | (
