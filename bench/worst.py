@@ -55,6 +55,11 @@ from protocol.messages.alter_partition_reassignments import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsRequestPartition,
@@ -624,6 +629,14 @@ def administration() -> Iterator[Case]:
         topic_partitions=(TopicPartitions(topic=WIDE, partitions=tuple(range(WIDE_PARTITIONS))),)
     )
     yield Case(f"elect_leaders: {what}", ApiKey.ELECT_LEADERS, 2, [elect])
+    stay = AlterReplicaLogDirsRequest(
+        dirs=(
+            AlterReplicaLogDir(
+                path="postgres", topics=(AlterReplicaLogDirTopic(name=WIDE, partitions=tuple(range(WIDE_PARTITIONS))),)
+            ),
+        )
+    )
+    yield Case(f"alter_replica_log_dirs: {what}", ApiKey.ALTER_REPLICA_LOG_DIRS, 2, [stay])
 
 
 def of_share_groups(topic_id: UUID) -> Iterator[Case]:

@@ -50,8 +50,8 @@ from gateway.log.tail import Tail
 from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
-from gateway.net.context import Services
-from gateway.net.dispatch import Dispatch, Stages
+from gateway.net.context import Role, Services
+from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
@@ -402,12 +402,21 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
         )
-        dispatch = Dispatch(SERVED, services, metrics, stages)
+        unstable = broker.unstable_api_versions_enable
+        by_role = {
+            role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
+            for role in (Role.BROKER, Role.CONTROLLER)
+        }
+        requests = {
+            listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
+            for listener in settings.listeners
+        }
         await server.serve(
-            dispatch,
+            by_role[Role.BROKER],
             connection_closed,
             lambda address: throttles.connection_wait_s(catalog.quotas, address),
-            guards(self._sasl(dispatch, Users(services.users, services.delegation))),
+            guards(self._sasl(requests, Users(services.users, services.delegation))),
+            requests,
         )
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
@@ -475,8 +484,8 @@ class App:
         identify = None if security.sasl is not None else identify_by(security.tls)
         return Tls(make_context(security.tls, failed), identify)
 
-    def _sasl(self, dispatch: Dispatch, known: Users) -> dict[str, ListenerSasl]:
-        """Of the listeners whose clients authenticate by it."""
+    def _sasl(self, requests: Mapping[str, Dispatch], known: Users) -> dict[str, ListenerSasl]:
+        """Of the listeners whose clients authenticate by it; `requests` are theirs."""
         broker = self.settings.broker
         delay_ms = broker.connection_failed_authentication_delay_ms
         made: dict[str, ListenerSasl] = {}
@@ -484,7 +493,7 @@ class App:
             sasl = listener_security(listener, broker).sasl
             if sasl is not None:
                 made[listener.name] = ListenerSasl(
-                    listener.name, sasl, known, dispatch, self.metrics, failure_delay_ms=delay_ms
+                    listener.name, sasl, known, requests[listener.name], self.metrics, failure_delay_ms=delay_ms
                 )
                 self._undo.append((f"tokens of {listener.name}", STEP_TIMEOUT_S, made[listener.name].close))
         return made

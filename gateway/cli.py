@@ -33,6 +33,7 @@ from gateway.config.listeners import render_address
 from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
 from gateway.net.collection import Survivors
+from gateway.net.context import Role
 from gateway.operate import logs, workers
 from gateway.operate.http import program_version
 from gateway.operate.nodes import add_nodes
@@ -388,15 +389,20 @@ def _describe(value: object, name: str = "", depth: int = 0) -> list[str]:
 
 def _apis(given: argparse.Namespace) -> int:
     rows = [
-        (_upstream_name(line.api_key), str(int(line.api_key)), f"{line.min_version}-{line.max_version}")
+        (
+            _upstream_name(line.api_key),
+            str(int(line.api_key)),
+            f"{line.min_version}-{line.max_version}",
+            "broker, controller" if Role.CONTROLLER in line.roles else "broker",
+        )
         for line in sorted(SERVED, key=lambda line: line.api_key)
     ]
     if given.markdown:
-        print("| API | Key | Versions |\n|---|---|---|")
+        print("| API | Key | Versions | Asked of a |\n|---|---|---|---|")
         for row in rows:
             print(f"| {' | '.join(row)} |")
     else:
-        _print_columns([("API", "KEY", "VERSIONS"), *rows])
+        _print_columns([("API", "KEY", "VERSIONS", "ASKED OF A"), *rows])
     return 0
 
 

@@ -18,7 +18,7 @@ from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.schema import FUNCTION_SCHEMA
-from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId, NodeReport
+from storage.types import Address, CoordinatorLease, Follower, LeaseKind, MetadataLog, Node, NodeId, NodeReport
 
 
 def _lease(row: Row) -> CoordinatorLease:
@@ -117,6 +117,15 @@ class NodeStore:
     async def fenced(self) -> list[Node]:
         """Nodes whose registration has run out and that nobody has unregistered, ordered by id."""
         return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
+
+    async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
+        """The catalog's revision, and the live nodes that follow it, of which one may have a lease."""
+        rows = await self._pool.fetch(statement("metadata_log"), kind.value, shard)
+        return MetadataLog(
+            max((row["revision"] for row in rows), default=0),
+            max((row["read_ms"] for row in rows), default=0),
+            tuple(Follower(_node(row), row["node_revision"], row["heard_ms"], row["lease_epoch"]) for row in rows),
+        )
 
     async def finalize(self, levels: Mapping[str, int]) -> None:
         """Sets the levels of features, by which all nodes go from then on."""

@@ -446,6 +446,31 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Follower:
+    """A live node, and how far it follows the catalog."""
+
+    node: Node
+    revision: int | None
+    """What it had come to when it was last heard of; None: it has not said."""
+    heard_ms: int
+    """When that was, by Postgres' clock (Unix ms)."""
+    lease_epoch: int | None
+    """At which it has the lease that was asked for; None: it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLog:
+    """The catalog as a log whose offsets are revisions."""
+
+    revision: int
+    """That is committed."""
+    read_ms: int
+    """When all this was read, by Postgres' clock (Unix ms)."""
+    followers: tuple[Follower, ...]
+    """By id."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """What Postgres knows of a live node."""
 

@@ -1,7 +1,8 @@
 """What is served: one line per API with its promised versions and its handler.
 
 The one idea: this table is the only place that says so. ApiVersions, dispatch, request metrics, `sluice apis` and the
-README's table are derived from it; the versions are Kafka 4.2's.
+README's table are derived from it; the versions are Kafka 4.2's. What a node that is asked as a controller serves
+(`roles`) is what Kafka's controllers do, but for what these say to each other.
 """
 
 from gateway.apis import (
@@ -27,6 +28,7 @@ from gateway.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    quorum,
     replicas,
     sasl,
     scram_credentials,
@@ -39,6 +41,7 @@ from gateway.apis import (
     transactions,
     txn_offset_commit,
 )
+from gateway.net.context import Role
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
 from protocol.api_keys import ApiKey
@@ -110,16 +113,35 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, group_admin.describe_groups, group_admin.refuse_describe_groups, bulky=True),
     Served(ApiKey.LIST_GROUPS, 0, 5, group_admin.list_groups, group_admin.refuse_list_groups, bulky=True),
-    Served(ApiKey.SASL_HANDSHAKE, 0, 1, sasl.sasl_handshake, sasl.refuse_sasl_handshake),
-    Served(ApiKey.API_VERSIONS, 0, 4, api_versions.api_versions, api_versions.refuse_api_versions),
+    Served(ApiKey.SASL_HANDSHAKE, 0, 1, sasl.sasl_handshake, sasl.refuse_sasl_handshake, roles=Role.EITHER),
+    Served(ApiKey.API_VERSIONS, 0, 4, api_versions.api_versions, api_versions.refuse_api_versions, roles=Role.EITHER),
     Served(
-        ApiKey.CREATE_TOPICS, 2, 7, topics.create_topics, topics.refuse_create_topics, max_elements=MAX_ADMIN_ELEMENTS
+        ApiKey.CREATE_TOPICS,
+        2,
+        7,
+        topics.create_topics,
+        topics.refuse_create_topics,
+        max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
-        ApiKey.DELETE_TOPICS, 1, 6, topics.delete_topics, topics.refuse_delete_topics, max_elements=MAX_ADMIN_ELEMENTS
+        ApiKey.DELETE_TOPICS,
+        1,
+        6,
+        topics.delete_topics,
+        topics.refuse_delete_topics,
+        max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(ApiKey.DELETE_RECORDS, 0, 2, delete_records.delete_records, delete_records.refuse_delete_records),
-    Served(ApiKey.INIT_PRODUCER_ID, 0, 5, init_producer_id.init_producer_id, init_producer_id.refuse_init_producer_id),
+    Served(
+        ApiKey.INIT_PRODUCER_ID,
+        0,
+        5,
+        init_producer_id.init_producer_id,
+        init_producer_id.refuse_init_producer_id,
+        unstable_version=6,
+    ),
     Served(
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         2,
@@ -151,8 +173,16 @@ SERVED: tuple[Served, ...] = (
         txn_offset_commit.txn_offset_commit,
         txn_offset_commit.refuse_txn_offset_commit,
     ),
-    Served(ApiKey.DESCRIBE_ACLS, 1, 3, acls.describe_acls, acls.refuse_describe_acls, bulky=True),
-    Served(ApiKey.CREATE_ACLS, 1, 3, acls.create_acls, acls.refuse_create_acls, max_elements=acls.MAX_CHANGES),
+    Served(ApiKey.DESCRIBE_ACLS, 1, 3, acls.describe_acls, acls.refuse_describe_acls, bulky=True, roles=Role.EITHER),
+    Served(
+        ApiKey.CREATE_ACLS,
+        1,
+        3,
+        acls.create_acls,
+        acls.refuse_create_acls,
+        max_elements=acls.MAX_CHANGES,
+        roles=Role.EITHER,
+    ),
     Served(
         ApiKey.DELETE_ACLS,
         1,
@@ -161,13 +191,36 @@ SERVED: tuple[Served, ...] = (
         acls.refuse_delete_acls,
         bulky=True,
         max_elements=acls.MAX_CHANGES,
+        roles=Role.EITHER,
     ),
-    Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
     Served(
-        ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs, max_elements=MAX_ADMIN_ELEMENTS
+        ApiKey.DESCRIBE_CONFIGS,
+        1,
+        4,
+        configs.describe_configs,
+        configs.refuse_describe_configs,
+        bulky=True,
+        roles=Role.EITHER,
+    ),
+    Served(
+        ApiKey.ALTER_CONFIGS,
+        0,
+        2,
+        configs.alter_configs,
+        configs.refuse_alter_configs,
+        max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
+    ),
+    Served(
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
+        1,
+        2,
+        log_dirs.alter_replica_log_dirs,
+        log_dirs.refuse_alter_replica_log_dirs,
+        max_elements=MAX_ADMIN_ELEMENTS,
     ),
     Served(ApiKey.DESCRIBE_LOG_DIRS, 1, 4, log_dirs.describe_log_dirs, log_dirs.refuse_describe_log_dirs, bulky=True),
-    Served(ApiKey.SASL_AUTHENTICATE, 0, 2, sasl.sasl_authenticate, sasl.refuse_sasl_authenticate),
+    Served(ApiKey.SASL_AUTHENTICATE, 0, 2, sasl.sasl_authenticate, sasl.refuse_sasl_authenticate, roles=Role.EITHER),
     Served(
         ApiKey.CREATE_PARTITIONS,
         0,
@@ -175,6 +228,7 @@ SERVED: tuple[Served, ...] = (
         topics.create_partitions,
         topics.refuse_create_partitions,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.CREATE_DELEGATION_TOKEN,
@@ -222,6 +276,7 @@ SERVED: tuple[Served, ...] = (
         configs.incremental_alter_configs,
         configs.refuse_incremental_alter_configs,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.ELECT_LEADERS,
@@ -231,6 +286,7 @@ SERVED: tuple[Served, ...] = (
         replicas.refuse_elect_leaders,
         bulky=True,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
@@ -239,6 +295,7 @@ SERVED: tuple[Served, ...] = (
         replicas.alter_partition_reassignments,
         replicas.refuse_alter_partition_reassignments,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
@@ -246,6 +303,7 @@ SERVED: tuple[Served, ...] = (
         0,
         replicas.list_partition_reassignments,
         replicas.refuse_list_partition_reassignments,
+        roles=Role.EITHER,
     ),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete, offset_delete.refuse_offset_delete),
     Served(
@@ -263,6 +321,7 @@ SERVED: tuple[Served, ...] = (
         client_quotas.alter_client_quotas,
         client_quotas.refuse_alter_client_quotas,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
@@ -272,6 +331,7 @@ SERVED: tuple[Served, ...] = (
         scram_credentials.refuse_describe_user_scram_credentials,
         bulky=True,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
@@ -280,6 +340,16 @@ SERVED: tuple[Served, ...] = (
         scram_credentials.alter_user_scram_credentials,
         scram_credentials.refuse_alter_user_scram_credentials,
         max_elements=MAX_CREDENTIALS,
+        roles=Role.EITHER,
+    ),
+    Served(
+        ApiKey.DESCRIBE_QUORUM,
+        0,
+        2,
+        quorum.describe_quorum,
+        quorum.refuse_describe_quorum,
+        roles=Role.EITHER,
+        max_elements=MAX_ADMIN_ELEMENTS,
     ),
     Served(
         ApiKey.UPDATE_FEATURES,
@@ -288,8 +358,11 @@ SERVED: tuple[Served, ...] = (
         features.update_features,
         features.refuse_update_features,
         max_elements=MAX_ADMIN_ELEMENTS,
+        roles=Role.EITHER,
     ),
-    Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster),
+    Served(
+        ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster, roles=Role.EITHER
+    ),
     Served(
         ApiKey.DESCRIBE_PRODUCERS,
         0,
@@ -298,7 +371,9 @@ SERVED: tuple[Served, ...] = (
         transaction_admin.refuse_describe_producers,
         bulky=True,
     ),
-    Served(ApiKey.UNREGISTER_BROKER, 0, 0, brokers.unregister_broker, brokers.refuse_unregister_broker),
+    Served(
+        ApiKey.UNREGISTER_BROKER, 0, 0, brokers.unregister_broker, brokers.refuse_unregister_broker, roles=Role.EITHER
+    ),
     Served(
         ApiKey.DESCRIBE_TRANSACTIONS,
         0,
@@ -379,6 +454,18 @@ SERVED: tuple[Served, ...] = (
         share_fetch.share_acknowledge,
         share_fetch.refuse_share_acknowledge,
         max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.ADD_RAFT_VOTER,
+        0,
+        1,
+        quorum.add_raft_voter,
+        quorum.refuse_add_raft_voter,
+        roles=Role.EITHER,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.REMOVE_RAFT_VOTER, 0, 0, quorum.remove_raft_voter, quorum.refuse_remove_raft_voter, roles=Role.EITHER
     ),
     Served(
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,

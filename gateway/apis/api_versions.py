@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.apis.features import LOWEST_LEVEL, SUPPORTED, finalized
+from gateway.apis.features import finalized, supported
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import (
@@ -16,16 +16,13 @@ from protocol.messages.api_versions import (
 
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_LOWEST_LEVEL_0 = 4
-_SUPPORTED = tuple(
-    SupportedFeatureKey(name=name, min_version=LOWEST_LEVEL, max_version=highest) for name, highest in SUPPORTED.items()
-)
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 
 async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> ApiVersionsResponse:
     """Remembers the client's software on its connection (KIP-511).
 
-    Which features are served is told from version 4 on: clients of earlier ones take no 0 for a lowest level
+    Features whose lowest level is 0 are told from version 4 on: clients of earlier ones take no 0 for one
     (KAFKA-17011). Of what is finalized clients believe the greatest epoch that they have heard of, from any node."""
     if context.version >= FIRST_VERSION_WITH_SOFTWARE:
         for text in (request.client_software_name, request.client_software_version):
@@ -33,14 +30,19 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
         context.connection.client_software_name = request.client_software_name
         context.connection.client_software_version = request.client_software_version
-    membership = context.services.membership
+    membership, broker = context.services.membership, context.services.settings.broker
+    takes_0 = context.version >= FIRST_VERSION_WITH_LOWEST_LEVEL_0
     return ApiVersionsResponse(
         api_keys=context.served,
-        supported_features=_SUPPORTED if context.version >= FIRST_VERSION_WITH_LOWEST_LEVEL_0 else (),
+        supported_features=tuple(
+            SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+            for name, (lowest, highest) in supported(broker).items()
+            if lowest or takes_0
+        ),
         finalized_features_epoch=membership.read_ms,
         finalized_features=tuple(
             FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-            for name, level in finalized(membership).items()
+            for name, level in finalized(membership, broker).items()
             if level
         ),
     )

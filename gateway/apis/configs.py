@@ -241,6 +241,7 @@ def _describe_broker(
 ) -> list[DescribeConfigsResourceResult]:
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
+    keys = [key for key in keys if not key.internal or key.name in broker.static]
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
         broker = broker.with_dynamic(broker.dynamic)
@@ -295,6 +296,7 @@ def _node_facts(services: Services) -> dict[str, str | None]:
         "listener.security.protocol.map": ",".join(
             f"{listener.name}:{listener.security_protocol}" for listener in listeners
         ),
+        "controller.listener.names": ",".join(listener.name for listener in listeners if listener.is_controller),
     }
 
 

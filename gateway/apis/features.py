@@ -1,7 +1,9 @@
 """UpdateFeatures: the levels by which clients and brokers go (KIP-584), and which group protocols are on.
 
-The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever. The
-other levels switch a group protocol on or off, as does `group.coordinator.rebalance.protocols`.
+The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever.
+Other levels switch a group protocol on or off, as does `group.coordinator.rebalance.protocols`. Two are facts that
+nobody changes: `metadata.version` is that of the release of Kafka whose APIs are served, for nodes write nothing by it,
+and `kraft.version` is 0, for voters are not added or removed by request (`quorum.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from enum import IntEnum
 import structlog
 
 from gateway.cluster.membership import Membership
+from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.update_features import (
@@ -32,6 +35,10 @@ PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
 `group.coordinator.rebalance.protocols` has it."""
 
+METADATA, KRAFT = "metadata.version", "kraft.version"
+OLDEST_METADATA, METADATA_4_2, METADATA_4_3 = 7, 29, 30
+"""3.3-IV3, from which on Kafka 4.2 goes; 4.2-IV1; and 4.3-IV0, which may still change."""
+
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
 
@@ -43,10 +50,27 @@ class UpgradeType(IntEnum):
     UNSAFE_DOWNGRADE = 3
 
 
-def finalized(membership: Membership) -> dict[str, int]:
+def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
+    """Feature → its lowest and its highest level."""
+    return {
+        METADATA: (OLDEST_METADATA, _metadata_version(broker)),
+        KRAFT: (LOWEST_LEVEL, LOWEST_LEVEL),
+        **{name: (LOWEST_LEVEL, highest) for name, highest in SUPPORTED.items()},
+    }
+
+
+def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
     """Feature → the level by which clients go."""
-    protocols = {name: membership.levels.get(name, SUPPORTED[name]) for name in PROTOCOLS}
-    return {**protocols, TRANSACTIONS: membership.transaction_version}
+    return {
+        METADATA: _metadata_version(broker),
+        KRAFT: LOWEST_LEVEL,
+        **{name: membership.levels.get(name, SUPPORTED[name]) for name in PROTOCOLS},
+        TRANSACTIONS: membership.transaction_version,
+    }
+
+
+def _metadata_version(broker: BrokerConfig) -> int:
+    return METADATA_4_3 if broker.unstable_feature_versions_enable else METADATA_4_2
 
 
 def require_protocol(feature: str, context: RequestContext) -> None:
@@ -66,14 +90,17 @@ async def update_features(request: UpdateFeaturesRequest, context: RequestContex
     if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature appears more than once")
     membership = context.services.membership
-    levels = finalized(membership)
+    levels = finalized(membership, context.services.settings.broker)
     for update in request.feature_updates:
-        if reason := _why_not(update, levels.get(update.feature, LOWEST_LEVEL), context):
-            raise KafkaError(
-                ErrorCode.INVALID_UPDATE_VERSION,
-                "The update failed for all features since the following feature had an error: "
-                f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}",
-            )
+        level, current = update.max_version_level, levels.get(update.feature, LOWEST_LEVEL)
+        reason = _why_not(update, current, context)
+        if reason is not None:
+            reason = f"Invalid update version {level} for feature {update.feature}. {reason}"
+        elif update.feature == METADATA and level != current:
+            reason = f"Unsupported metadata.version downgrade from {current} to {level}. Nodes write nothing by it."
+        if reason is not None:
+            said = "The update failed for all features since the following feature had an error: "
+            raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, said + reason)
     asked = {update.feature: update.max_version_level for update in request.feature_updates}
     changed = {name: level for name, level in asked.items() if level != levels[name]}
     if changed and not request.validate_only:
@@ -90,14 +117,15 @@ def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext) ->
         kind = UpgradeType(update.upgrade_type)
     else:
         return "The controller does not support the given upgrade type."
-    level, highest = update.max_version_level, SUPPORTED.get(update.feature)
+    level, known = update.max_version_level, supported(context.services.settings.broker).get(update.feature)
     here = f"Local controller {context.services.membership.node_id}"
     if level < LOWEST_LEVEL:
         return "A feature version cannot be less than 0."
-    if highest is None:
+    if known is None:
         return f"{here} does not support this feature."
-    if level > highest:
-        return f"{here} only supports versions {LOWEST_LEVEL}-{highest}"
+    lowest, highest = known
+    if not lowest <= level <= highest:
+        return f"{here} only supports versions {lowest}-{highest}"
     if level < current and kind is UpgradeType.UPGRADE:
         return (
             "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.coordinator.transactions import NO_EPOCH, NO_ID, InitProducer
+from gateway.coordinator.transactions import NO_EPOCH, NO_ID, NO_TIMEOUT_MS, InitProducer
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -13,8 +13,11 @@ FIRST_VERSION_WITH_FENCED = 4
 async def init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
     """With a transactional id: whoever had it before is fenced, and what it left open is aborted when this is answered.
 
-    Without: a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream gives one: its
-    sequences start anew under an id that no partition has seen.
+    A producer that takes part in two-phase commit (KIP-939) is its coordinator's to end: its transactions never time
+    out. As in Kafka 4.2 no transaction is kept beyond its producer.
+
+    Without a transactional id: a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream
+    gives one: its sequences start anew under an id that no partition has seen.
     """
     services = context.services
     if (request.producer_id == NO_ID) != (request.producer_epoch == NO_EPOCH):
@@ -24,13 +27,21 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
     if not request.transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
-    longest_ms = services.catalog.broker.transaction_max_timeout_ms
-    if not 0 < request.transaction_timeout_ms <= longest_ms:
+    broker = services.catalog.broker
+    if request.enable2_pc and not broker.transaction_two_phase_commit_enable:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transaction.two.phase.commit.enable is false here"
+        )
+    if request.keep_prepared_txn:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "a prepared transaction is not kept")
+    longest_ms = broker.transaction_max_timeout_ms
+    if not request.enable2_pc and not 0 < request.transaction_timeout_ms <= longest_ms:
         raise KafkaError(
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             f"a transaction may take 1 to {longest_ms} ms, not {request.transaction_timeout_ms}",
         )
-    asked = InitProducer(request.transaction_timeout_ms, request.producer_id, request.producer_epoch)
+    timeout_ms = NO_TIMEOUT_MS if request.enable2_pc else request.transaction_timeout_ms
+    asked = InitProducer(timeout_ms, request.producer_id, request.producer_epoch)
     producer = await services.transactions.initialize(request.transactional_id, asked)
     return InitProducerIdResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 

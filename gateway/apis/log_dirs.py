@@ -1,4 +1,4 @@
-"""DescribeLogDirs: what each partition takes in Postgres.
+"""DescribeLogDirs, AlterReplicaLogDirs: what each partition takes in Postgres, and where it is to lie.
 
 The one idea: there is one log directory, called `postgres`, and every node answers for the partitions of which it is a
 replica. Sizes are those of the
@@ -16,6 +16,12 @@ from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
+from protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
 from protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -86,3 +92,58 @@ async def _sizes(partitions: list[Partition], services: Services) -> dict[int, i
         keys = [partition.partition_key for partition in partitions[start : start + STATES_PER_QUERY]]
         sizes.update({key: state.size_bytes for key, state in (await services.log.states(keys)).items()})
     return sizes
+
+
+# --- AlterReplicaLogDirs --------------------------------------------------------------------------------------------
+
+
+async def alter_replica_log_dirs(
+    request: AlterReplicaLogDirsRequest, context: RequestContext
+) -> AlterReplicaLogDirsResponse:
+    """Each partition by itself: where a replica lies already it is, and there is nowhere else. Of a partition that is
+    named twice the last directory counts (upstream: ReplicaManager.alterReplicaLogDirs)."""
+    services = context.services
+    await services.catalog.refresh_if_changed()
+    placement = Placement(context)
+    wanted: dict[str, dict[int, str]] = {}
+    async for directory in in_pieces(request.dirs):
+        async for topic in in_pieces(directory.topics):
+            paths = wanted.setdefault(topic.name, {})
+            async for index in in_pieces(topic.partitions):
+                paths[index] = directory.path
+    results: list[AlterReplicaLogDirTopicResult] = []
+    async for name, paths in in_pieces(list(wanted.items())):
+        topic = services.catalog.get(name)
+        there = {} if topic is None else {part.partition_index: part for part in topic.partitions}
+        factor = 0 if topic is None else requested_replication_factor(topic.configs, services.catalog.broker)
+        judged: list[AlterReplicaLogDirPartitionResult] = []
+        async for index, path in in_pieces(list(paths.items())):
+            part = there.get(index)
+            code = ErrorCode.NONE
+            if path != LOG_DIR:
+                code = ErrorCode.LOG_DIR_NOT_FOUND
+            elif part is None:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif not placement.holds(services.membership.node_id, part, factor):
+                code = ErrorCode.REPLICA_NOT_AVAILABLE
+            judged.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+        results.append(AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(judged)))
+    return AlterReplicaLogDirsResponse(results=tuple(results))
+
+
+def refuse_alter_replica_log_dirs(
+    request: AlterReplicaLogDirsRequest, version: int, code: ErrorCode, message: str | None
+) -> AlterReplicaLogDirsResponse:
+    return AlterReplicaLogDirsResponse(
+        results=tuple(
+            AlterReplicaLogDirTopicResult(
+                topic_name=topic.name,
+                partitions=tuple(
+                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                    for index in topic.partitions
+                ),
+            )
+            for directory in request.dirs
+            for topic in directory.topics
+        )
+    )

@@ -22,7 +22,7 @@ from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext, Role, Services
 from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
 from gateway.security.authorizer import may_topic
@@ -61,8 +61,8 @@ MAX_PARTITIONS_PER_PAGE = 2000
 
 FIRST_VERSION_WITH_LISTENER_NOT_FOUND = 6
 
-BROKERS_ENDPOINT = 1
-CONTROLLERS_ENDPOINT = 2
+ENDPOINTS = {Role.BROKER: 1, Role.CONTROLLER: 2}
+"""Upstream's EndpointType."""
 
 
 class Placement:
@@ -427,18 +427,18 @@ def _describe_page(
 
 
 async def describe_cluster(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
-    """Live nodes, and for who asks for those that are fenced, too, what is registered and not alive: what can be
-    unregistered. There is no controller endpoint."""
-    if request.endpoint_type == CONTROLLERS_ENDPOINT:
-        raise KafkaError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, "Controllers are not asked at this endpoint.")
-    if request.endpoint_type != BROKERS_ENDPOINT:
-        raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"There is no endpoint type {request.endpoint_type}.")
-    placement = Placement(context)
+    """Live nodes that have the listener, and for who asks for those that are fenced, too, what is registered and not
+    alive: what can be unregistered. Of controllers there are none fenced, and none has a rack (upstream:
+    AuthHelper.computeDescribeClusterResponse, ControllerRegistrationsPublisher)."""
+    _require_endpoint(request, context)
+    placement, as_broker = Placement(context), context.role is Role.BROKER
     brokers = {
-        node.node_id: DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
+        node.node_id: DescribeClusterBroker(
+            broker_id=node.node_id, host=host, port=port, rack=node.rack if as_broker else None
+        )
         for node, host, port in placement.brokers
     }
-    if request.include_fenced_brokers:
+    if request.include_fenced_brokers and as_broker:
         listener = context.connection.listener
         for node in await context.services.membership.fenced():
             if node.node_id not in brokers and listener in node.listeners:
@@ -447,6 +447,7 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
                     broker_id=node.node_id, host=host, port=port, rack=node.rack, is_fenced=True
                 )
     return DescribeClusterResponse(
+        endpoint_type=ENDPOINTS[context.role],
         cluster_id=context.services.cluster_id,
         controller_id=placement.controller_id,
         brokers=tuple(brokers[node_id] for node_id in sorted(brokers)),
@@ -454,6 +455,20 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
             Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
     )
+
+
+def _require_endpoint(request: DescribeClusterRequest, context: RequestContext) -> None:
+    """Raises KafkaError unless what is asked for is what the node is asked as. Version 0 has no word for it."""
+    asked, here = request.endpoint_type, ENDPOINTS[context.role]
+    if asked == here:
+        return
+    names = {number: role.name for role, number in ENDPOINTS.items()}
+    code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {asked}"
+    if asked in names:
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        sent = f"The request was sent to an endpoint of type {names[here]}"
+        message = f"{sent}, but we wanted an endpoint of type {names[asked]}"
+    raise KafkaError(ErrorCode.INVALID_REQUEST if context.version == 0 else code, message)
 
 
 def refuse_describe_cluster(

@@ -15,7 +15,7 @@ from uuid import UUID
 from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
 from gateway.coordinator.machine import Value
 from gateway.log.catalog import Catalog
-from gateway.net.context import RequestContext
+from gateway.net.context import RequestContext, Role
 from gateway.net.pieces import in_pieces
 from gateway.security.authorizer import may, may_topic, refusal_of, require
 from gateway.security.kinds import AclOperation, ResourceType
@@ -94,6 +94,8 @@ async def _produces(request: InitProducerIdRequest, context: RequestContext) -> 
     """An idempotent producer without transactions may be one who may write to any topic (KIP-679)."""
     if request.transactional_id is not None:
         require(context, _Op.WRITE, _TRANSACTION, request.transactional_id)
+        if request.enable2_pc:
+            require(context, _Op.TWO_PHASE_COMMIT, _TRANSACTION, request.transactional_id)
         return
     authorizer = context.services.authorizer
     if authorizer is None or may(context, _Op.IDEMPOTENT_WRITE, _CLUSTER, told=False):
@@ -109,6 +111,12 @@ async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestC
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
     else:
         require(context, _Op.WRITE, _TRANSACTION, request.v3_and_below_transactional_id)
+
+
+async def _describes_controllers(request: Any, context: RequestContext) -> None:
+    """Who asks a broker who is there may do so; controllers are shown to administrators."""
+    if context.role is Role.CONTROLLER:
+        require(context, _Op.ALTER, _CLUSTER)
 
 
 _reads_group = _named(_Op.READ, _GROUP, "group_id")
@@ -153,6 +161,7 @@ DEMANDS: Mapping[ApiKey, Demand] = {
         each=tuple(Each(_Op.DESCRIBE_CONFIGS, kind) for kind in (_TOPIC, _GROUP, _CLUSTER))
     ),
     ApiKey.ALTER_CONFIGS: _alters_settings,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: _alters_cluster,
     ApiKey.DESCRIBE_LOG_DIRS: _describes_cluster,
     ApiKey.CREATE_PARTITIONS: Demand(each=(Each(_Op.ALTER, _TOPIC),)),
     ApiKey.CREATE_DELEGATION_TOKEN: Demand(each=(Each(_Op.CREATE_TOKENS, ResourceType.USER),)),
@@ -169,7 +178,9 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.ALTER_CLIENT_QUOTAS: Demand((_cluster(_Op.ALTER_CONFIGS),)),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describes_cluster,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alters_cluster,
+    ApiKey.DESCRIBE_QUORUM: _describes_cluster,
     ApiKey.UPDATE_FEATURES: _alters_cluster,
+    ApiKey.DESCRIBE_CLUSTER: Demand((_describes_controllers,)),
     ApiKey.DESCRIBE_PRODUCERS: Demand(each=(_reads_topic,)),
     ApiKey.UNREGISTER_BROKER: _alters_cluster,
     ApiKey.DESCRIBE_TRANSACTIONS: Demand(each=(Each(_Op.DESCRIBE, _TRANSACTION), _describes_topic)),
@@ -182,6 +193,8 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.SHARE_GROUP_DESCRIBE: _group_described,
     ApiKey.SHARE_FETCH: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.SHARE_ACKNOWLEDGE: Demand((_reads_group,), (_reads_topic,)),
+    ApiKey.ADD_RAFT_VOTER: _alters_cluster,
+    ApiKey.REMOVE_RAFT_VOTER: _alters_cluster,
     ApiKey.STREAMS_GROUP_HEARTBEAT: Demand(
         (_reads_group, _describes(of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
     ),
@@ -193,12 +206,12 @@ DEMANDS: Mapping[ApiKey, Demand] = {
 
 FREE = frozenset(
     {
-        *(ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_CLUSTER),
+        *(ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE),
         *(ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN),
     }
 )
-"""Served to everybody. DescribeCluster says nothing but who is there; what may be done to the cluster is a matter of
-`authorized_operations.py`. A delegation token is its owner's and its renewers'."""
+"""Served to everybody. So is DescribeCluster by a broker, which says nothing but who is there; what may be done to the
+cluster is a matter of `authorized_operations.py`. A delegation token is its owner's and its renewers'."""
 
 
 async def authorize(request: Any, context: RequestContext) -> None:

@@ -21,7 +21,17 @@ from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
-from storage.types import TRANSACTION_VERSION, Address, Assignment, Node, NodeId, Partition, PartitionKey
+from storage.types import (
+    TRANSACTION_VERSION,
+    Address,
+    Assignment,
+    LeaseKind,
+    MetadataLog,
+    Node,
+    NodeId,
+    Partition,
+    PartitionKey,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -201,6 +211,10 @@ class Membership:
     async def unregister(self, node_id: NodeId) -> Unregistered:
         """Forgets another node, which must not be alive. Raises StorageError."""
         return await self._store.unregister(node_id)
+
+    async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
+        """How far each live node follows the catalog, and which has a lease. Raises StorageError."""
+        return await self._store.metadata_log(kind, shard)
 
     async def finalize(self, levels: Mapping[str, int]) -> None:
         """Sets the levels of features for all nodes; this one goes by them when this returns. Raises StorageError."""

@@ -305,6 +305,20 @@ class BrokerConfig:
         between(1, 30_000),
         update=_AT_START,
     )
+    unstable_api_versions_enable: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether versions of APIs are served that a release of Kafka may still change.",
+        update=_AT_START,
+        internal=True,
+    )
+    unstable_feature_versions_enable: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether levels of features are told that a release of Kafka may still change.",
+        update=_AT_START,
+        internal=True,
+    )
 
     # topics
     num_partitions: int = setting(
@@ -472,6 +486,13 @@ class BrokerConfig:
     )
     transaction_max_timeout_ms: int = setting(
         _INT, 900_000, "Longest timeout that a transactional producer may ask for.", at_least(1), update=_AT_START
+    )
+    transaction_two_phase_commit_enable: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether producers may take part in two-phase commit (KIP-939): their transactions never time out. They ask "
+        "for it by a version of InitProducerId that unstable.api.versions.enable serves.",
+        update=_AT_START,
     )
     transactional_id_expiration_ms: int = setting(
         _INT,
@@ -749,6 +770,7 @@ _NODE = (
     _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
     _of_node("advertised.listeners", "Where clients of each listener find the node; --advertise is short for one."),
     _of_node("listener.security.protocol.map", "Which security protocol each listener speaks, as NAME:PROTOCOL."),
+    _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
 `gateway/config/listeners.py`."""

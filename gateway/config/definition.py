@@ -215,9 +215,10 @@ def setting(
     name: str = "",
     update: Update = Update.DYNAMIC,
     synonyms: Iterable[Synonym] = (),
+    internal: bool = False,
 ) -> Any:
     """A dataclass field that declares a setting. Its name is the field's with dots, unless `name` says otherwise."""
-    declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms))
+    declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 

@@ -1,7 +1,9 @@
-"""The listeners of a node, from Kafka's `listeners`, `advertised.listeners` and `listener.security.protocol.map`.
+"""The listeners of a node, from Kafka's `listeners`, `advertised.listeners`, `listener.security.protocol.map` and
+`controller.listener.names`.
 
 The one idea: a listener is a name with two addresses. The node binds the first; whoever connected there is told the
-second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT.
+second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT. By a listener of
+`controller.listener.names` a node is asked as a controller (KIP-919), by any other as a broker.
 
 This module opens no socket: `gateway/net/server.py` binds, and what nodes tell each other of their listeners is
 `storage/nodes.py`'s.
@@ -36,6 +38,8 @@ class Listener:
     """Port 0: one that the kernel chooses. An empty host is every interface."""
     advertised: Address
     """Where clients of this listener are told to connect. Port 0 stands for the port that was bound."""
+    is_controller: bool = False
+    """Whether the node is asked as a controller here."""
 
 
 def render_address(address: Address) -> str:
@@ -61,15 +65,23 @@ def parse_address(text: str) -> Address:
     return host, int(port)
 
 
-def parse_listeners(listeners: str, advertised: str | None, protocol_map: str | None, host_name: str) -> list[Listener]:
-    """The listeners in the order given; ConfigError names the setting that is wrong, and why.
+def parse_listeners(
+    listeners: str, advertised: str | None, protocol_map: str | None, host_name: str, controllers: str | None = None
+) -> list[Listener]:
+    """The listeners in the order given, those of brokers first; ConfigError names the setting that is wrong, and why.
 
-    Without `advertised` a listener is advertised as it is bound, at `host_name` if it is bound to every interface.
-    Stricter than Kafka in one thing: each listener is advertised; one that is not could name no node to its clients.
+    Without `advertised` a listener is advertised as it is bound, at `host_name` if it is bound to every interface; so
+    is one of controllers that `advertised` does not name. Stricter than Kafka in one thing: each listener of brokers
+    is advertised; one that is not could name no node to its clients.
     """
     bound = _addresses("listeners", listeners)
+    of_controllers = _controllers(controllers, bound)
     told = bound if advertised is None else _addresses("advertised.listeners", advertised)
+    as_bound = bound.keys() if advertised is None else of_controllers - told.keys()
+    told = {**told, **{name: bound[name] for name in as_bound}}
     protocols = _protocols(protocol_map)
+    if protocol_map is None and all(protocols.get(name) == DEFAULT_NAME for name in bound.keys() - of_controllers):
+        protocols = {**dict.fromkeys(of_controllers, DEFAULT_NAME), **protocols}
     taken = [address for address in bound.values() if address[1]]
     if len(set(taken)) < len(taken):
         raise ConfigError("listeners", listeners, "two listeners have one address")
@@ -78,15 +90,25 @@ def parse_listeners(listeners: str, advertised: str | None, protocol_map: str | 
     made: list[Listener] = []
     for name, bind in bound.items():
         host, port = told[name]
-        if advertised is None and host in WILDCARDS:
+        if name in as_bound and host in WILDCARDS:
             host = host_name
         elif host in WILDCARDS:
             raise ConfigError("advertised.listeners", advertised, f"{host or 'an empty host'} is no address of a node")
         protocol = protocols.get(name)
         if protocol is None:
             raise ConfigError("listener.security.protocol.map", protocol_map, f"no security protocol for {name}")
-        made.append(Listener(name, protocol, bind, (host, port)))
-    return made
+        made.append(Listener(name, protocol, bind, (host, port), name in of_controllers))
+    return sorted(made, key=lambda listener: listener.is_controller)
+
+
+def _controllers(text: str | None, bound: Mapping[str, Address]) -> frozenset[str]:
+    """Which of the listeners are controllers'. All of them: then no client could produce or read."""
+    names = frozenset(name for part in (text or "").split(",") if (name := part.strip().upper()))
+    if unknown := names - bound.keys():
+        raise ConfigError("controller.listener.names", text, f"there is no listener {', '.join(sorted(unknown))}")
+    if not bound.keys() - names:
+        raise ConfigError("controller.listener.names", text, "a listener is needed at which the node is a broker")
+    return names
 
 
 def _addresses(setting: str, text: str) -> dict[str, Address]:

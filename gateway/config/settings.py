@@ -50,7 +50,7 @@ class Settings:
     """The options, typed. Field names are the options' with underscores."""
 
     listeners: tuple[Listener, ...]
-    """At least one. The address of the first is how the node is called."""
+    """At least one at which it is a broker; these come first. The address of the first is how the node is called."""
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
@@ -360,10 +360,14 @@ def _load_listeners(
                 option.name, option.text or "", option.origin, "there are several listeners: set advertised.listeners"
             )
         told_text = f"{bound_text.partition('://')[0]}://{render_address(advertise)}"
-    protocol_map = broker.get("listener.security.protocol.map")
+    protocol_map, controllers = (broker.get(n) for n in ("listener.security.protocol.map", "controller.listener.names"))
     try:
         listeners = parse_listeners(
-            bound_text, told_text, None if protocol_map is None else protocol_map.text, socket.gethostname()
+            bound_text,
+            told_text,
+            None if protocol_map is None else protocol_map.text,
+            socket.gethostname(),
+            None if controllers is None else controllers.text,
         )
     except ConfigError as error:
         value = broker.get(error.name)

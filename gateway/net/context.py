@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from enum import Flag
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.cluster.clock import ClusterClock
@@ -44,6 +45,15 @@ if TYPE_CHECKING:
     from storage.share import ShareStore
     from storage.topics import TopicStore
     from storage.users import UserStore
+
+
+class Role(Flag):
+    """As what a node is asked: its listener says it."""
+
+    BROKER = 1
+    CONTROLLER = 2
+    """By who has this one's address in `bootstrap.controllers` (KIP-919)."""
+    EITHER = BROKER | CONTROLLER
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +150,5 @@ class RequestContext(NamedTuple):
     """Where the request stands in its connection's line; `async with` it before anything that must keep the order."""
     served: tuple[ApiVersion, ...] = ()
     """What this node promises, for ApiVersions."""
+    role: Role = Role.BROKER
+    """As what this node is asked."""

@@ -22,7 +22,7 @@ import structlog
 
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread, exceeds
 from gateway.net.collection import LEFTOVERS_S
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.errors import storage_code
 from gateway.net.places import NO_PLACE, Place
 from gateway.net.requests import Admission, Order, UnanswerableError
@@ -82,7 +82,8 @@ def _answered(request: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One line of the table of what is served: an API, the versions promised for it, who answers, and who refuses."""
+    """One line of the table of what is served: an API, the versions promised for it, who answers, who refuses, and as
+    what a node is asked for it."""
 
     api_key: ApiKey
     min_version: int
@@ -98,6 +99,10 @@ class Served:
     max_elements: int = MAX_REQUEST_ELEMENTS
     """Array elements of one request, at whatever depth; more are refused as POLICY_VIOLATION, as upstream refuses what
     would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
+    roles: Role = Role.BROKER
+    unstable_version: int | None = None
+    """The one after `max_version`, which a release of Kafka may still change: served where
+    `unstable.api.versions.enable` says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,17 @@ class Stages:
     prepare: Prepare | None = None
     charge: Charge | None = None
     """Around the handler."""
+
+
+def served_as(role: Role, served: Sequence[Served], *, unstable: bool = False) -> tuple[Served, ...]:
+    """What of a table is served to who asks a node as this; with `unstable`, in unstable versions too."""
+    lines = (line for line in served if role in line.roles)
+    return tuple(
+        line
+        if line.unstable_version is None or not unstable
+        else dataclasses.replace(line, max_version=line.unstable_version)
+        for line in lines
+    )
 
 
 def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
@@ -142,11 +158,18 @@ class _Route:
 
 
 class Dispatch:
-    """Answers frames by a table of served APIs. It is the `RequestHandler` of every connection."""
+    """Answers frames by a table of served APIs. It is the `RequestHandler` of every connection of a role."""
 
     def __init__(
-        self, served: Sequence[Served], services: Services, metrics: Metrics, stages: Stages = Stages()
+        self,
+        served: Sequence[Served],
+        services: Services,
+        metrics: Metrics,
+        stages: Stages = Stages(),
+        role: Role = Role.BROKER,
     ) -> None:
+        """`served`: of the role."""
+        self._role = role
         self._served = served_versions(served)
         self._services = services
         self._metrics = metrics
@@ -203,6 +226,7 @@ class Dispatch:
             self._services,
             place,
             self._served,
+            self._role,
         )
         crowded = done_with is not None
         response: Any = None

@@ -64,6 +64,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._listeners: dict[str, asyncio.Server] = {}
         self._requests: RequestHandler | None = None
+        self._own_requests: Mapping[str, RequestHandler] = {}
         self._tls: dict[str, Tls] = {}
         self._guards: Mapping[str, Callable[[], Guard]] = {}
         self._connection_closed: ConnectionClosed | None = None
@@ -106,11 +107,14 @@ class Server:
         connection_closed: ConnectionClosed,
         connection_wait: ConnectionWait = lambda address: 0.0,
         guards: Mapping[str, Callable[[], Guard]] | None = None,
+        own_requests: Mapping[str, RequestHandler] | None = None,
     ) -> None:
         """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
-        whether its peer is to blame. `guards` make, by listener, what stands before a connection's requests."""
+        whether its peer is to blame. `guards` make, by listener, what stands before a connection's requests.
+        `own_requests`: of the listeners that another answers than `requests`."""
         assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
+        self._own_requests = own_requests or {}
         self._connection_wait = connection_wait
         self._guards = guards or {}
         for bound in self._listeners.values():
@@ -123,7 +127,8 @@ class Server:
         guard = self._guards[listener]() if listener in self._guards else None
         tls = self._tls.get(listener)
         kind = Connection if tls is None else TlsConnection
-        made = kind(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
+        requests = self._own_requests.get(listener, self._requests)
+        made = kind(requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
         if isinstance(made, TlsConnection) and tls is not None:
             made.identify = tls.identify
         return made

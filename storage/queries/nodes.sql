@@ -22,7 +22,8 @@ with before as (
     select node_id, expires_at from node where node_id = $1 and incarnation = $2 for no key update
 )
 update node n
-set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4, catalog_revision = $5
+set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4, catalog_revision = $5,
+    renewed_at = clock_timestamp()
 from before b
 where n.node_id = b.node_id
 returning
@@ -147,6 +148,20 @@ select
     ) as leases,
     case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag
 from node n cross join cluster c
+where n.expires_at > clock_timestamp()
+order by n.node_id;
+
+-- name: metadata_log
+-- The committed revision, and of each live node the one it had come to when it was last heard of (Unix ms; null: it has
+-- not said), and the epoch at which it has the lease of shard $2 of kind $1, if it has.
+select
+    n.node_id, n.listeners, n.rack, n.incarnation, n.announced, nullif(n.catalog_revision, 0) as node_revision,
+    (extract(epoch from greatest(n.registered_at, n.renewed_at)) * 1000)::bigint as heard_ms,
+    l.lease_epoch, c.revision, (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
+from node n cross join cluster c
+left join coordinator_lease l
+    on l.kind = $1 and l.shard = $2 and l.expires_at > clock_timestamp()
+    and l.node_id = n.node_id and l.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 

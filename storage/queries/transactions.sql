@@ -74,10 +74,11 @@ order by begun;
 select * from commit_in_partition($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: overdue_transactions
--- Transactions that have been under way for longer than their timeout, the oldest first, at most $1.
+-- Transactions that have been under way for longer than their timeout, the oldest first, at most $1. The longest timeout
+-- of all never passes (KIP-939).
 select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
-where t.started_at is not null
+where t.started_at is not null and t.timeout_ms < 2147483647
     and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
 order by t.started_at
 limit $1;

@@ -72,7 +72,7 @@ from protocol.schema import ZERO_UUID
 from tests.conftest import gateways
 from tests.frames.members import create_topic, fresh
 from tests.frames.test_streams_groups import Instance, counting
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
 from tests.wire import WireClient
 
@@ -86,8 +86,8 @@ TOPIC, GROUP, CLUSTER, TRANSACTION = (
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 )
 REFUSED = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTION})
-SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS})
-"""What they may not show they leave out, without a word."""
+SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_CLUSTER})
+"""What they may not show they leave out, without a word; a broker tells everybody who is there."""
 OF_THE_KNOWN = frozenset({ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN})
 """Nobody is heard who has not said who they are (`test_delegation_tokens.py`)."""
 
@@ -792,3 +792,48 @@ def named_as(request: Any, topic: str, group: str) -> Any:
             inner = (named_as(each, topic, group) if dataclasses.is_dataclass(each) else each for each in value)
             changed[field.name] = tuple(inner)
     return dataclasses.replace(request, **changed)
+
+
+# --- what a node is asked as a controller, and two-phase commit -----------------------------------------------------
+
+
+async def test_controllers_are_shown_to_who_may_alter_the_cluster(gateway_factory: GatewayFactory) -> None:
+    broker, controller = free_ports(2)
+    listeners = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "controller.listener.names": "CONTROLLER",
+    }
+    admin = gateway_factory({**AUTHORIZER, "super.users": ME})
+    guarded = gateway_factory({**AUTHORIZER, **listeners}, database_url=admin.database_url)
+    async with (
+        await WireClient.connect(admin.bootstrap) as as_admin,
+        await WireClient.connect(f"127.0.0.1:{broker}") as as_client,
+        await WireClient.connect(f"127.0.0.1:{controller}") as of_controller,
+    ):
+        cluster = Cluster(as_admin, as_client, guarded)
+        asked = DescribeClusterRequest(endpoint_type=2)
+        assert (await as_client.send(DescribeClusterRequest(), 1)).error_code == OK
+        async with cluster.allowing(on_cluster(Op.DESCRIBE)):
+            assert (await of_controller.send(asked, 1)).error_code == CLUSTER
+        async with cluster.allowing(on_cluster(Op.ALTER)):
+            answer = await of_controller.send(asked, 1)
+            assert (answer.error_code, [each.port for each in answer.brokers]) == (OK, [controller])
+
+
+async def test_two_phase_commit_is_an_operation_of_its_own(gateway_factory: GatewayFactory) -> None:
+    served = {"unstable.api.versions.enable": "true", "transaction.two.phase.commit.enable": "true"}
+    admin = gateway_factory({**AUTHORIZER, "super.users": ME})
+    guarded = gateway_factory({**AUTHORIZER, **served}, database_url=admin.database_url)
+    transactional_id, kind = fresh("two-phase"), ResourceType.TRANSACTIONAL_ID
+    plain = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
+    async with (
+        await WireClient.connect(admin.bootstrap) as as_admin,
+        await WireClient.connect(guarded.bootstrap) as as_client,
+    ):
+        cluster = Cluster(as_admin, as_client, guarded)
+        two_phase = dataclasses.replace(plain, enable2_pc=True)
+        async with cluster.allowing(acl(Op.WRITE, kind, transactional_id)):
+            assert (await as_client.send(plain, 6)).error_code == OK
+            assert (await as_client.send(two_phase, 6)).error_code == TRANSACTION
+            async with cluster.allowing(acl(Op.TWO_PHASE_COMMIT, kind, transactional_id)):
+                assert (await as_client.send(two_phase, 6)).error_code == OK

@@ -41,7 +41,9 @@ class Transactional:
 
     async def initialize(self, *, timeout_ms: int = 60_000, version: int = 4, itself: bool = False) -> ErrorCode:
         """A new epoch; `itself`: as the producer that it is (KIP-360)."""
-        named = {"producer_id": self.producer_id, "producer_epoch": self.producer_epoch} if itself else {}
+        named: dict[str, Any] = (
+            {"producer_id": self.producer_id, "producer_epoch": self.producer_epoch} if itself else {}
+        )
         answer = await self.client.send(
             InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=timeout_ms, **named),
             version,

@@ -18,8 +18,9 @@ from gateway.apis.configs import alter_configs, describe_configs, incremental_al
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
 from gateway.apis.internal_topics import InternalTopics
-from gateway.apis.log_dirs import describe_log_dirs
+from gateway.apis.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
+from gateway.apis.quorum import add_raft_voter, describe_quorum, remove_raft_voter
 from gateway.apis.replicas import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from gateway.apis.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
@@ -29,7 +30,7 @@ from gateway.config.settings import load
 from gateway.config.topic import TOPIC_CONFIGS
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.quotas.throttles import Throttles
 from gateway.security.authorizer import Authorizer
 from gateway.share.partitions import SharePartitions
@@ -61,6 +62,10 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
     ApiKey.LIST_CONFIG_RESOURCES: list_config_resources,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs,
+    ApiKey.DESCRIBE_QUORUM: describe_quorum,
+    ApiKey.ADD_RAFT_VOTER: add_raft_voter,
+    ApiKey.REMOVE_RAFT_VOTER: remove_raft_voter,
     ApiKey.UNREGISTER_BROKER: unregister_broker,
     ApiKey.UPDATE_FEATURES: update_features,
     ApiKey.ALTER_CLIENT_QUOTAS: alter_client_quotas,
@@ -127,11 +132,25 @@ class AdminNode:
             authorizer=Authorizer(lambda: self.catalog.acls, frozenset(), allow_everyone=True) if authorizes else None,
         )
 
-    async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:
+    async def ask(
+        self,
+        api_key: ApiKey,
+        request: Any,
+        version: int,
+        *,
+        listener: str = "PLAINTEXT",
+        role: Role = Role.BROKER,
+    ) -> Any:
         """The answer as a client of this version reads it."""
         received = decode_request(api_key, version, b"".join(bytes(chunk) for chunk in encode(request, version)))
         context = RequestContext(
-            api_key, version, 1, "tests", ConnectionInfo("connection", "/127.0.0.1", listener), self.services
+            api_key,
+            version,
+            1,
+            "tests",
+            ConnectionInfo("connection", "/127.0.0.1", listener),
+            self.services,
+            role=role,
         )
         response = await HANDLERS[api_key](received, context)
         encoded = b"".join(bytes(chunk) for chunk in encode_response(response, version))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import time
 import urllib.error
 import urllib.request
 
+from gateway.apis import SERVED
+from gateway.net.context import Role
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.describe_cluster import DescribeClusterRequest
+from protocol.messages.describe_quorum import DescribedPartition, DescribedTopic, DescribeQuorumRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.heartbeat import HeartbeatRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_commit import (
@@ -171,4 +178,74 @@ async def test_each_listener_tells_its_own_addresses_of_every_node(
         client = await WireClient.connect(f"127.0.0.1:{port}")
         answer = await client.send(MetadataRequest(), 13)
         assert {each.port for each in answer.brokers} == told
+        await client.close()
+
+
+async def test_a_node_is_asked_as_a_controller_where_its_settings_say_so(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    """At that listener other APIs are served, and who comes by another hears nothing of it."""
+    broker, controller, alone = free_ports(3)
+    settings = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "controller.listener.names": "CONTROLLER",
+    }
+    gateway_factory({"listeners": f"PLAINTEXT://127.0.0.1:{alone}"}, database_url=database_url)
+    gateway_factory(settings, database_url=database_url)
+    client = await WireClient.connect(f"127.0.0.1:{controller}")
+    asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+    versions = await client.send(asked, 4)
+    assert [each.api_key for each in versions.api_keys] == [
+        int(line.api_key) for line in sorted(SERVED, key=lambda line: line.api_key) if Role.CONTROLLER in line.roles
+    ]
+    controllers = await client.send(DescribeClusterRequest(endpoint_type=2), 1)
+    assert [(each.host, each.port) for each in controllers.brokers] == [("127.0.0.1", controller)]
+    await create_topic(client, "made-by-a-controller")
+    quorum = DescribeQuorumRequest(
+        topics=(DescribedTopic(topic_name="__cluster_metadata", partitions=(DescribedPartition(),)),)
+    )
+    async with asyncio.timeout(10):
+        # While a lease goes from one node to the other nobody leads.
+        while (partition := (await client.send(quorum, 2)).topics[0].partitions[0]).error_code:
+            assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.high_watermark > 0
+    assert len(partition.current_voters) == 2
+    client.send_only(MetadataRequest(), 13)
+    await client.closed_by_peer()
+    await client.close()
+    for port in (broker, alone):
+        client = await WireClient.connect(f"127.0.0.1:{port}")
+        metadata = await client.send(MetadataRequest(topics=None), 13)
+        assert "made-by-a-controller" in {each.name for each in metadata.topics}
+        mismatched = await client.send(DescribeClusterRequest(endpoint_type=2), 1)
+        assert mismatched.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        await client.close()
+    # The one that started last knows both.
+    client = await WireClient.connect(f"127.0.0.1:{broker}")
+    assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
+    assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}
+    await client.close()
+
+
+async def test_two_phase_commit_is_for_who_lets_its_version_be_served(gateway_factory: GatewayFactory) -> None:
+    asked = InitProducerIdRequest(transactional_id="two-phase", transaction_timeout_ms=10**9, enable2_pc=True)
+    unstable = {"unstable.api.versions.enable": "true"}
+    without = gateway_factory(unstable)
+    for gateway, code in (
+        (without, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        (gateway_factory(unstable | {"transaction.two.phase.commit.enable": "true"}), ErrorCode.NONE),
+        (gateway_factory(), ErrorCode.UNSUPPORTED_VERSION),
+    ):
+        client = await WireClient.connect(gateway.bootstrap)
+        served = await client.send(ApiVersionsRequest(), 0)
+        (highest,) = [each.max_version for each in served.api_keys if each.api_key == ApiKey.INIT_PRODUCER_ID]
+        assert highest == (5 if code == ErrorCode.UNSUPPORTED_VERSION else 6)
+        if highest == 6:
+            answer = await client.send(asked, 6)
+            assert answer.error_code == code
+            assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == (-1, -1)
+            kept = dataclasses.replace(asked, enable2_pc=False, keep_prepared_txn=True)
+            assert (await client.send(kept, 6)).error_code == ErrorCode.UNSUPPORTED_VERSION
+            late = dataclasses.replace(asked, enable2_pc=False)
+            assert (await client.send(late, 6)).error_code == ErrorCode.INVALID_TRANSACTION_TIMEOUT
         await client.close()

@@ -142,7 +142,8 @@ def test_apis_lists_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["apis"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(SERVED) + 1
-    assert ["JoinGroup", "11", "0-9"] in [line.split() for line in lines]
+    assert ["JoinGroup", "11", "0-9", "broker"] in [line.split() for line in lines]
+    assert ["UnregisterBroker", "64", "0-0", "broker,", "controller"] in [line.split() for line in lines]
     assert main(["apis", "--markdown"]) == 0
     assert "| Produce | 0 | 3-13 |" in capsys.readouterr().out
 

@@ -44,6 +44,8 @@ NOT_THEIRS = frozenset(
         ApiKey.STREAMS_GROUP_HEARTBEAT,
         ApiKey.STREAMS_GROUP_DESCRIBE,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
     }
 )
 """APIs that kafka-python 3.0 does not speak."""

@@ -301,6 +301,12 @@ async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock
     assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
     await end(transactions, "slower", committed=True)
     assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
+    # Of a producer that takes part in two-phase commit: as old as none can be, and never overdue.
+    await sql.execute(
+        "update transactional_producer set timeout_ms = 2147483647, started_at = now() - interval '25 days'"
+        " where transactional_id = 'slow'"
+    )
+    assert await transactions.overdue(10) == []
 
 
 async def test_idle_ids_are_forgotten_unless_a_transaction_is_under_way(

@@ -14,10 +14,10 @@ import secrets
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -39,12 +39,21 @@ LOWEST = {
 }
 """A broker refuses what is below its bound, so the bound follows where a test does not give it."""
 OURS = (
-    *("listeners", "advertised.listeners", "listener.security.protocol.map"),
+    *("listeners", "advertised.listeners", "listener.security.protocol.map", "controller.listener.names"),
     *("node.id", "broker.id", "broker.rack", "log.dirs"),
 )
 """Where a broker lies and what it is called is not for a test to say."""
+CONTROLLER = "CONTROLLER"
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
+
+
+class _Started(NamedTuple):
+    """Nodes; where their clients say who they are, if they are asked; and where they are asked as controllers."""
+
+    nodes: list[BrokerProcess]
+    secured: Sequence[str] = ()
+    controllers: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -53,7 +62,9 @@ class _Cluster:
     they are, if they are asked."""
 
     nodes: list[BrokerProcess]
-    secured: list[str]
+    secured: Sequence[str]
+    controllers: Sequence[str]
+    """Where some of them are asked as controllers."""
     stack: contextlib.ExitStack
     key: str | None = None
 
@@ -67,7 +78,7 @@ class Gateways:
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **served(asked["settings"])}
         url = self._server.create()
         stack.callback(self._server.drop, url)
@@ -78,13 +89,14 @@ class Gateways:
             asyncio.run(_know(url, [scram_user(text) for text in asked["users"]]))
         nodes: list[BrokerProcess] = []
         secured: list[str] = []
+        controllers: list[str] = []
         test = str(asked["test"])
         counted = not self._from_0.isdisjoint((test, test.partition(".")[0]))
         racks: list[str] = asked.get("racks", [])
         for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, test))):
             rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
-            (port,) = free_ports(1)
+            port, controller_port = free_ports(2)
             # A cluster inside a test's process calls itself so.
             addresses = {
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
@@ -95,6 +107,11 @@ class Gateways:
                 secured.append(f"127.0.0.1:{other}")
                 addresses["listeners"] += f",{protocol}://127.0.0.1:{other}"
                 addresses["advertised.listeners"] += f",{protocol}://localhost:{other}"
+            if number < int(asked.get("controllers", 0)):
+                addresses["listeners"] += f",{CONTROLLER}://127.0.0.1:{controller_port}"
+                addresses["advertised.listeners"] += f",{CONTROLLER}://localhost:{controller_port}"
+                addresses["controller.listener.names"] = CONTROLLER
+                controllers.append(f"127.0.0.1:{controller_port}")
             if counted:
                 addresses["node.id"] = str(number)
             node = GatewayProcess(
@@ -106,7 +123,7 @@ class Gateways:
             stack.callback(_end, node)
             node.start()
             nodes.append(node)
-        return nodes, secured
+        return _Started(nodes, secured, controllers)
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
@@ -117,14 +134,14 @@ def most_nodes(given: Mapping[str, int], test: str) -> int:
 class Kafkas:
     """One node of Apache Kafka, however many are asked for."""
 
-    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> tuple[list[BrokerProcess], list[str]]:
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **_with_bounds(asked["settings"])}
         if "advertise" in asked:
             settings["advertised.listeners"] = f"PLAINTEXT://{asked['advertise']}"
         node = APACHE_KAFKA.process(stack.enter_context(short_directory()), settings)
         stack.callback(_end, node)
         node.start()
-        return [node], []
+        return _Started([node])
 
 
 class Brokers:
@@ -141,18 +158,22 @@ class Brokers:
     def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         key = None
         if str(asked["test"]).partition(".")[0] in self._sharing:
-            key = json.dumps([asked["brokers"], asked["settings"]], sort_keys=True)
+            key = json.dumps([asked["brokers"], asked.get("controllers"), asked["settings"]], sort_keys=True)
         with self._lock:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
             with contextlib.ExitStack() as stack:
-                nodes, secured = self._maker.start(asked, stack)
-                cluster = _Cluster(nodes, secured, stack.pop_all(), key)
+                started = self._maker.start(asked, stack)
+                cluster = _Cluster(*started, stack.pop_all(), key)
         with self._lock:
             self._count += 1
             number = str(self._count)
             self._clusters[number] = cluster
-        opened: dict[str, Any] = {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+        opened: dict[str, Any] = {
+            "number": number,
+            "bootstrap": ",".join(node.bootstrap for node in cluster.nodes),
+            "controllers": ",".join(cluster.controllers),
+        }
         if cluster.secured:
             opened["secured"] = ",".join(cluster.secured)
             opened["metrics"] = [node.metrics_url for node in cluster.nodes]

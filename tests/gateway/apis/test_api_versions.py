@@ -12,8 +12,9 @@ import pytest
 
 from gateway.apis import SERVED
 from gateway.apis.api_versions import api_versions
-from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.dispatch import served_versions
+from gateway.config.broker import BrokerConfig
+from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
+from gateway.net.dispatch import served_as, served_versions
 from gateway.net.requests import Order
 from protocol import codec
 from protocol.api_keys import ApiKey
@@ -21,14 +22,37 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.schema import message_schema
 
-REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
-
+REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
+UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis-4.2.json").read_text())
+"""Every API that Kafka 4.2 advertises, and at which kinds of listeners."""
+NOT_SERVED = {
+    *("GetTelemetrySubscriptions", "PushTelemetry"),
+    *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
+    *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
+    "ReadShareGroupStateSummary",
+}
+AMONG_CONTROLLERS = {
+    "AllocateProducerIds",
+    "AlterPartition",
+    "AssignReplicasToDirs",
+    "BeginQuorumEpoch",
+    "BrokerHeartbeat",
+    "BrokerRegistration",
+    "ControllerRegistration",
+    "EndQuorumEpoch",
+    "Envelope",
+    "Fetch",
+    "FetchSnapshot",
+    "UpdateRaftVoter",
+    "Vote",
+}
 
 MEMBERSHIP = SimpleNamespace(transaction_version=2, levels=dict[str, int](), read_ms=7)
 
 
-def context(version: int, connection: ConnectionInfo) -> RequestContext:
-    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP))
+def context(version: int, connection: ConnectionInfo, *, unstable: bool = False) -> RequestContext:
+    settings = SimpleNamespace(broker=BrokerConfig(unstable_feature_versions_enable=unstable))
+    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, settings=settings))
     return RequestContext(
         ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
     )
@@ -53,11 +77,39 @@ def test_every_promised_version_can_be_read_and_answered(line: Any) -> None:
 
 @pytest.mark.parametrize("line", SERVED, ids=lambda line: line.api_key.name)
 def test_the_versions_are_kafkas(line: Any) -> None:
-    messages: dict[str, Any] = json.loads(REFERENCE.read_text())
-    (upstream,) = [m for m in messages.values() if m.get("apiKey") == line.api_key and m["type"] == "request"]
+    (upstream,) = [api for api in UPSTREAM.values() if api["apiKey"] == line.api_key]
     low, _, high = upstream["validVersions"].partition("-")
-    stable = int(high or low) - bool(upstream.get("latestVersionUnstable"))
-    assert (line.min_version, line.max_version) == (int(low), stable)
+    highest, is_unstable = int(high or low), upstream["latestVersionUnstable"]
+    assert (line.min_version, line.max_version) == (int(low), highest - is_unstable)
+    assert line.unstable_version == (highest if is_unstable else None)
+
+
+def missing(listener: str, role: Role) -> set[str]:
+    served = {line.api_key for line in served_as(role, SERVED)}
+    return {name for name, api in UPSTREAM.items() if listener in api["listeners"] and api["apiKey"] not in served}
+
+
+def test_a_broker_serves_what_kafkas_brokers_advertise() -> None:
+    assert missing("broker", Role.BROKER) == NOT_SERVED
+    assert {api["apiKey"] for api in UPSTREAM.values() if "broker" in api["listeners"]} >= {
+        line.api_key for line in served_as(Role.BROKER, SERVED)
+    }
+
+
+def test_a_controller_serves_what_kafkas_controllers_advertise_but_for_what_these_say_to_each_other() -> None:
+    assert missing("controller", Role.CONTROLLER) - NOT_SERVED == AMONG_CONTROLLERS
+    assert {api["apiKey"] for api in UPSTREAM.values() if "controller" in api["listeners"]} >= {
+        line.api_key for line in served_as(Role.CONTROLLER, SERVED)
+    }
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_unstable_versions_are_promised_where_a_setting_says_so(unstable: bool) -> None:
+    served = served_as(Role.BROKER, SERVED, unstable=unstable)
+    versions = {entry.api_key: entry.max_version for entry in served_versions(served)}
+    assert versions[ApiKey.INIT_PRODUCER_ID] == (6 if unstable else 5)
+    del versions[ApiKey.INIT_PRODUCER_ID]
+    assert versions == {line.api_key: line.max_version for line in SERVED if line.api_key in versions}
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
@@ -88,7 +140,7 @@ async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, mon
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
     levels = {each.name: each.max_version_level for each in response.finalized_features}
-    assert levels == {"group.version": 1, "share.version": 1, "streams.version": 1} | (
+    assert levels == {"metadata.version": 29, "group.version": 1, "share.version": 1, "streams.version": 1} | (
         {"transaction.version": served} if served else {}
     )
     assert response.finalized_features_epoch == 7
@@ -105,3 +157,28 @@ async def test_software_must_be_named_in_plain_words_from_v3(name: str, software
     assert refused.value.code == ErrorCode.INVALID_REQUEST
     assert connection.client_software_name == ""
     await api_versions(request, context(2, connection))
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("unstable", [False, True])
+async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -> None:
+    """From version 4 on with those whose lowest level is 0 (KAFKA-17011); a level of 0 is none that is finalized."""
+    request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    response = await api_versions(request, context(version, connection, unstable=unstable))
+    highest = 30 if unstable else 29
+    told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
+    assert told == {"metadata.version": (7, highest)} | (
+        {
+            "kraft.version": (0, 0),
+            "group.version": (0, 1),
+            "share.version": (0, 1),
+            "streams.version": (0, 1),
+            "transaction.version": (0, 2),
+        }
+        if version >= 4
+        else {}
+    )
+    (metadata,) = [each for each in response.finalized_features if each.name == "metadata.version"]
+    assert (metadata.min_version_level, metadata.max_version_level) == (highest, highest)
+    assert "kraft.version" not in {each.name for each in response.finalized_features}

@@ -1,10 +1,15 @@
-"""DescribeLogDirs: true sizes from Postgres."""
+"""DescribeLogDirs: true sizes from Postgres. AlterReplicaLogDirs: there is one directory."""
 
 from __future__ import annotations
 
 from gateway.apis import log_dirs
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
+from protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from protocol.records import Record, build_batch
 from storage.types import Appended, NewBatch, PartitionKey
@@ -71,3 +76,46 @@ async def test_what_another_node_created_and_deleted(database_url: str) -> None:
         await other.topics.delete(gone.topic_id)
         await other.create("made")
         assert await sizes(node, None, 4) == {("kept", 0): 0, ("made", 0): 0}
+
+
+async def test_a_replica_is_where_it_lies_and_nowhere_else(database_url: str) -> None:
+    def directory(path: str, *named: tuple[str, tuple[int, ...]]) -> AlterReplicaLogDir:
+        topics = tuple(AlterReplicaLogDirTopic(name=name, partitions=partitions) for name, partitions in named)
+        return AlterReplicaLogDir(path=path, topics=topics)
+
+    there, missing, unknown = ErrorCode.NONE, ErrorCode.LOG_DIR_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        await node.create("orders", 3)
+        named = (("orders", (0, 1, 2)), ("none", (0,)))
+        asked = AlterReplicaLogDirsRequest(
+            dirs=(
+                directory("postgres", *named, ("orders", (7,))),
+                directory("/elsewhere", ("orders", (1,)), ("none", (1,))),
+            )
+        )
+        for version in (1, 2):
+            answer = await node.ask(ApiKey.ALTER_REPLICA_LOG_DIRS, asked, version)
+            assert {
+                (topic.topic_name, part.partition_index): part.error_code
+                for topic in answer.results
+                for part in topic.partitions
+            } == {
+                ("orders", 0): there,
+                ("orders", 1): missing,
+                ("orders", 2): there,
+                ("orders", 7): unknown,
+                ("none", 0): unknown,
+                ("none", 1): missing,
+            }, "of a partition that is named twice the last directory counts"
+        # With both alive each partition is held by the one of them that leads it, its only replica.
+        await node.membership.renew()
+        await other.membership.renew()
+        asked = AlterReplicaLogDirsRequest(dirs=(directory("postgres", ("orders", (0, 1, 2))),))
+        codes = [
+            [
+                part.error_code
+                for part in (await each.ask(ApiKey.ALTER_REPLICA_LOG_DIRS, asked, 2)).results[0].partitions
+            ]
+            for each in (node, other)
+        ]
+        assert [set(pair) for pair in zip(*codes, strict=True)] == [{there, ErrorCode.REPLICA_NOT_AVAILABLE}] * 3

@@ -10,6 +10,7 @@ import pytest
 from gateway.apis.metadata import MAX_CREATED
 from gateway.apis.topics import plan_internal
 from gateway.log.catalog import MAX_LOOKUPS
+from gateway.net.context import Role
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import DescribeClusterRequest
@@ -492,9 +493,42 @@ async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistere
         assert await told(node, 2, fenced=True) == [alive]
 
 
-async def test_other_endpoints(database_url: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "version", "endpoint", "code", "message"),
+    [
+        (Role.BROKER, 1, 2, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "type BROKER, but we wanted an endpoint of type CONTR"),
+        (Role.CONTROLLER, 1, 1, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "CONTROLLER, but we wanted an endpoint of type B"),
+        # Whose requests have no field for it want brokers, and know no code for it.
+        (Role.CONTROLLER, 0, 1, ErrorCode.INVALID_REQUEST, "but we wanted an endpoint of type BROKER"),
+        (Role.BROKER, 2, 0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 0"),
+        (Role.CONTROLLER, 2, 3, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 3"),
+    ],
+)
+async def test_a_node_is_asked_for_what_it_is_at_the_listener(
+    database_url: str, role: Role, version: int, endpoint: int, code: ErrorCode, message: str
+) -> None:
+    asked = DescribeClusterRequest(endpoint_type=endpoint)
     async with admin_node(database_url) as node:
-        for endpoint, code in ((2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE)):
-            with pytest.raises(KafkaError) as refused:
-                await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(endpoint_type=endpoint), 1)
-            assert refused.value.code == code
+        with pytest.raises(KafkaError, match=message) as refused:
+            await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version, role=role)
+        assert refused.value.code == code
+
+
+async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(database_url: str) -> None:
+    """They have no rack, and nobody is told of those that are gone."""
+    both = {"PLAINTEXT": ("node-1", 9092), "CONTROLLER": ("node-1", 9093)}
+    other = {"PLAINTEXT": ("node-3", 9092), "CONTROLLER": ("node-3", 9093)}
+    asked = DescribeClusterRequest(endpoint_type=2, include_fenced_brokers=True)
+    async with (
+        admin_node(database_url, listeners=both, rack="r1") as node,
+        admin_node(database_url, name="node-2"),
+        admin_node(database_url, listeners=other) as gone,
+    ):
+        await gone.membership.withdraw()
+        await node.membership.renew()
+        answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, 2, listener="CONTROLLER", role=Role.CONTROLLER)
+        assert (answer.error_code, answer.endpoint_type, answer.cluster_id) == (ErrorCode.NONE, 2, CLUSTER_ID)
+        assert [(each.broker_id, each.host, each.port, each.rack, each.is_fenced) for each in answer.brokers] == [
+            (1, "node-1", 9093, None, False)
+        ]
+        assert answer.controller_id == 1

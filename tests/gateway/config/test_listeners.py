@@ -61,3 +61,34 @@ def test_ports_that_the_kernel_chooses_are_not_one_address() -> None:
 
 def test_addresses_are_written_as_kafka_writes_them() -> None:
     assert render_listeners({"A": ("::1", 1), "B": ("h", 2)}) == "A://[::1]:1,B://h:2"
+
+
+def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> None:
+    """So that a node is called by an address of its brokers' listener."""
+    controller, out = ("CONTROLLER://0.0.0.0:9093", "PLAINTEXT://0.0.0.0:9092")
+    for advertised, told in (
+        ("PLAINTEXT://kafka:1", (HERE, 9093)),
+        ("CONTROLLER://inner:2,PLAINTEXT://kafka:1", ("inner", 2)),
+    ):
+        assert parse_listeners(f"{controller},{out}", advertised, None, HERE, "controller, ") == [
+            Listener("PLAINTEXT", "PLAINTEXT", ("0.0.0.0", 9092), ("kafka", 1)),
+            Listener("CONTROLLER", "PLAINTEXT", ("0.0.0.0", 9093), told, is_controller=True),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("listeners", "protocol_map", "controllers", "setting", "reason"),
+    [
+        ("A://a:1", "A:PLAINTEXT", "B", "controller.listener.names", "there is no listener B"),
+        ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "at which the node is a broker"),
+        # A protocol goes without saying where nobody says one and all others are plain.
+        ("A://a:1,B://a:2", "A:PLAINTEXT", "B", "listener.security.protocol.map", "no security protocol for B"),
+        ("SSL://a:1,B://a:2", None, "B", "listener.security.protocol.map", "no security protocol for B"),
+    ],
+)
+def test_a_wrong_listener_of_controllers_is_refused(
+    listeners: str, protocol_map: str | None, controllers: str, setting: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        parse_listeners(listeners, None, protocol_map, HERE, controllers)
+    assert refused.value.name == setting

@@ -26,13 +26,15 @@ public final class Outside implements AutoCloseable {
     private final String number;
     private final String bootstrap;
     private final String secured;
+    private final String controllers;
 
-    /** Ports are the brokers' in the order of their ids. */
-    private Outside(String door, String number, String bootstrap, String secured) {
+    /** Addresses are in the order of the brokers' ids. */
+    private Outside(String door, String number, String bootstrap, String secured, String controllers) {
         this.door = door;
         this.number = number;
         this.bootstrap = bootstrap;
         this.secured = secured;
+        this.controllers = controllers;
     }
 
     /**
@@ -40,7 +42,14 @@ public final class Outside implements AutoCloseable {
      * the brokers' in the order of their ids, empty where one has none.
      */
     public static Outside open(int brokers, Map<String, String> settings, List<String> racks, String test) {
-        return open(Map.of("brokers", brokers, "settings", settings, "racks", racks, "test", test));
+        return open(brokers, 0, settings, racks, test);
+    }
+
+    /** The first `controllers` of the brokers are asked as controllers, too. */
+    public static Outside open(
+            int brokers, int controllers, Map<String, String> settings, List<String> racks, String test) {
+        return open(Map.of(
+                "brokers", brokers, "controllers", controllers, "settings", settings, "racks", racks, "test", test));
     }
 
     /**
@@ -56,13 +65,17 @@ public final class Outside implements AutoCloseable {
     private static Outside open(Map<String, ?> asked) {
         String door = System.getenv("UPSTREAM_DOOR");
         JsonNode made = post(door + "/open", asked);
-        // As brokers call themselves inside of a test's process.
-        latest = made.get("bootstrap").asText().replace("127.0.0.1", "localhost");
-        String secured = made.has("secured") ? made.get("secured").asText().replace("127.0.0.1", "localhost") : latest;
+        latest = local(made, "bootstrap");
+        String secured = made.has("secured") ? local(made, "secured") : latest;
         List<String> addresses = new ArrayList<>();
         made.path("metrics").forEach(address -> addresses.add(address.asText()));
         metrics = addresses;
-        return new Outside(door, made.get("number").asText(), latest, secured);
+        return new Outside(door, made.get("number").asText(), latest, secured, local(made, "controllers"));
+    }
+
+    /** As brokers call themselves inside of a test's process. */
+    private static String local(JsonNode made, String name) {
+        return made.get(name).asText().replace("127.0.0.1", "localhost");
     }
 
     /** Where the brokers are that were made last: tests run one after the other. */
@@ -84,9 +97,21 @@ public final class Outside implements AutoCloseable {
         return secured;
     }
 
+    public String controllers() {
+        return controllers;
+    }
+
     public List<Integer> ports() {
+        return ports(bootstrap);
+    }
+
+    public List<Integer> controllerPorts() {
+        return ports(controllers);
+    }
+
+    private static List<Integer> ports(String addresses) {
         List<Integer> ports = new ArrayList<>();
-        for (String address : bootstrap.split(",")) {
+        for (String address : addresses.split(",")) {
             ports.add(Integer.valueOf(address.substring(address.lastIndexOf(':') + 1)));
         }
         return ports;

@@ -14,6 +14,7 @@ import java.util.concurrent.ExecutionException;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
 import org.apache.kafka.clients.admin.FeatureUpdate;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
@@ -99,7 +100,11 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
                     racks.add(own.getOrDefault("broker.rack", ""));
                 }
                 outside = Outside.open(
-                        clusterConfig.numBrokers(), new HashMap<>(clusterConfig.serverProperties()), racks, test);
+                        Math.max(clusterConfig.numBrokers(), clusterConfig.numControllers()),
+                        clusterConfig.numControllers(),
+                        new HashMap<>(clusterConfig.serverProperties()),
+                        racks,
+                        test);
                 if (!clusterConfig.features().isEmpty()) {
                     lower();
                 }
@@ -151,7 +156,12 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public String bootstrapControllers() {
-            throw new UnsupportedOperationException("there are no controllers outside");
+            return outside.controllers();
+        }
+
+        @Override
+        public List<Integer> controllerBoundPorts() {
+            return outside.controllerPorts();
         }
 
         @Override
@@ -186,7 +196,16 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public Set<Integer> controllerIds() {
-            return Set.of();
+            try (Admin admin = Admin.create(
+                    Map.of(AdminClientConfig.BOOTSTRAP_CONTROLLERS_CONFIG, outside.controllers()))) {
+                Set<Integer> ids = new TreeSet<>();
+                for (Node node : admin.describeCluster().nodes().get()) {
+                    ids.add(node.id());
+                }
+                return ids;
+            } catch (InterruptedException | ExecutionException error) {
+                throw new IllegalStateException(error);
+            }
         }
 
         @Override

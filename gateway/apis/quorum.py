@@ -1,0 +1,178 @@
+"""DescribeQuorum, AddRaftVoter, RemoveRaftVoter: the metadata log, who leads it, and who follows.
+
+The one idea: the metadata log is the catalog in Postgres, and an offset of it is a revision. Every node may write it,
+so every live one is a voter and none an observer; a node's log ends where its catalog had come to when it last renewed
+its registration. Postgres holds the log and appoints the leader: the node that has the lease of the job which takes
+deleted topics away. The lease's epoch rises with every change of owner, as a leader's does.
+
+Voters are the live nodes, whoever they are, so none is added or removed by request: refused as by a cluster of
+`kraft.version` 0. Answers are those of KafkaRaftClient, AddVoterHandler and RemoveVoterHandler.
+"""
+
+from __future__ import annotations
+
+from gateway.cluster.jobs import Job
+from gateway.config.listeners import render_listeners
+from gateway.net.context import RequestContext, Services
+from gateway.net.pieces import in_pieces
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
+from protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    PartitionData,
+    ReplicaState,
+    TopicData,
+)
+from protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
+from protocol.schema import ZERO_UUID
+from storage.types import Follower, LeaseKind, MetadataLog
+
+METADATA_TOPIC, METADATA_PARTITION = "__cluster_metadata", 0
+LEADS = Job.DELETION
+"""Whoever does this job leads."""
+UNKNOWN = -1
+MAX_EPOCH = 2**31 - 1
+NO_QUORUM = "This server does not host this topic-partition."
+NO_LEADER = "No node has the lease of the metadata log at this moment."
+
+
+# --- DescribeQuorum -------------------------------------------------------------------------------------------------
+
+
+async def describe_quorum(request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+    """Of the metadata log's one partition, asked for alone; whatever else is asked for is not there."""
+    asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
+    if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
+        return await _unknown(request)
+    log = await context.services.membership.metadata_log(LeaseKind.JOBS, LEADS)
+    leader = next((each for each in log.followers if each.lease_epoch is not None), None)
+    if leader is None or leader.lease_epoch is None:
+        return _answer(_failed(METADATA_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, NO_LEADER))
+    described = PartitionData(
+        partition_index=METADATA_PARTITION,
+        leader_id=leader.node.node_id,
+        leader_epoch=min(leader.lease_epoch, MAX_EPOCH),
+        high_watermark=log.revision,
+        current_voters=tuple(_state(each, log, leads=each is leader) for each in log.followers),
+    )
+    controllers = [each.name for each in context.services.settings.listeners if each.is_controller]
+    return _answer(described, tuple(_node(each, controllers) for each in log.followers))
+
+
+def refuse_describe_quorum(
+    request: DescribeQuorumRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeQuorumResponse:
+    return DescribeQuorumResponse(error_code=code, error_message=message)
+
+
+async def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    topics: list[TopicData] = []
+    async for topic in in_pieces(request.topics):
+        partitions = [
+            _failed(part.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_QUORUM)
+            async for part in in_pieces(topic.partitions)
+        ]
+        topics.append(TopicData(topic_name=topic.topic_name, partitions=tuple(partitions)))
+    return DescribeQuorumResponse(topics=tuple(topics))
+
+
+def _failed(partition: int, code: ErrorCode, message: str) -> PartitionData:
+    return PartitionData(
+        partition_index=partition,
+        error_code=code,
+        error_message=message,
+        leader_id=UNKNOWN,
+        leader_epoch=UNKNOWN,
+        high_watermark=UNKNOWN,
+    )
+
+
+def _answer(partition: PartitionData, nodes: tuple[Node, ...] = ()) -> DescribeQuorumResponse:
+    return DescribeQuorumResponse(topics=(TopicData(topic_name=METADATA_TOPIC, partitions=(partition,)),), nodes=nodes)
+
+
+def _state(follower: Follower, log: MetadataLog, *, leads: bool) -> ReplicaState:
+    """The leader's log is the one in Postgres. When a node that lags was last caught up nobody knows."""
+    node_id, revision = follower.node.node_id, follower.revision
+    if leads:
+        return ReplicaState(
+            replica_id=node_id,
+            log_end_offset=log.revision,
+            last_fetch_timestamp=log.read_ms,
+            last_caught_up_timestamp=log.read_ms,
+        )
+    caught_up = revision is not None and revision >= log.revision
+    return ReplicaState(
+        replica_id=node_id,
+        log_end_offset=UNKNOWN if revision is None else min(revision, log.revision),
+        last_fetch_timestamp=follower.heard_ms,
+        last_caught_up_timestamp=follower.heard_ms if caught_up else UNKNOWN,
+    )
+
+
+def _node(follower: Follower, controllers: list[str]) -> Node:
+    """Where it is asked as a controller."""
+    listeners = follower.node.listeners
+    return Node(
+        node_id=follower.node.node_id,
+        listeners=tuple(
+            Listener(name=name, host=listeners[name][0], port=listeners[name][1])
+            for name in controllers
+            if name in listeners
+        ),
+    )
+
+
+# --- AddRaftVoter, RemoveRaftVoter ----------------------------------------------------------------------------------
+
+
+async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext) -> AddRaftVoterResponse:
+    """Always refused, for the first of upstream's reasons that holds."""
+    services = context.services
+    _require_cluster(request.cluster_id, services)
+    if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Add voter request didn't include a valid voter")
+    named = {listener.name.upper(): (listener.host, listener.port) for listener in request.listeners}
+    default = next((each.name for each in services.settings.listeners if each.is_controller), None)
+    if default is not None and default not in named:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Add voter request didn't include the endpoint ({render_listeners(named)}) for the default listener"
+            f" {default}",
+        )
+    raise KafkaError(
+        ErrorCode.UNSUPPORTED_VERSION, "Cluster doesn't support adding voter because the kraft.version feature is 0"
+    )
+
+
+def refuse_add_raft_voter(
+    request: AddRaftVoterRequest, version: int, code: ErrorCode, message: str | None
+) -> AddRaftVoterResponse:
+    return AddRaftVoterResponse(error_code=code, error_message=message)
+
+
+async def remove_raft_voter(request: RemoveRaftVoterRequest, context: RequestContext) -> RemoveRaftVoterResponse:
+    """As AddRaftVoter."""
+    _require_cluster(request.cluster_id, context.services)
+    if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Remove voter request didn't include a valid voter")
+    raise KafkaError(
+        ErrorCode.UNSUPPORTED_VERSION, "Cluster doesn't support removing voter because the kraft.version feature is 0"
+    )
+
+
+def refuse_remove_raft_voter(
+    request: RemoveRaftVoterRequest, version: int, code: ErrorCode, message: str | None
+) -> RemoveRaftVoterResponse:
+    return RemoveRaftVoterResponse(error_code=code, error_message=message)
+
+
+def _require_cluster(cluster_id: str | None, services: Services) -> None:
+    if cluster_id is not None and cluster_id != services.cluster_id:
+        raise KafkaError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f'The given id "{cluster_id}" doesn\'t match the cluster id "{services.cluster_id}"',
+        )
