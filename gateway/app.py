@@ -53,6 +53,7 @@ from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
+from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -214,6 +215,7 @@ class App:
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
         catalog.removed = lambda topic: jobs.due(Job.DELETION)
+        membership.placed = lambda: jobs.due(Job.IN_SYNC)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -337,6 +339,7 @@ class App:
             count_gone=metrics.topics_removed.inc,
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
+        in_sync = InSyncReplicas(topics, catalog, lambda: membership.leaders, lambda: jobs.lease(Job.IN_SYNC))
         maintenance = Maintenance(
             database,
             log_store,
@@ -346,6 +349,7 @@ class App:
             leases.current,
             groups.in_use,
             deletions,
+            in_sync,
             transactions,
             journal,
             jobs.lease,

@@ -1,7 +1,8 @@
 """UpdateFeatures: the levels by which clients and brokers go (KIP-584), and which group protocols are on.
 
-The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever. The
-other levels switch a group protocol on or off, as does `group.coordinator.rebalance.protocols`.
+The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever.
+`eligible.leader.replicas.version` says which replicas may lead (`gateway/cluster/in_sync.py`). The other levels switch
+a group protocol on or off, as does `group.coordinator.rebalance.protocols`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from enum import IntEnum
 
 import structlog
 
+from gateway.cluster.in_sync import FEATURE as ELIGIBLE_LEADERS
 from gateway.cluster.membership import Membership
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
@@ -26,7 +28,7 @@ logger = structlog.get_logger(__name__)
 
 GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-SUPPORTED = {GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
@@ -45,8 +47,8 @@ class UpgradeType(IntEnum):
 
 def finalized(membership: Membership) -> dict[str, int]:
     """Feature → the level by which clients go."""
-    protocols = {name: membership.levels.get(name, SUPPORTED[name]) for name in PROTOCOLS}
-    return {**protocols, TRANSACTIONS: membership.transaction_version}
+    levels = {name: membership.levels.get(name, highest) for name, highest in SUPPORTED.items()}
+    return {**levels, TRANSACTIONS: membership.transaction_version}
 
 
 def require_protocol(feature: str, context: RequestContext) -> None:

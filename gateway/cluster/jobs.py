@@ -36,6 +36,7 @@ class Job(IntEnum):
     FUNCTIONS = 5
     """Functions of releases that nobody runs."""
     TRANSACTION_TIMEOUTS = 6
+    IN_SYNC = 7
 
 
 class Jobs:

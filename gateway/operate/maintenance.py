@@ -30,6 +30,7 @@ from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from gateway.net.pieces import in_pieces, mapped
 from gateway.operate.deletions import Deletions
+from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.transactions.coordinator import Transactions
 from storage import retention
 from storage.compaction import AbortedSpan, CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
@@ -50,6 +51,8 @@ logger = structlog.get_logger(__name__)
 
 DELETION_INTERVAL_MS = 1_000
 """How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
+IN_SYNC_INTERVAL_MS = 1_000
+"""How often it is looked whether partitions or settings have changed; that a node came or went wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
@@ -98,6 +101,7 @@ class Maintenance:
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[int], Sequence[Summary]]
     deletions: Deletions
+    in_sync: InSyncReplicas
     transactions: Transactions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
@@ -117,6 +121,7 @@ class Maintenance:
             *journal,
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
             Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
+            Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.IN_SYNC),
             Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
             Pass("sweep", self.sweep, SWEEP_INTERVAL_MS, Job.ROLL),
             Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
