@@ -349,11 +349,11 @@ class App:
             leases.current,
             groups.in_use,
             deletions,
-            in_sync,
             transactions,
             journal,
             jobs.lease,
             clock,
+            in_sync,
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)

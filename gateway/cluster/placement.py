@@ -34,7 +34,7 @@ class Leaders:
     __slots__ = ("_alive", "_found", "node_ids", "only_in_sync")
 
     def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False) -> None:
-        """`only_in_sync`: of nodes that were named, those in sync alone may lead (`eligible.leader.replicas.version` 0)."""
+        """`only_in_sync`: of nodes that were named, only those in sync lead (`eligible.leader.replicas.version` 0)."""
         self.node_ids = tuple(sorted(node_ids))
         self.only_in_sync = only_in_sync
         self._alive = frozenset(self.node_ids)

@@ -101,27 +101,30 @@ class Maintenance:
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[int], Sequence[Summary]]
     deletions: Deletions
-    in_sync: InSyncReplicas
     transactions: Transactions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """The lease of a job, if this node holds it at this moment."""
     clock: ClusterClock = field(default_factory=ClusterClock)
+    in_sync: InSyncReplicas | None = None
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
         compaction = Compaction(self.database, self.log, self.catalog, cluster_ms=self.clock.now_ms)
         journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
+        in_sync = []
+        if self.in_sync is not None:
+            in_sync = [Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.IN_SYNC)]
         expire_ms, forget_ms = (
             broker.offsets_retention_check_interval_ms,
             broker.producer_id_expiration_check_interval_ms,
         )
         return [
             *journal,
+            *in_sync,
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
             Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
-            Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.IN_SYNC),
             Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
             Pass("sweep", self.sweep, SWEEP_INTERVAL_MS, Job.ROLL),
             Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
