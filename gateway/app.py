@@ -56,6 +56,7 @@ from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
+from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -219,6 +220,7 @@ class App:
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
         catalog.removed = lambda topic: jobs.due(Job.DELETION)
+        membership.placed = lambda: jobs.due(Job.IN_SYNC)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -370,6 +372,7 @@ class App:
             count_gone=metrics.topics_removed.inc,
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
+        in_sync = InSyncReplicas(topics, catalog, lambda: membership.leaders, lambda: jobs.lease(Job.IN_SYNC))
         maintenance = Maintenance(
             database,
             log_store,
@@ -383,6 +386,7 @@ class App:
             journal,
             jobs.lease,
             clock,
+            in_sync,
         )
         listener = notify.Listener(
             database, _hints(reconciler, jobs, wakeups, internal_logs), lambda: membership.node_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.pool import Database
+from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded
 from storage.types import Assignment, PartitionKey
@@ -79,7 +79,7 @@ class Monitor:
                 row["log_start_offset"],
                 row["log_end_offset"],
                 row["last_stable_offset"],
-                None if row["replicas"] is None else Assignment(tuple(row["replicas"]), row["leader"]),
+                _assignment(row),
             )
             for row in await self._pool.fetch(statement("monitored_partitions"), limit)
         ]
@@ -105,3 +105,10 @@ class Monitor:
         row = await self._pool.fetch_row(statement("transaction_totals"))
         assert row is not None
         return TransactionTotals(row["open"], row["oldest_s"])
+
+
+def _assignment(row: Row) -> Assignment | None:
+    if row["replicas"] is None:
+        return None
+    in_sync = row["in_sync"]
+    return Assignment(tuple(row["replicas"]), row["leader"], None if in_sync is None else tuple(in_sync))

@@ -25,6 +25,7 @@ from storage.types import (
     Assignment,
     CatalogChanges,
     ClientQuota,
+    CoordinatorLease,
     NewTopic,
     Partition,
     PartitionKey,
@@ -47,8 +48,11 @@ _TOPICS_PER_STEP = 100
 
 def _topic(row: Row) -> Topic:
     configs = cast(dict[str, str], json.loads(row["configs"]))
-    named = cast(dict[str, tuple[int | None, list[int]]], json.loads(row["assignments"] or "{}"))
-    assigned = {int(index): Assignment(tuple(replicas), leader) for index, (leader, replicas) in named.items()}
+    named = cast(dict[str, tuple[int | None, list[int], list[int] | None]], json.loads(row["assignments"] or "{}"))
+    assigned = {
+        int(index): Assignment(tuple(replicas), leader, None if in_sync is None else tuple(in_sync))
+        for index, (leader, replicas, in_sync) in named.items()
+    }
     return Topic(
         topic_id=row["topic_id"],
         name=row["name"],
@@ -84,6 +88,10 @@ def _steps(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
         step.append(topic)
     if step:
         yield step
+
+
+def _replicas_text(replicas: Sequence[int] | None) -> str | None:
+    return None if replicas is None else json.dumps(replicas)
 
 
 def _configs_text(configs: Mapping[str, str]) -> str:
@@ -227,24 +235,55 @@ class TopicStore:
 
     async def assign(self, assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
         """Which nodes are to lead partitions (topic and index), all at once; the topics as they are then. One that has
-        been deleted is not among them. Where an assignment names no replicas, a partition keeps those that it has.
+        been deleted is not among them. Where an assignment names no replicas, a partition keeps those that it has, and
+        who of them is in sync, unless the assignment says so."""
+        if not assignments:
+            return []
+        return await self._changed(
+            "assign_replicas",
+            [topic_id for topic_id, _ in assignments],
+            [index for _, index in assignments],
+            [assignment.leader for assignment in assignments.values()],
+            [json.dumps(each.replicas) if each.replicas else None for each in assignments.values()],
+            [_replicas_text(each.in_sync) for each in assignments.values()],
+        )
 
-        They are put together behind the transaction, in steps: it holds up changes of the catalog, and appends.
-        """
+    async def set_in_sync(
+        self,
+        followed: Mapping[tuple[UUID, int], tuple[Assignment, tuple[int, ...] | None]],
+        lease: CoordinatorLease,
+    ) -> list[Topic]:
+        """Who is in sync of partitions (topic and index), where each is still assigned as whoever decided knew it, all
+        at once; the topics that were changed. None if the job's lease is another's."""
+        return await self._changed(
+            "set_in_sync",
+            [topic_id for topic_id, _ in followed],
+            [index for _, index in followed],
+            [json.dumps((known.replicas, known.in_sync)) for known, _ in followed.values()],
+            [_replicas_text(in_sync) for _, in_sync in followed.values()],
+            lease.shard,
+            lease.node_id,
+            lease.lease_epoch,
+        )
+
+    async def forget_in_sync(self, limit: int, lease: CoordinatorLease) -> list[Topic]:
+        """Of so many partitions at most in which anybody is out of sync all are in sync; the topics that were changed:
+        none where none was left, or where the job's lease is another's."""
+        return await self._changed("forget_in_sync", limit, lease.shard, lease.node_id, lease.lease_epoch)
+
+    async def _changed(self, how: str, *asked: object) -> list[Topic]:
+        """Topics as they are behind a change of their partitions. They are put together behind the transaction, in
+        steps: it holds up changes of the catalog, and appends."""
 
         async def change(connection: Connection) -> list[Row]:
-            rows = await connection.fetch(
-                statement("assign_replicas"),
-                [topic_id for topic_id, _ in assignments],
-                [index for _, index in assignments],
-                [assignment.leader for assignment in assignments.values()],
-                [json.dumps(each.replicas) if each.replicas else None for each in assignments.values()],
-            )
+            rows = await connection.fetch(statement(how), *asked)
+            if not rows:
+                return []
             return list(await connection.fetch(statement("topics_by_id"), [row["topic_id"] for row in rows]))
 
         topics: list[Topic] = []
         built = 0
-        for row in await self._pool.transact(change) if assignments else ():
+        for row in await self._pool.transact(change):
             topics.append(await _built(row))
             built += _TOPIC_AS_PARTITIONS + len(topics[-1].partitions)
             if built >= _PARTITIONS_PER_STEP:

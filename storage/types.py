@@ -58,6 +58,8 @@ class Assignment(NamedTuple):
     """In the order in which they are to lead."""
     leader: int | None = None
     """Of them, who leads while it is alive, until another is elected; None: the first that is alive."""
+    in_sync: tuple[int, ...] | None = None
+    """Of them, who alone may lead where `eligible.leader.replicas.version` is 0; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.log.partition_lookup import find_led_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
@@ -70,7 +70,7 @@ def _deletable(topic: Topic | ErrorCode, context: RequestContext) -> Topic | Err
 async def _delete(
     topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
 ) -> DeleteRecordsPartitionResult:
-    partition = find_partition(topic, part.partition_index, NO_LEADER_EPOCH)
+    partition = find_led_partition(topic, part.partition_index, NO_LEADER_EPOCH, context)
     if isinstance(partition, ErrorCode):
         return _failed(part, partition)
     if part.offset < HIGH_WATERMARK:

@@ -1,9 +1,10 @@
 """UpdateFeatures: the levels by which clients and brokers go (KIP-584), and which group protocols are on.
 
 The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever.
-Other levels switch a group protocol on or off, as does `group.coordinator.rebalance.protocols`. Two are facts that
-nobody changes: `metadata.version` is that of the release of Kafka whose APIs are served, for nodes write nothing by it,
-and `kraft.version` is 0, for voters are not added or removed by request (`quorum.py`).
+`eligible.leader.replicas.version` says which replicas may lead (`gateway/cluster/in_sync.py`). Other levels switch a
+group protocol on or off, as does `group.coordinator.rebalance.protocols`. Two are facts that nobody changes:
+`metadata.version` is that of the release of Kafka whose APIs are served, for nodes write nothing by it, and
+`kraft.version` is 0, for voters are not added or removed by request (`quorum.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import IntEnum
 
 import structlog
 
+from gateway.cluster.in_sync import FEATURE as ELIGIBLE_LEADERS
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
@@ -29,7 +31,7 @@ logger = structlog.get_logger(__name__)
 
 GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-SUPPORTED = {GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
@@ -61,10 +63,11 @@ def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
 
 def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
     """Feature → the level by which clients go."""
+    levels = {name: membership.levels.get(name, highest) for name, highest in SUPPORTED.items()}
     return {
         METADATA: _metadata_version(broker),
         KRAFT: LOWEST_LEVEL,
-        **{name: membership.levels.get(name, SUPPORTED[name]) for name in PROTOCOLS},
+        **levels,
         TRANSACTIONS: membership.transaction_version,
     }
 

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.apis.metadata import Placement
 from gateway.config.topic import requested_replication_factor
-from gateway.log.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import check_leader_epoch, check_led, end_of_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
@@ -311,6 +311,7 @@ class _Planner:
         if topic.internal and self._internal_logs is not None:
             self._internal_logs.seen(topic.name)
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
+        part.error = part.error or check_led(part.partition, self._context)
         if part.error:
             return part
         if self._placement is not None:

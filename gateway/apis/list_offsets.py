@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gateway.log.batch_search import Place, first_of_log_since, newest
-from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import find_led_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
@@ -61,7 +61,7 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
-            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context.version)
+            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context)
     states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
     topics: list[ListOffsetsTopicResponse] = []
     async for topic in in_pieces(request.topics):
@@ -98,10 +98,10 @@ def refuse_list_offsets(
     )
 
 
-def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, version: int) -> Partition | ErrorCode:
-    if part.timestamp < 0 and version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
+def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext) -> Partition | ErrorCode:
+    if part.timestamp < 0 and context.version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
         return ErrorCode.UNSUPPORTED_VERSION
-    return find_partition(topic, part.partition_index, part.current_leader_epoch)
+    return find_led_partition(topic, part.partition_index, part.current_leader_epoch, context)
 
 
 async def _answer(

@@ -2,8 +2,8 @@
 
 The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition;
 where an administrator has named a partition's nodes they are its replicas, and those alive are in sync, for all see the
-same log. Elsewhere the load is spread over the nodes that are alive, of which as many are replicas as the topic's
-replication factor asks for.
+same log (unless `eligible.leader.replicas.version` is 0: `gateway/cluster/in_sync.py`). Elsewhere the load is spread
+over the nodes that are alive, of which as many are replicas as the topic's replication factor asks for.
 
 Known topics are answered from memory, so clients keep their routes while Postgres is away.
 """
@@ -19,6 +19,7 @@ import structlog
 from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.permissions import may_create_topic
 from gateway.apis.topics import make_topics, plan_automatic
+from gateway.cluster.in_sync import NO_LEADER
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
@@ -77,7 +78,6 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
-        self._alive_ids = frozenset(self._alive)
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = context.services.membership.leaders
         self.view = (listener, self._leaders)
@@ -95,7 +95,7 @@ class Placement:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
         if leader in self._reachable:
             return ErrorCode.NONE
-        if version < FIRST_VERSION_WITH_LISTENER_NOT_FOUND:
+        if leader == NO_LEADER or version < FIRST_VERSION_WITH_LISTENER_NOT_FOUND:
             return ErrorCode.LEADER_NOT_AVAILABLE
         return ErrorCode.LISTENER_NOT_FOUND
 
@@ -104,10 +104,8 @@ class Placement:
         return tuple(node for node in replicas if node not in self._reachable)
 
     def in_sync(self, partition: Partition, replicas: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of its `replicas` that are alive."""
-        if partition.assignment is None:
-            return replicas
-        return tuple(node for node in replicas if node in self._alive_ids)
+        """Those of its `replicas` that are."""
+        return replicas if partition.assignment is None else self._leaders.in_sync(partition.assignment)
 
     def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
         """Those that were named for the partition, in that order; else its leader and the live nodes after it by id,
@@ -399,7 +397,9 @@ def _describe_page(
     for partition in page:
         leader = placement.leader(partition)
         replicas = placement.replicas(partition, leader, factor)
-        error = placement.leader_error(leader, FIRST_VERSION_WITH_LISTENER_NOT_FOUND)
+        error = ErrorCode.NONE
+        if leader != NO_LEADER:
+            error = placement.leader_error(leader, FIRST_VERSION_WITH_LISTENER_NOT_FOUND)
         partitions.append(
             DescribeTopicPartitionsResponsePartition(
                 error_code=error,

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
-from gateway.log.partition_lookup import resolve_topics, unknown_topic
+from gateway.log.partition_lookup import check_led, resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
@@ -312,9 +312,12 @@ def _plan(
 def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext) -> _Plan:
     if not 0 <= data.index < len(topic.partitions):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
+    partition = topic.partitions[data.index]
+    if code := check_led(partition, context):
+        return Refused(code, f"{topic.name}-{data.index} has no leader")
     config = context.services.catalog.config(topic)
     records = None if data.records is None else memoryview(data.records)
-    return _Planned(topic.name, topic.partitions[data.index], Unchecked(records, context.version, config))
+    return _Planned(topic.name, partition, Unchecked(records, context.version, config))
 
 
 async def _submit(

@@ -2,7 +2,8 @@
 
 The one idea: a replica holds nothing, so a reassignment is complete when it has been written down. A partition that has
 been reassigned keeps its leader where that one is among the new replicas, as upstream's does; an election lets the
-first of them lead.
+first of them lead. Where `eligible.leader.replicas.version` is 0, only those in sync may, until an unclean election
+takes any that is alive (`gateway/cluster/in_sync.py`).
 
 Answers are those of ReplicationControlManager.electLeaders and alterPartitionReassignments.
 """
@@ -104,8 +105,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
                 partition = _partition(topic, index)
                 if partition is None:
                     raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
-                _check_electable(partition, request.election_type, leaders)
-                elected[topic.topic_id, index] = FIRST_LEADS
+                elected[topic.topic_id, index] = _elect(partition, request.election_type, leaders)
                 found.append(Judged(index, (topic.topic_id, index), None))
             except KafkaError as refusal:
                 if asked is not None or refusal.code is not ErrorCode.ELECTION_NOT_NEEDED:
@@ -154,23 +154,28 @@ def _candidates(
         yield topic.name, topic, [part.partition_index for part in topic.partitions if part.assignment is not None]
 
 
-def _check_electable(partition: Partition, election_type: int, leaders: Leaders) -> None:
-    """The first of the partition's replicas may lead it. KafkaError where there is nothing to elect, or nobody."""
+def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
+    """What is to be written so that the first of the partition's replicas leads that may. KafkaError where there is
+    nothing to elect, or nobody."""
     assignment = partition.assignment
     if assignment is None:
         # Its leader is the first of its replicas.
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
-    if election_type == UNCLEAN:
-        if not set(assignment.replicas).isdisjoint(leaders.node_ids):
+    leader, preferred = leaders.leader(partition.partition_key, assignment), assignment.replicas[0]
+    living = [node_id for node_id in assignment.replicas if node_id in leaders.node_ids]
+    if election_type == PREFERRED:
+        if leader == preferred:
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
+        if preferred not in leaders.in_sync(assignment) or preferred not in living:
+            raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
+        return FIRST_LEADS
+    if leader in living:
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
+    if not living:
         raise KafkaError(
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
         )
-    preferred = assignment.replicas[0]
-    if leaders.leader(partition.partition_key, assignment) == preferred:
-        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
-    if preferred not in leaders.node_ids:
-        raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
+    return Assignment((), living[0], (living[0],))
 
 
 # --- AlterPartitionReassignments ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from gateway.apis.internal_topics import offsets_partitions
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.coordinator.transactions import NO_EPOCH, SentMarker, TransactionState
-from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.log.partition_lookup import find_led_partition, find_partition, look_up_topics
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
@@ -249,7 +249,7 @@ def refuse_describe_producers(
 async def _producers_of(
     topic: Topic | ErrorCode, index: int, message: str | None, context: RequestContext
 ) -> PartitionResponse:
-    partition = find_partition(topic, index, NO_LEADER_EPOCH)
+    partition = find_led_partition(topic, index, NO_LEADER_EPOCH, context)
     if isinstance(partition, ErrorCode):
         return PartitionResponse(partition_index=index, error_code=partition, error_message=message)
     store = context.services.transactions.store

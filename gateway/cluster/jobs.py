@@ -37,6 +37,7 @@ class Job(IntEnum):
     """Functions of releases that nobody runs."""
     TRANSACTION_TIMEOUTS = 6
     TOKEN_EXPIRY = 7
+    IN_SYNC = 8
 
 
 class Jobs:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from gateway.cluster.in_sync import FEATURE
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
@@ -24,7 +25,6 @@ from storage.nodes import NodeStore, Unregistered
 from storage.types import (
     TRANSACTION_VERSION,
     Address,
-    Assignment,
     LeaseKind,
     MetadataLog,
     Node,
@@ -64,7 +64,7 @@ class Membership:
         self._read_ms = 0
         self._leaders = Leaders(())
         self.leads: Callable[[Partition], bool] = lambda partition: False
-        """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
+        """Whether clients of a partition are pointed to this node; another object when `leaders` is."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
         self._withdrawn = False
@@ -74,6 +74,8 @@ class Membership:
         """What this node's catalog has come to: told with each renewal, for `sluice nodes`."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
         """Called after each pass with the live nodes, and whether one is missing that was there before."""
+        self.placed: Callable[[], None] = lambda: None
+        """Called when `leaders` is another object."""
         self.authorizer = ""
         """By which this node goes: told with each registration."""
         self._told_of: frozenset[int] = frozenset()
@@ -116,9 +118,9 @@ class Membership:
         """When (loop time) this node saw last that the live nodes are others."""
         return self._changed_s
 
-    def leader_of(self, partition_key: PartitionKey, assignment: Assignment | None = None) -> Node:
-        """The node that clients are pointed to for a partition."""
-        leader = self._leaders.leader(partition_key, assignment)
+    def leader_of(self, partition_key: PartitionKey) -> Node:
+        """The node that clients are pointed to for what nobody has named nodes for."""
+        leader = self._leaders.leader(partition_key)
         return next(node for node in self._alive if node.node_id == leader)
 
     @property
@@ -138,7 +140,8 @@ class Membership:
 
     @property
     def leaders(self) -> Leaders:
-        """Where clients of partitions are pointed to; another object whenever the live nodes are others."""
+        """Where clients of partitions are pointed to; another object whenever the live nodes are others, or the rule by
+        which they lead is."""
         return self._leaders
 
     async def require_own_addresses(self) -> None:
@@ -236,11 +239,14 @@ class Membership:
         before = {node.node_id for node in self._alive}
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
-        if before != after:
-            self._changed_s = asyncio.get_running_loop().time()
-            leaders, node_id = Leaders(after), self.node_id
+        only_in_sync = self._levels.get(FEATURE) == 0
+        if before != after or only_in_sync != self._leaders.only_in_sync:
+            leaders, node_id = Leaders(after, only_in_sync=only_in_sync), self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
+            self.placed()
+        if before != after:
+            self._changed_s = asyncio.get_running_loop().time()
             logger.info(
                 "live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive]
             )

@@ -3,13 +3,15 @@
 The one idea: rendezvous hashing. Every node weighs every key; the heaviest node has it. Each process comes to the same
 answer from the same list of nodes without asking anybody, and a node's coming or going moves only what it gets or had:
 one part in n. Where an administrator has named a partition's nodes, the first of them that is alive leads it, and only
-where none is does the weight decide. It knows no clock, no lease and no Postgres.
+where none is does the weight decide; or nobody leads it, where `in_sync.py`'s rules hold. It knows no clock, no lease
+and no Postgres.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gateway.cluster import in_sync
 from storage.types import Assignment
 
 MAX_REMEMBERED = 500_000
@@ -27,18 +29,23 @@ def weight(node_id: int, key: int) -> int:
 
 
 class Leaders:
-    """The leaders of one set of live nodes; another set is another object."""
+    """The leaders of one set of live nodes under one rule; another set or rule is another object."""
 
-    __slots__ = ("_alive", "_found", "node_ids")
+    __slots__ = ("_alive", "_found", "node_ids", "only_in_sync")
 
-    def __init__(self, node_ids: Iterable[int]) -> None:
+    def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False) -> None:
+        """`only_in_sync`: of nodes that were named, only those in sync lead (`eligible.leader.replicas.version` 0)."""
         self.node_ids = tuple(sorted(node_ids))
+        self.only_in_sync = only_in_sync
         self._alive = frozenset(self.node_ids)
         self._found: dict[int, int] = {}
 
     def leader(self, key: int, assignment: Assignment | None = None) -> int:
-        """The node that clients of a partition are pointed to: any could serve it, so this spreads the load."""
+        """The node that clients of a partition are pointed to: any could serve it, so this spreads the load; NO_LEADER
+        where nobody may lead."""
         if assignment is not None:
+            if self.only_in_sync:
+                return in_sync.leader(assignment, self._alive)
             if assignment.leader in self._alive and assignment.leader in assignment.replicas:
                 return assignment.leader
             for node_id in assignment.replicas:
@@ -52,6 +59,16 @@ class Leaders:
                 self._found.clear()
             found = self._found[key] = max(self.node_ids, key=lambda node_id: weight(node_id, key))
         return found
+
+    def in_sync(self, assignment: Assignment) -> tuple[int, ...]:
+        """Of the nodes that were named, those that are said to be in sync: all that are alive, where all may lead."""
+        if self.only_in_sync:
+            return in_sync.members(assignment)
+        return tuple(node_id for node_id in assignment.replicas if node_id in self._alive)
+
+    def leaves_unled(self, assignment: Assignment) -> bool:
+        """Whether nobody may lead the partition, so that nobody serves it."""
+        return self.only_in_sync and in_sync.leader(assignment, self._alive) == in_sync.NO_LEADER
 
 
 def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:

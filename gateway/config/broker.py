@@ -413,6 +413,10 @@ class BrokerConfig:
     compression_lz4_level: int = setting(_INT, 9, "Level of recompression by lz4.", between(1, 17))
     compression_zstd_level: int = setting(_INT, 3, "Level of recompression by zstd.", between(-131_072, 22))
 
+    unclean_leader_election_enable: bool = setting(
+        _BOOLEAN, False, "Whether a replica that is not in sync leads where nobody in sync is alive."
+    )
+
     log_commit_gather_ms: int = setting(
         _INT,
         2,
@@ -751,7 +755,6 @@ _SHOWN = (
     _no_effect("log.flush.interval.ms", _LONG, None, "Time between syncs of a segment.", at_least(0)),
     _no_effect("log.preallocate", _BOOLEAN, False, "Whether segment files are allocated in advance."),
     _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
-    _no_effect("unclean.leader.election.enable", _BOOLEAN, False, "Whether a replica that lags may become leader."),
     _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),

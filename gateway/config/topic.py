@@ -156,6 +156,14 @@ class TopicConfig:
         _INT, 3, "Level of recompression by zstd.", between(-131_072, 22), synonyms=[Synonym("compression.zstd.level")]
     )
 
+    unclean_leader_election_enable: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether a replica that is not in sync leads where nobody in sync is alive, and nobody has to ask for it. No "
+        "effect where eligible.leader.replicas.version is not 0: then every replica that is alive may lead.",
+        synonyms=[Synonym("unclean.leader.election.enable")],
+    )
+
     @property
     def log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
@@ -223,14 +231,6 @@ _SHOWN = (
     ),
     _no_effect(
         "min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1), "min.insync.replicas"
-    ),
-    _no_effect(
-        "unclean.leader.election.enable",
-        _BOOLEAN,
-        False,
-        "Whether a replica that lags may become leader.",
-        None,
-        "unclean.leader.election.enable",
     ),
     _no_effect("leader.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
     _no_effect("follower.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),

@@ -26,6 +26,14 @@ def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
+def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
+    """What is said of a partition that nobody may lead: nobody serves it."""
+    assignment = partition.assignment
+    if assignment is None or not context.services.membership.leaders.leaves_unled(assignment):
+        return ErrorCode.NONE
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
 Epochs = Sequence[tuple[int, int]]
 """A partition's leader epochs but the first, each with the offset at which it began, in order."""
 
@@ -88,6 +96,14 @@ def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leade
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     partition = topic.partitions[partition_index]
     return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+
+
+def find_led_partition(
+    topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int, context: RequestContext
+) -> Partition | ErrorCode:
+    """The partition, or why the client may not ask its leader about it."""
+    found = find_partition(topic, partition_index, current_leader_epoch)
+    return found if isinstance(found, ErrorCode) else check_led(found, context) or found
 
 
 async def read_states(

@@ -31,8 +31,8 @@ class Snapshot(Collector):
     """One look at the cluster, as metrics. `read` is False when storage did not answer: then only brokers are shown."""
 
     brokers: tuple[Node, ...]
-    partitions: tuple[tuple[PartitionEnds, Node], ...] = ()
-    """Each with the node that clients are pointed to."""
+    partitions: tuple[tuple[PartitionEnds, int], ...] = ()
+    """Each with the id of the node that clients are pointed to; -1 where nobody may lead it."""
     lag: tuple[GroupLag, ...] = ()
     groups: tuple[GroupSize, ...] = ()
     deletions: DeletionTotals | None = None
@@ -91,7 +91,7 @@ class Snapshot(Collector):
             "kafka_topic_partition_leader",
             "Node that clients are pointed to.",
             labels,
-            [(values, leader.node_id) for values, _, leader in rows],
+            [(values, leader) for values, _, leader in rows],
         )
         yield _gauge(
             "sluice_topic_partition_last_stable_offset_lag",
@@ -214,11 +214,10 @@ class Exporter:
             partitions, lag, groups, deletions, transactions = reading.result()
         except StorageError:
             return Snapshot(brokers, read=False)
+        leaders = self._membership.leaders
         return Snapshot(
             brokers,
-            tuple(
-                (ends, self._membership.leader_of(ends.partition_key, ends.assignment)) for ends in partitions[:limit]
-            ),
+            tuple((ends, leaders.leader(ends.partition_key, ends.assignment)) for ends in partitions[:limit]),
             tuple(lag[:limit]),
             tuple(groups[:limit]),
             deletions,

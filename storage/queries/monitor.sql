@@ -11,7 +11,7 @@ select
         when undecided.first_offset is null then p.log_end_offset
         else greatest(undecided.first_offset, p.log_start_offset)
     end as last_stable_offset,
-    named.replicas, named.leader
+    named.replicas, named.leader, named.in_sync
 from topic_partition p
 join partition named using (partition_key)
 left join (

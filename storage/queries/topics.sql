@@ -12,7 +12,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.name = $1 and t.deleted_at is null
@@ -24,7 +24,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.topic_id = $1 and t.deleted_at is null
@@ -39,9 +39,19 @@ select * from create_topics($1, $2, $3, $4, $5);
 select add_partitions($1, $2, $3::text::jsonb);
 
 -- name: assign_replicas
--- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON; null: they stay); the topics
--- that were changed.
-select topic_id from assign_replicas($1, $2, $3, $4) topic_id;
+-- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON; null: they stay), and who is in
+-- sync ($5, JSON; null: all new ones, or those that are); the topics that were changed.
+select topic_id from assign_replicas($1, $2, $3, $4, $5) topic_id;
+
+-- name: set_in_sync
+-- Of the partitions $2 of the topics $1, where replicas and those in sync are as known ($3, JSON), says who is in sync
+-- ($4, JSON; null: all), under the lease of job $5 that node $6 holds with epoch $7; the topics that were changed.
+select topic_id from set_in_sync($1, $2, $3, $4, $5, $6, $7) topic_id;
+
+-- name: forget_in_sync
+-- Of $1 partitions that had somebody out of sync nobody has, under the lease of job $2 that node $3 holds with epoch $4;
+-- the topics that were changed.
+select topic_id from forget_in_sync($1, $2, $3, $4) topic_id;
 
 -- name: topics_by_id
 -- Live topics of the ids $1.
@@ -49,7 +59,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.topic_id = any ($1) and t.deleted_at is null

@@ -65,7 +65,7 @@ async def committed_offset(client: WireClient, group_id: str, partition: tuple[s
 async def test_clients_are_told_that_it_is_finalized(client: WireClient, version: int) -> None:
     answer = await client.send(ApiVersionsRequest(client_software_name="tests", client_software_version="1"), version)
     finalized = {each.name: (each.min_version_level, each.max_version_level) for each in answer.finalized_features}
-    always = ("group.version", "share.version", "streams.version")
+    always = ("eligible.leader.replicas.version", "group.version", "share.version", "streams.version")
     facts = {"metadata.version": (29, 29)}
     assert finalized == {**dict.fromkeys(always, (1, 1)), "transaction.version": (2, 2)} | facts
     assert answer.finalized_features_epoch >= 0

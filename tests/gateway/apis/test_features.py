@@ -15,6 +15,7 @@ from tests.gateway.admin import AdminNode, admin_node
 OK = ErrorCode.NONE
 TRANSACTIONS, GROUPS, SHARE, STREAMS = "transaction.version", "group.version", "share.version", "streams.version"
 METADATA, KRAFT = "metadata.version", "kraft.version"
+ELIGIBLE = "eligible.leader.replicas.version"
 UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 
@@ -39,13 +40,14 @@ async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
 async def test_a_level_is_lowered_and_raised_for_every_node(database_url: str, version: int) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         before, epoch = await levels(node)
-        assert before == {METADATA: 29, TRANSACTIONS: 2, GROUPS: 1, SHARE: 1, STREAMS: 1}
+        assert before == {METADATA: 29, TRANSACTIONS: 2, ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1}
         for level, how in ((1, SAFE), (0, SAFE), (2, UPGRADE)):
             answer = await ask(node, to(level, how), version=version)
             assert (answer.error_code, answer.error_message) == (OK, None)
             results = [(each.feature, each.error_code, each.error_message) for each in answer.results]
             assert results == ([] if version == 2 else [(TRANSACTIONS, OK, None)])
-            expected = {METADATA: 29, GROUPS: 1, SHARE: 1, STREAMS: 1} | ({TRANSACTIONS: level} if level else {})
+            shown = {TRANSACTIONS: level} if level else {}
+            expected = {METADATA: 29, ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1} | shown
             now, later = await levels(node)
             assert now == expected
             assert later > epoch, "clients believe nothing else"
@@ -90,7 +92,8 @@ async def test_what_cannot_be_set_is_refused_and_nothing_else_is_set(
                 await ask(node, first, update, version=version)
             assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
             assert (refused.value.message or "").startswith(said + message)
-        assert (await levels(node))[0] == {METADATA: 29, TRANSACTIONS: 2, GROUPS: 1, SHARE: 1, STREAMS: 1}
+        others = {ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1}
+        assert (await levels(node))[0] == {METADATA: 29, TRANSACTIONS: 2} | others
 
 
 async def test_a_level_is_raised_by_an_upgrade_alone(database_url: str) -> None:

@@ -1,0 +1,121 @@
+"""Who leads and who is in sync where eligible.leader.replicas.version is 0, by values; and that 1 changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cluster.in_sync import NO_LEADER, followed, leader, members
+from gateway.cluster.placement import Leaders
+from storage.types import Assignment
+
+NODE_IDS = st.integers(0, 6)
+SOME = st.lists(NODE_IDS, min_size=1, max_size=4, unique=True).map(tuple)
+ALIVE = st.frozensets(NODE_IDS)
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> Assignment:
+    """Also what no pass leaves: others in sync than replicas, as a node of the release before would have it."""
+    return Assignment(draw(SOME), draw(st.none() | NODE_IDS), draw(st.none() | SOME))
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "alive", "unclean", "expected", "led_by"),
+    [
+        (None, {1, 2, 3}, False, None, 1),
+        (None, {2, 3}, False, (2, 3), 2),
+        ((2, 3), {3}, False, (3,), 3),
+        ((3,), {1, 2, 3}, False, None, 1),
+        ((3,), set(), False, (3,), NO_LEADER),
+        ((3,), {1, 2}, False, (3,), NO_LEADER),
+        ((3,), {1, 2}, True, (1,), NO_LEADER),
+        ((3,), {2}, True, (2,), NO_LEADER),
+        ((3,), {7}, True, (3,), NO_LEADER),
+        ((2, 3), {1}, False, (2, 3), NO_LEADER),
+        (None, set(), False, None, NO_LEADER),
+        ((8,), {2}, False, (2,), 2),
+    ],
+)
+def test_who_stays_in_sync(
+    in_sync: tuple[int, ...] | None,
+    alive: set[int],
+    unclean: bool,
+    expected: tuple[int, ...] | None,
+    led_by: int,
+) -> None:
+    known = Assignment((1, 2, 3), None, in_sync)
+    if led_by != 1 or in_sync is None:
+        assert leader(known, alive) == led_by
+    assert followed(known, alive, unclean=unclean) == expected
+
+
+def test_the_elected_leads_while_it_is_in_sync_and_alive() -> None:
+    assert leader(Assignment((1, 2, 3), 3, (1, 3)), {1, 2, 3}) == 3
+    assert leader(Assignment((1, 2, 3), 3, (1, 2)), {1, 2, 3}) == 1
+    assert leader(Assignment((1, 2, 3), 3, (1, 3)), {1, 2}) == 1
+
+
+@given(assignments(), ALIVE)
+def test_who_leads_is_in_sync_and_alive(known: Assignment, alive: frozenset[int]) -> None:
+    led_by = leader(known, alive)
+    if led_by == NO_LEADER:
+        assert alive.isdisjoint(members(known))
+    else:
+        assert led_by in alive
+        assert led_by in members(known)
+
+
+@given(assignments(), ALIVE, st.booleans())
+def test_somebody_is_always_in_sync(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
+    after = Assignment(known.replicas, known.leader, followed(known, alive, unclean=unclean))
+    in_sync = members(after)
+    assert in_sync
+    assert [node for node in known.replicas if node in in_sync] == list(in_sync)
+    assert after.in_sync != known.replicas, "all are None"
+    if leader(known, alive) != NO_LEADER:
+        assert set(in_sync) == alive.intersection(known.replicas)
+    elif unclean and not alive.isdisjoint(known.replicas):
+        assert leader(after, alive) == in_sync[0]
+        assert len(in_sync) == 1
+    else:
+        assert in_sync == members(known), "the last ones stay"
+        assert leader(after, alive) == NO_LEADER
+
+
+@given(assignments(), ALIVE, st.booleans())
+def test_a_second_look_changes_nothing(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
+    """Somebody who was elected uncleanly leads from then on, so that the others join him at the second look."""
+    for _ in range(2):
+        known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=unclean))
+    assert followed(known, alive, unclean=unclean) == known.in_sync
+
+
+@given(assignments(), st.lists(ALIVE, max_size=6))
+def test_who_leads_goes_on_while_it_lives(known: Assignment, looks: list[frozenset[int]]) -> None:
+    """Nobody loses his lead because others come or go, but to one that is before him among the replicas."""
+    for alive in looks:
+        known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=False))
+        led_by = leader(known, alive)
+        if led_by != NO_LEADER:
+            with_others = alive | set(known.replicas)
+            kept = Assignment(known.replicas, led_by, followed(known, with_others, unclean=False))
+            assert leader(kept, with_others) == led_by
+
+
+@given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
+def test_at_level_1_it_makes_no_difference_who_is_in_sync(alive: frozenset[int], known: Assignment, key: int) -> None:
+    leaders, forgotten = Leaders(alive), known._replace(in_sync=None)
+    assert leaders.leader(key, known) == leaders.leader(key, forgotten) != NO_LEADER
+    assert leaders.in_sync(known) == tuple(node for node in known.replicas if node in alive)
+    assert not leaders.leaves_unled(known)
+
+
+@given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
+def test_at_level_0_it_does(alive: frozenset[int], known: Assignment, key: int) -> None:
+    leaders = Leaders(alive, only_in_sync=True)
+    assert leaders.leader(key, known) == leader(known, alive)
+    assert leaders.in_sync(known) == members(known)
+    assert leaders.leaves_unled(known) is (leader(known, alive) == NO_LEADER)
+    assert leaders.leader(key) == Leaders(alive).leader(key), "where nobody has named any"
