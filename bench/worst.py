@@ -557,10 +557,8 @@ def many_users() -> Iterator[Case]:
 
 def many_tokens() -> Iterator[Case]:
     """Each with as many renewers as it may have."""
-    renewers = tuple(
-        CreatableRenewers(principal_type="User", principal_name=f"renewer-{number:02}")
-        for number in range(MAX_RENEWERS)
-    )
+    names = [f"renewer-{number:02}" for number in range(MAX_RENEWERS)]
+    renewers = tuple(CreatableRenewers(principal_type="User", principal_name=name) for name in names)
     creating, describing = ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN
     create = CreateDelegationTokenRequest(renewers=renewers, max_lifetime_ms=-1)
     yield Case("create_delegation_token: many", creating, 3, [create] * TOKENS, known=True)

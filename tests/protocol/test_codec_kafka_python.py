@@ -44,6 +44,10 @@ NOT_THEIRS = frozenset(
         ApiKey.STREAMS_GROUP_HEARTBEAT,
         ApiKey.STREAMS_GROUP_DESCRIBE,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
     }
 )
 """APIs that kafka-python 3.0 does not speak."""
