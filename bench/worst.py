@@ -36,9 +36,11 @@ from bench.depth import FILL
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
+from gateway.apis.delegation_tokens import MAX_RENEWERS
 from gateway.apis.transactions import MAX_TRANSACTIONS
 from gateway.config.broker import STANDARD_AUTHORIZER
 from gateway.config.client_metrics import MAX_VALUE_BYTES
+from gateway.config.jaas import PLAIN_MODULE
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from protocol.api_keys import ApiKey
 from protocol.codec import encode, has_more_elements, request_class
@@ -71,10 +73,12 @@ from protocol.messages.alter_user_scram_credentials import (
     ScramCredentialUpsertion,
 )
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from protocol.messages.create_delegation_token import CreatableRenewers, CreateDelegationTokenRequest
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.describe_delegation_token import DescribeDelegationTokenOwner, DescribeDelegationTokenRequest
 from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
@@ -96,6 +100,9 @@ from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
+from protocol.messages.sasl_handshake import SaslHandshakeRequest
 from protocol.messages.share_acknowledge import AcknowledgePartition, AcknowledgeTopic, ShareAcknowledgeRequest
 from protocol.messages.share_fetch import AcknowledgementBatch, ShareFetchRequest
 from protocol.messages.share_fetch import FetchPartition as ShareFetchPartition
@@ -105,7 +112,7 @@ from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMa
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
 from storage.embedded import EmbeddedPostgres
-from tests.gateway_process import GatewayProcess, find_coordinator
+from tests.gateway_process import GatewayProcess, find_coordinator, free_ports
 from tests.wire import WireClient
 
 LIMIT_MS = 20.0
@@ -121,6 +128,7 @@ MANY, MANY_PARTITIONS = ("many-0", "many-1"), 10_000
 ALL_OF_MANY = f"{len(MANY) * MANY_PARTITIONS} partitions"
 ADMINISTERED = 5_000
 USERS = 9_990
+TOKENS = 1_000
 ABORTED, ABORTED_TRANSACTIONS = "aborted", 50_000
 READ_ABORTED = f"fetch: a batch within {ABORTED_TRANSACTIONS} aborted transactions"
 
@@ -138,6 +146,8 @@ class Case:
     api_key: ApiKey
     version: int
     requests: list[Any]
+    known: bool = False
+    """Whether it is sent by somebody who has said who they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +534,7 @@ def costly_patterns() -> Iterator[Case]:
     quotas = AlterClientQuotasRequest(entries=entries)
     yield Case("alter_client_quotas: of many clients", ApiKey.ALTER_CLIENT_QUOTAS, 1, [quotas])
     yield from many_users()
+    yield from many_tokens()
 
 
 def many_users() -> Iterator[Case]:
@@ -546,6 +557,21 @@ def many_users() -> Iterator[Case]:
     yield Case("describe_user_scram_credentials: all of many", describing, 0, [replace(named, users=None)] * 2)
     yield Case("describe_user_scram_credentials: many by name", describing, 0, [named])
     yield Case("alter_user_scram_credentials: many users taken away", altering, 0, [deleted])
+
+
+def many_tokens() -> Iterator[Case]:
+    """Each with as many renewers as it may have."""
+    names = [f"renewer-{number:02}" for number in range(MAX_RENEWERS)]
+    renewers = tuple(CreatableRenewers(principal_type="User", principal_name=name) for name in names)
+    creating, describing = ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN
+    create = CreateDelegationTokenRequest(renewers=renewers, max_lifetime_ms=-1)
+    yield Case("create_delegation_token: many", creating, 3, [create] * TOKENS, known=True)
+    owners = tuple(DescribeDelegationTokenOwner(principal_type="User", principal_name=name) for name in names)
+    every, named = DescribeDelegationTokenRequest(owners=None), DescribeDelegationTokenRequest(owners=owners)
+    yield Case("describe_delegation_token: all of many", describing, 3, [every] * 3, known=True)
+    yield Case("describe_delegation_token: many by name", describing, 3, [named] * 3, known=True)
+    unknown = RenewDelegationTokenRequest(hmac=bytes(2**20), renew_period_ms=-1)
+    yield Case("renew_delegation_token: by a megabyte", ApiKey.RENEW_DELEGATION_TOKEN, 2, [unknown] * 3, known=True)
 
 
 def administration() -> Iterator[Case]:
@@ -706,11 +732,19 @@ class Gateway(GatewayProcess):
 
     def __init__(self, directory: Path) -> None:
         self.report = directory / "probe.json"
+        opened, asking = free_ports(2)
+        self.asking = f"127.0.0.1:{asking}"
+        """Where clients say who they are."""
         super().__init__(
             directory,
             database_url=None,
             # With ACLs each check looks for those of its resource.
             settings={
+                "listeners": f"OPEN://127.0.0.1:{opened},ASKING://127.0.0.1:{asking}",
+                "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.asking.plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_bench="bench";',
+                "delegation.token.secret.key": "bench",
                 "group.initial.rebalance.delay.ms": "0",
                 "message.max.bytes": "8000000",
                 "authorizer.class.name": STANDARD_AUTHORIZER,
@@ -745,15 +779,21 @@ def probed_gateway() -> Iterator[Gateway]:
         shutil.rmtree(directory)
 
 
+def _who() -> Iterator[bytes]:
+    yield frame(ApiKey.SASL_HANDSHAKE, 1, 1, SaslHandshakeRequest(mechanism="PLAIN"))
+    yield frame(ApiKey.SASL_AUTHENTICATE, 2, 1, SaslAuthenticateRequest(auth_bytes=b"\0bench\0bench"))
+
+
 async def ask_all(gateway: Gateway, case: Case) -> str:
     """Send the case's requests, each when the last is answered; what became of them."""
-    host, _, port = gateway.bootstrap.rpartition(":")
+    host, _, port = (gateway.asking if case.known else gateway.bootstrap).rpartition(":")
     connection = await Connection.open(host, int(port))
     outcome = "answered"
+    frames = (frame(case.api_key, case.version, 1, request) for request in case.requests)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            for request in case.requests:
-                connection.writer.write(frame(case.api_key, case.version, 1, request))
+            for sent in chain(_who() if case.known else (), frames):
+                connection.writer.write(sent)
                 await connection.writer.drain()
                 size = int.from_bytes(await connection.reader.readexactly(4), "big")
                 left = size

@@ -16,6 +16,9 @@ from storage.text import loaded, stored
 from storage.turns import in_turns
 from storage.types import DelegationToken, NewDelegationToken, ScramCredential, TokenCredential
 
+ROWS_PER_TURN = 200
+"""Each may have dozens of renewers: some milliseconds."""
+
 
 class TokenStore:
     def __init__(self, database: Database) -> None:
@@ -74,7 +77,7 @@ class TokenStore:
         """By id: those that one of the users owns, has asked for or may renew; all if None."""
         names = None if users is None else [stored(user) for user in users]
         rows = await self._pool.fetch(statement("delegation_tokens_of"), names)
-        return [_token(row) async for row in in_turns(rows)]
+        return [_token(row) async for row in in_turns(rows, ROWS_PER_TURN)]
 
     async def prolong(self, token_id: str, period_ms: int) -> int | None:
         """When it expires from now on; None: it has expired, or is gone."""

@@ -46,6 +46,10 @@ NOT_THEIRS = frozenset(
         ApiKey.UNREGISTER_BROKER,
         ApiKey.ADD_RAFT_VOTER,
         ApiKey.REMOVE_RAFT_VOTER,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
     }
 )
 """APIs that kafka-python 3.0 does not speak."""
