@@ -175,3 +175,20 @@ async def test_legacy_alter_configs_knows_no_loggers(database_url: str) -> None:
     async with admin_node(database_url) as node:
         response = await replace(node, LOGGERS, "1", [(OURS, "INFO")])
         assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, "Unknown resource type 8")
+
+
+async def test_a_level_set_by_kafkas_name_decides_for_what_does_that_work(database_url: str, lines: Capture) -> None:
+    cleaner, log = "kafka.log.LogCleaner", structlog.get_logger("gateway.log.compactor")
+    async with admin_node(database_url) as node:
+        assert (await levels(node, "kafka", cleaner)) == {"kafka": "INFO", cleaner: "INFO"}
+        assert (await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"))).error_code == ErrorCode.NONE
+        assert (await alter(node, LOGGERS, "1", (SET, cleaner, "DEBUG"))).error_code == ErrorCode.NONE
+        assert await levels(node, "kafka", cleaner) == {"kafka": "ERROR", cleaner: "DEBUG"}
+        said(lines)
+        log.debug("fine")
+        structlog.get_logger(OURS).warning("not asked for")
+        assert said(lines) == ["fine"]
+        await alter(node, LOGGERS, "1", (DELETE, cleaner, None))
+        log.warning("not asked for")
+        assert await levels(node, cleaner) == {cleaner: "ERROR"}
+        assert said(lines) == []
