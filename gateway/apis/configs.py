@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 
 import structlog
 
@@ -22,9 +22,11 @@ from gateway.apis.broker_loggers import Operation, alter_loggers, describe_logge
 from gateway.config.broker import (
     BROKER_CONFIGS,
     NODE_CONFIGS,
+    UNLISTED,
     BrokerConfig,
     find_broker_config,
     parse_broker_configs,
+    refuse_without_effect,
     shown_value,
 )
 from gateway.config.client_metrics import (
@@ -36,7 +38,7 @@ from gateway.config.client_metrics import (
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
-from gateway.config.listeners import render_listeners
+from gateway.config.listeners import PROTOCOL_MAP, render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -45,6 +47,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
@@ -241,6 +244,7 @@ def _describe_broker(
 ) -> list[DescribeConfigsResourceResult]:
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
+    others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
         broker = broker.with_dynamic(broker.dynamic)
@@ -250,6 +254,10 @@ def _describe_broker(
             f"Unexpected broker id, expected {services.membership.node_id} or empty string, but received"
             f" {resource.resource_name}",
         )
+    else:
+        if not resource.configuration_keys:
+            keys = [key for key in keys if key.name not in UNLISTED or broker.is_given(key.name)]
+        others = _without_effect(resource, request)
     facts = _node_facts(services)
     entries: list[DescribeConfigsResourceResult] = []
     for key in keys:
@@ -261,7 +269,28 @@ def _describe_broker(
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
         read_only = key.update is not Update.DYNAMIC
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
-    return [*entries, *_unknown_entries(resource, broker)]
+    return [*entries, *others, *_unknown_entries(resource, broker)]
+
+
+def _without_effect(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> list[DescribeConfigsResourceResult]:
+    entries = _without_effect_entries(request.include_synonyms, request.include_documentation)
+    return [entries[key.name] for key in _chosen(WITHOUT_EFFECT, resource)]
+
+
+@cache
+def _without_effect_entries(
+    include_synonyms: bool, include_documentation: bool
+) -> dict[str, DescribeConfigsResourceResult]:
+    """Made once for all answers: nothing changes them."""
+    request = DescribeConfigsRequest(include_synonyms=include_synonyms, include_documentation=include_documentation)
+    entries: dict[str, DescribeConfigsResourceResult] = {}
+    for name, key in WITHOUT_EFFECT.items():
+        value, source = render(key.default), ConfigSource.DEFAULT_CONFIG
+        synonyms = [] if value is None else [DescribeConfigsSynonym(name=name, value=value, source=source)]
+        entries[name] = _entry(key, value, source, synonyms, request, read_only=True)
+    return entries
 
 
 def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
@@ -279,7 +308,7 @@ def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) ->
             name=name, value=None, read_only=False, config_source=broker.layers(name)[0][0], is_sensitive=True
         )
         for name in {**broker.dynamic, **broker.own}
-        if name not in BROKER_CONFIGS and (not wanted or name in wanted)
+        if name not in BROKER_CONFIGS and name not in WITHOUT_EFFECT and (not wanted or name in wanted)
     ]
 
 
@@ -292,8 +321,8 @@ def _node_facts(services: Services) -> dict[str, str | None]:
         "broker.rack": node.rack,
         "listeners": render_listeners({listener.name: listener.bind for listener in listeners}),
         "advertised.listeners": render_listeners(node.listeners),
-        "listener.security.protocol.map": ",".join(
-            f"{listener.name}:{listener.security_protocol}" for listener in listeners
+        PROTOCOL_MAP: services.settings.broker.static.get(
+            PROTOCOL_MAP, ",".join(f"{listener.name}:{listener.security_protocol}" for listener in listeners)
         ),
     }
 
@@ -525,13 +554,15 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     broker = parse_broker_configs(static, of_all, {} if resource_name == ALL_BROKERS else current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
-        key = BROKER_CONFIGS.get(name)
+        key = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
         if key is None:
             return None
         layers = broker.layers(name)
         return key, layers[0][1] if layers else None
 
     wanted = change(current, effective)
+    for name, value in _differing(wanted, current).items():
+        refuse_without_effect(name, value)
     layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
     altered = parse_broker_configs(static, *layers)
     if validate_only:

@@ -2,7 +2,8 @@
 
 The one idea: what the gateway obeys is a typed field of `BrokerConfig`; what it only shows (because Postgres, not a
 broker's disk, decides) is listed beside it as fixed or without effect, so that DescribeConfigs never claims what is
-not so. Three layers make a value: the default, what was given at start, and what AlterConfigs stored for all nodes.
+not so; what else Kafka has is shown and never taken (`without_effect.py`). Three layers make a value: the default, what
+was given at start, and what AlterConfigs stored for all nodes.
 
 It does not know where values come from (`gateway/config/settings.py`) nor who stores the dynamic ones
 (`storage/topics.py`).
@@ -37,6 +38,7 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
+from gateway.config.without_effect import WITHOUT_EFFECT
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
@@ -319,7 +321,7 @@ class BrokerConfig:
         update=_AT_START,
     )
     replica_selector_class: str | None = setting(
-        ConfigType.CLASS,
+        ConfigType.STRING,
         None,
         "Which replica consumers that name their rack read from: the leader, or with RackAwareReplicaSelector one in "
         "that rack.",
@@ -591,6 +593,12 @@ class BrokerConfig:
     ssl_keystore_key: str | None = setting(
         ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_AT_START
     )
+    ssl_keystore_password: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "A PEM file has no password but its key's (ssl.key.password): refused where a listener speaks TLS.",
+        update=_AT_START,
+    )
     ssl_key_password: str | None = setting(
         ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_AT_START
     )
@@ -605,6 +613,12 @@ class BrokerConfig:
     )
     ssl_truststore_certificates: str | None = setting(
         ConfigType.PASSWORD, None, "The same as PEM text.", update=_AT_START
+    )
+    ssl_truststore_password: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "A PEM file of certificates has no password: refused where a listener speaks TLS.",
+        update=_AT_START,
     )
     ssl_client_auth: str = setting(
         ConfigType.STRING,
@@ -659,6 +673,10 @@ class BrokerConfig:
         """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
         return parse_broker_configs(self.static, dynamic, own)
 
+    def is_given(self, name: str) -> bool:
+        """Whether it was set, at start or by AlterConfigs."""
+        return name in self.static or name in self.dynamic or name in self.own
+
     def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
         """The values that setting `name` has, in the text given, the strongest (effective) first."""
         found: list[tuple[ConfigSource, str | None]] = []
@@ -680,6 +698,10 @@ def _no_effect(name: str, kind: ConfigType, default: Any, what: str, check: Any 
 
 def _fixed(name: str, kind: ConfigType, value: Any, documentation: str) -> ConfigKey:
     return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
+
+
+def _internal(name: str, kind: ConfigType, default: Any, what: str) -> ConfigKey:
+    return ConfigKey(name, kind, default, f"{what} No effect.", update=Update.AT_START, internal=True)
 
 
 def _of_node(name: str, documentation: str) -> ConfigKey:
@@ -705,7 +727,7 @@ _SHOWN = (
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
-    _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
+    _fixed("log.dirs", ConfigType.LIST, ("postgres",), "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
     _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
 )
@@ -718,19 +740,42 @@ _NODE = (
     ConfigKey("broker.rack", ConfigType.STRING, None, "The node's rack; --rack is short for it.", update=_AT_START),
     _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
     _of_node("advertised.listeners", "Where clients of each listener find the node; --advertise is short for one."),
-    _of_node("listener.security.protocol.map", "Which security protocol each listener speaks, as NAME:PROTOCOL."),
+    ConfigKey(
+        "listener.security.protocol.map",
+        ConfigType.STRING,
+        None,
+        "Which security protocol each listener speaks, as NAME:PROTOCOL.",
+        update=_AT_START,
+    ),
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
 `gateway/config/listeners.py`."""
 
 NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
 
+_INTERNAL = (
+    _internal("unstable.api.versions.enable", _BOOLEAN, False, "Whether requests of unfinished versions are served."),
+    _internal("unstable.feature.versions.enable", _BOOLEAN, False, "Whether unfinished levels of features are served."),
+    _internal("server.max.startup.time.ms", _LONG, MAX_LONG, "How long a start may take."),
+    _internal("log.initial.task.delay.ms", _LONG, 30_000, "How soon after a start logs are first looked after."),
+)
+
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
 
 BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
-    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE)}
+    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
 )
-"""Every broker setting by name: typed fields, shown ones, and facts of the node."""
+"""Every broker setting by name: typed fields, shown ones, facts of the node, and internal ones."""
+
+UNLISTED: frozenset[str] = frozenset(key.name for key in _INTERNAL) | {
+    *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
+    *("group.journal.enable", "group.journal.retention.ms", "reconcile.periodic.interval.ms", "log.commit.gather.ms"),
+    *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
+    *("allow.everyone.if.no.acl.found", "super.users"),
+    *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
+}
+"""A list of all that a Kafka broker has does not have these: its own plugins', what it calls internal or no longer has,
+and what is this gateway's alone. Where one was given, or is asked for by its name, it is described as any other."""
 
 
 _OF_LISTENERS = frozenset(
@@ -765,7 +810,7 @@ def find_broker_config(name: str) -> ConfigKey | None:
 
 def shown_value(name: str, value: str) -> str:
     """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
-    key = find_broker_config(name)
+    key = find_broker_config(name) or WITHOUT_EFFECT.get(name)
     return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value
 
 
@@ -855,5 +900,13 @@ def validate_dynamic(dynamic: Mapping[str, str]) -> None:
 def _known(name: str, value: str) -> ConfigKey:
     key = find_broker_config(name)
     if key is None:
+        refuse_without_effect(name, value)
         raise ConfigError(name, HIDDEN, "unknown broker setting")
     return key
+
+
+def refuse_without_effect(name: str, value: str) -> None:
+    """ConfigError says why, if Kafka has such a setting and it does nothing here."""
+    key = WITHOUT_EFFECT.get(name)
+    if key is not None:
+        raise ConfigError(name, shown_value(name, value), key.documentation)

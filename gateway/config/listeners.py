@@ -18,6 +18,7 @@ from storage.types import Address
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
+PROTOCOL_MAP = "listener.security.protocol.map"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
@@ -84,7 +85,7 @@ def parse_listeners(listeners: str, advertised: str | None, protocol_map: str | 
             raise ConfigError("advertised.listeners", advertised, f"{host or 'an empty host'} is no address of a node")
         protocol = protocols.get(name)
         if protocol is None:
-            raise ConfigError("listener.security.protocol.map", protocol_map, f"no security protocol for {name}")
+            raise ConfigError(PROTOCOL_MAP, protocol_map, f"no security protocol for {name}")
         made.append(Listener(name, protocol, bind, (host, port)))
     return made
 
@@ -109,7 +110,7 @@ def _addresses(setting: str, text: str) -> dict[str, Address]:
 
 def _protocols(text: str | None) -> dict[str, str]:
     """Name → security protocol; without a map a listener named like a protocol speaks it."""
-    setting, protocols = "listener.security.protocol.map", dict[str, str]()
+    setting, protocols = PROTOCOL_MAP, dict[str, str]()
     for part in (text or DEFAULT_MAP).split(","):
         name, colon, protocol = (side.strip().upper() for side in part.partition(":"))
         if not colon or not name or protocol not in SECURITY_PROTOCOLS:

@@ -183,6 +183,12 @@ def _tls(listener: Listener, broker: BrokerConfig) -> TlsSettings:
         )
     if own.ssl_keystore_location is not None and (chain is not None or key is not None):
         raise ConfigError("ssl.keystore.location", own.ssl_keystore_location, "the certificate is given as text, too")
+    for name, password in (
+        ("ssl.keystore.password", own.ssl_keystore_password),
+        ("ssl.truststore.password", own.ssl_truststore_password),
+    ):
+        if password is not None:
+            raise ConfigError(name, HIDDEN, "PEM has no password but a key's, which is ssl.key.password")
     trusted, trusted_file = own.ssl_truststore_certificates, own.ssl_truststore_location
     if trusted is not None and trusted_file is not None:
         raise ConfigError("ssl.truststore.location", trusted_file, "the certificates are given as text, too")

@@ -1,7 +1,7 @@
 """A line for every request that was answered, for whoever sets the level of `kafka.request.logger` to DEBUG (KIP-412).
 
-The one idea: it has a name of its own, so that the level of one logger turns it on alone. What a request asks for is not
-said: it may be somebody's record, or a password.
+The one idea: it has a name of its own, so that the level of one logger turns it on alone. What a request asks for is
+not said: it may be somebody's record, or a password.
 """
 
 from __future__ import annotations

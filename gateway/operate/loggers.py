@@ -4,8 +4,8 @@ The one idea: the standard library's tree of loggers has the levels, of our own 
 that has none of its own follows its parent. What is set here lasts as long as the process, as upstream's does.
 
 A module's lines go by two kinds of names: its own, and those that Kafka's documentation has for whoever does that work
-(`KAFKA_NAMES`). What is set by its own name, or by one above it short of the root, holds. Where nothing is, the names of
-Kafka's hold, each with the level of its own or of the nearest above it; of several the finest, so that nobody who asked
+(`KAFKA_NAMES`). What is set by its own name, or by one above it short of the root, holds. Where nothing is, Kafka's
+names hold, each with the level of its own or of the nearest above it; of several the finest, so that nobody who asked
 for a line by one of them misses it.
 """
 
@@ -57,7 +57,7 @@ _METHOD_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exceptio
 
 
 def names() -> list[str]:
-    """The root, then the loggers of our modules and of the libraries in use, and Kafka's names, in alphabetical order."""
+    """The root, then the loggers of our modules and of the libraries in use, and Kafka's names, sorted."""
     others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
     return [ROOT, *sorted({*our_names(), *others, *KAFKA_NAMES} - {ROOT})]
 

@@ -11,9 +11,10 @@ import structlog.testing
 
 from gateway.apis.configs import Operation, ResourceType
 from gateway.apis.topics import create_internal_topics
-from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.broker import BROKER_CONFIGS, UNLISTED
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
+from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.model import StreamsSettings
 from gateway.groups.settings import group_settings
@@ -193,7 +194,7 @@ async def test_describe_broker(database_url: str) -> None:
     async with admin_node(database_url, name="broker.example", rack="r1", broker={"num.partitions": "4"}) as node:
         result = await describe(node, BROKER, "1", include_synonyms=True, include_documentation=True)
         entries = {entry.name: entry for entry in result.configs}
-        assert entries.keys() == set(BROKER_CONFIGS)
+        assert entries.keys() == (BROKER_CONFIGS.keys() - UNLISTED) | WITHOUT_EFFECT.keys()
         shown = {name: (entry.value, entry.config_source, entry.read_only) for name, entry in entries.items()}
         default, static = ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
         assert shown["num.partitions"] == ("4", static, True)
@@ -213,6 +214,52 @@ async def test_describe_broker(database_url: str) -> None:
             ("num.partitions", "4", static),
             ("num.partitions", "1", default),
         ]
+
+
+async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        result = await describe(
+            node,
+            BROKER,
+            "1",
+            "num.io.threads",
+            "num.replica.fetchers",
+            "sasl.login.class",
+            "delegation.token.secret.key",
+            include_synonyms=True,
+            include_documentation=True,
+        )
+        entries = {entry.name: entry for entry in result.configs}
+        threads = entries["num.io.threads"]
+        assert (threads.value, threads.config_source, threads.read_only) == ("1", ConfigSource.DEFAULT_CONFIG, True)
+        assert threads.documentation is not None
+        assert threads.documentation.startswith("Has no effect here: ")
+        assert threads.config_type == ConfigType.INT
+        assert [(each.name, each.value, each.source) for each in threads.synonyms] == [
+            ("num.io.threads", "1", ConfigSource.DEFAULT_CONFIG)
+        ]
+        assert (entries["sasl.login.class"].value, entries["sasl.login.class"].synonyms) == (None, ())
+        assert entries["delegation.token.secret.key"].is_sensitive
+        (bare,) = (await describe(node, BROKER, "1", "num.io.threads")).configs
+        assert (bare.value, bare.synonyms, bare.documentation) == ("1", (), None)
+        for change in ((SET, "num.io.threads", "4"), (APPEND, "metric.reporters", "a.B")):
+            response = await alter(node, BROKER, "", change)
+            assert response.error_code == ErrorCode.INVALID_REQUEST
+            assert "Has no effect here: " in response.error_message
+        assert (await alter(node, BROKER, "1", (DELETE, "num.io.threads", None))).error_code == ErrorCode.NONE
+        assert node.catalog.broker.dynamic == {}
+
+
+async def test_what_is_not_kafkas_is_listed_where_it_was_set_or_is_asked_for(database_url: str) -> None:
+    async with admin_node(database_url, broker={"log.initial.task.delay.ms": "100"}) as node:
+        listed = {entry.name: entry for entry in (await describe(node, BROKER, "1")).configs}
+        assert listed["log.initial.task.delay.ms"].value == "100"
+        assert not {"group.handoff.mode", "super.users", "server.max.startup.time.ms"} & listed.keys()
+        (entry,) = (await describe(node, BROKER, "1", "group.handoff.mode")).configs
+        assert entry.config_source == ConfigSource.DEFAULT_CONFIG
+        await alter(node, BROKER, "", (SET, "group.handoff.mode", "drain"))
+        listed = {entry.name: entry for entry in (await describe(node, BROKER, "1")).configs}
+        assert listed["group.handoff.mode"].value == "drain"
 
 
 async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:

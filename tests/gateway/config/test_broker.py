@@ -138,7 +138,7 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", ["sasl.jaas.config", "listener.name.one.sasl.plian.sasl.jaas.config", "no.such"])
 def test_the_value_of_an_unknown_setting_is_not_told(name: str) -> None:
-    with pytest.raises(ConfigError, match="unknown broker setting") as refused:
+    with pytest.raises(ConfigError, match="unknown broker setting|Has no effect") as refused:
         parse_broker_configs({name: "a secret"})
     assert name in str(refused.value)
     assert "a secret" not in f"{refused.value} {refused.value.value}"
