@@ -60,7 +60,7 @@ from gateway.quotas.throttles import Throttles
 from gateway.security.authenticator import ListenerSasl, Users, guards
 from gateway.security.authorizer import Authorizer
 from gateway.security.failures import Failures
-from gateway.security.tls import identify_by, make_context
+from gateway.security.tls import Certificates, identify_by, make_context
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -118,6 +118,7 @@ class App:
         self.bootstrap = ""
         """Where clients are told to connect, once started."""
         self._supervisor = Supervisor(self.metrics)
+        self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
         """What to undo, and how long that may take, newest last."""
 
@@ -204,6 +205,7 @@ class App:
         await membership.join()
         catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
+        await self._certificates.begin(catalog.broker)
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
 
         async def remember() -> None:
@@ -330,6 +332,7 @@ class App:
             clock=clock,
             marks=marks,
             authorizer=authorizer,
+            certificates=self._certificates,
         )
         deletions = Deletions(
             DeletionStore(database),
@@ -436,7 +439,9 @@ class App:
             failures.log(reason=reason)
 
         identify = None if security.sasl is not None else identify_by(security.tls)
-        return Tls(make_context(security.tls, failed), identify)
+        context = make_context(security.tls, failed)
+        self._certificates.add(listener, context)
+        return Tls(context, identify)
 
     def _sasl(self, dispatch: Dispatch, users: UserStore) -> dict[str, ListenerSasl]:
         """Of the listeners whose clients authenticate by it."""

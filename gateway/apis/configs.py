@@ -21,6 +21,7 @@ import structlog
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
 from gateway.config.broker import (
     BROKER_CONFIGS,
+    LISTENER_PREFIX,
     NODE_CONFIGS,
     UNLISTED,
     BrokerConfig,
@@ -38,7 +39,7 @@ from gateway.config.client_metrics import (
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
-from gateway.config.listeners import PROTOCOL_MAP, render_listeners
+from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -263,11 +264,13 @@ def _describe_broker(
     for key in keys:
         if key.name in NODE_CONFIGS:
             layers = [(ConfigSource.STATIC_BROKER_CONFIG, facts[key.name])]
+            if key.name in broker.own:
+                layers.insert(0, (ConfigSource.DYNAMIC_BROKER_CONFIG, broker.own[key.name]))
         else:
             layers = broker.layers(key.name)
         source, value = layers[0] if layers else (ConfigSource.DEFAULT_CONFIG, None)
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
-        read_only = key.update is not Update.DYNAMIC
+        read_only = key.update not in (Update.DYNAMIC, Update.OF_ONE_NODE)
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
     return [*entries, *others, *_unknown_entries(resource, broker)]
 
@@ -295,7 +298,8 @@ def _without_effect_entries(
 
 def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
     """Settings that were given for one listener alone."""
-    given = {name: find_broker_config(name) for name in broker.static if name not in BROKER_CONFIGS}
+    names = {**broker.static, **broker.own}
+    given = {name: find_broker_config(name) for name in names if name not in BROKER_CONFIGS}
     return {name: key for name, key in given.items() if key is not None}
 
 
@@ -308,7 +312,7 @@ def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) ->
             name=name, value=None, read_only=False, config_source=broker.layers(name)[0][0], is_sensitive=True
         )
         for name in {**broker.dynamic, **broker.own}
-        if name not in BROKER_CONFIGS and name not in WITHOUT_EFFECT and (not wanted or name in wanted)
+        if find_broker_config(name) is None and name not in WITHOUT_EFFECT and (not wanted or name in wanted)
     ]
 
 
@@ -565,6 +569,16 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
         refuse_without_effect(name, value)
     layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
     altered = parse_broker_configs(static, *layers)
+    use_certificates: Callable[[], None] | None = None
+    if resource_name == own_name:
+        if PROTOCOL_MAP in wanted:
+            check_protocol_map(wanted[PROTOCOL_MAP], services.settings.listeners)
+        named = {*change({}, effective), *(current.keys() - wanted.keys())}
+        if services.certificates is not None and any(name.startswith(LISTENER_PREFIX) for name in named):
+            # Also where a name has the value that it had: another certificate may lie in the same file.
+            use_certificates = await services.certificates.read(altered)
+    elif resource_name != ALL_BROKERS:
+        _refuse_for_another(current, wanted, resource_name)
     if validate_only:
         return
     await services.topics.set_broker_configs(
@@ -572,8 +586,18 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     )
     if resource_name in (ALL_BROKERS, own_name):
         services.catalog.set_broker(altered)
+    if use_certificates is not None:
+        use_certificates()
     shown = {name: shown_value(name, value) for name, value in wanted.items()}
     logger.info("broker configs altered", broker=resource_name or "all", configs=shown)
+
+
+def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], broker_id: str) -> None:
+    """KafkaError for what only the node itself can look at: its listeners, and files on its disk."""
+    for name in (*_differing(wanted, current), *(current.keys() - wanted.keys())):
+        key = find_broker_config(name)
+        if key is not None and key.update is Update.OF_ONE_NODE:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} of broker {broker_id} is altered by that broker alone")
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:

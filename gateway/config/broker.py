@@ -46,7 +46,7 @@ SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """Those that are served, by SASL's names."""
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
-_AT_START = Update.AT_START
+_AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
 
 LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -582,43 +582,43 @@ class BrokerConfig:
         update=_AT_START,
     )
     ssl_keystore_type: str = setting(
-        ConfigType.STRING, "PEM", "Format of the key and the certificates: PEM.", one_of("PEM"), update=_AT_START
+        ConfigType.STRING, "PEM", "Format of the key and the certificates: PEM.", one_of("PEM"), update=_OF_ONE_NODE
     )
     ssl_keystore_location: str | None = setting(
-        ConfigType.STRING, None, "A PEM file with the private key and the certificate chain.", update=_AT_START
+        ConfigType.STRING, None, "A PEM file with the private key and the certificate chain.", update=_OF_ONE_NODE
     )
     ssl_keystore_certificate_chain: str | None = setting(
-        ConfigType.PASSWORD, None, "The certificate chain as PEM text.", update=_AT_START
+        ConfigType.PASSWORD, None, "The certificate chain as PEM text.", update=_OF_ONE_NODE
     )
     ssl_keystore_key: str | None = setting(
-        ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_AT_START
+        ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_OF_ONE_NODE
     )
     ssl_keystore_password: str | None = setting(
         ConfigType.PASSWORD,
         None,
         "A PEM file has no password but its key's (ssl.key.password): refused where a listener speaks TLS.",
-        update=_AT_START,
+        update=_OF_ONE_NODE,
     )
     ssl_key_password: str | None = setting(
-        ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_AT_START
+        ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_OF_ONE_NODE
     )
     ssl_truststore_type: str = setting(
-        ConfigType.STRING, "PEM", "Format of the certificates of authorities: PEM.", one_of("PEM"), update=_AT_START
+        ConfigType.STRING, "PEM", "Format of the certificates of authorities: PEM.", one_of("PEM"), update=_OF_ONE_NODE
     )
     ssl_truststore_location: str | None = setting(
         ConfigType.STRING,
         None,
         "A PEM file with the certificates of authorities that clients' certificates are checked by.",
-        update=_AT_START,
+        update=_OF_ONE_NODE,
     )
     ssl_truststore_certificates: str | None = setting(
-        ConfigType.PASSWORD, None, "The same as PEM text.", update=_AT_START
+        ConfigType.PASSWORD, None, "The same as PEM text.", update=_OF_ONE_NODE
     )
     ssl_truststore_password: str | None = setting(
         ConfigType.PASSWORD,
         None,
         "A PEM file of certificates has no password: refused where a listener speaks TLS.",
-        update=_AT_START,
+        update=_OF_ONE_NODE,
     )
     ssl_client_auth: str = setting(
         ConfigType.STRING,
@@ -744,8 +744,8 @@ _NODE = (
         "listener.security.protocol.map",
         ConfigType.STRING,
         None,
-        "Which security protocol each listener speaks, as NAME:PROTOCOL.",
-        update=_AT_START,
+        "Which security protocol each listener speaks, as NAME:PROTOCOL. A listener that is there keeps its own.",
+        update=_OF_ONE_NODE,
     ),
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
@@ -784,7 +784,7 @@ _OF_LISTENERS = frozenset(
     if name.startswith(("ssl_", "sasl_oauthbearer_"))
     or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
 ) | {"connections_max_reauth_ms"}
-_LISTENER_PREFIX = "listener.name."
+LISTENER_PREFIX = "listener.name."
 _OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
 JAAS_CONFIG = "sasl.jaas.config"
 
@@ -796,11 +796,11 @@ def find_broker_config(name: str) -> ConfigKey | None:
     and where it is one mechanism's, `listener.name.NAME.MECHANISM.SETTING`.
     """
     found = BROKER_CONFIGS.get(name)
-    if found is not None or not name.startswith(_LISTENER_PREFIX):
+    if found is not None or not name.startswith(LISTENER_PREFIX):
         return found
     for field_name in _OF_LISTENERS:
         key = _FIELDS[field_name]
-        if name.endswith(f".{key.name}") and len(name) > len(_LISTENER_PREFIX) + len(key.name) + 1:
+        if name.endswith(f".{key.name}") and len(name) > len(LISTENER_PREFIX) + len(key.name) + 1:
             return dataclasses.replace(key, name=name)
     if name.endswith(tuple(f"{mechanism}{JAAS_CONFIG}" for mechanism in _OF_MECHANISM)):
         documentation = "Who may authenticate by a mechanism at a listener, in Kafka's syntax for login modules."
@@ -827,7 +827,7 @@ def parse_broker_configs(
     for name in given:
         _known(name, given[name]).parse(given[name])
     validate_dynamic(dynamic)
-    validate_dynamic(own)
+    validate_dynamic(own, of_one_node=True)
     merged = {**given, **dynamic, **own}
     fields: dict[str, Any] = {
         field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
@@ -885,15 +885,24 @@ def _check_intervals(group_type: str, config: BrokerConfig) -> None:
         )
 
 
-def validate_dynamic(dynamic: Mapping[str, str]) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, or not to this value. A name that nobody knows
-    is kept, as by upstream, where it may belong to a plugin."""
+def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -> None:
+    """ConfigError if one of these cannot be set while the gateway runs, for one node or for all, or not to this value.
+    A name that nobody knows is kept, as by upstream, where it may belong to a plugin."""
     for name, value in dynamic.items():
         key = find_broker_config(name)
         if key is None:
             continue
-        if key.update is not Update.DYNAMIC:
-            raise ConfigError(name, shown_value(name, value), "cannot be changed while the gateway runs")
+        shown = shown_value(name, value)
+        if key.update is Update.OF_ONE_NODE:
+            # Both in upstream's words.
+            if name.startswith("ssl."):
+                only = "These security configs can be dynamically updated only per-listener using the listener prefix"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+            if not of_one_node:
+                only = "Cannot update these configs at default cluster level, broker id must be specified"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+        elif key.update is not Update.DYNAMIC:
+            raise ConfigError(name, shown, "cannot be changed while the gateway runs")
         key.parse(value)
 
 

@@ -10,7 +10,7 @@ This module opens no socket: `gateway/net/server.py` binds, and what nodes tell 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.definition import ConfigError
@@ -106,6 +106,20 @@ def _addresses(setting: str, text: str) -> dict[str, Address]:
     if len(found) > MAX_LISTENERS:
         raise ConfigError(setting, text, f"at most {MAX_LISTENERS} listeners")
     return found
+
+
+def check_protocol_map(text: str, listeners: Iterable[Listener]) -> None:
+    """ConfigError if listeners that are there would speak another protocol by this map, or none. Mirrors upstream's
+    DynamicListenerConfig, and its words."""
+    protocols = _protocols(text)
+    for listener in listeners:
+        protocol = protocols.get(listener.name)
+        if protocol is None:
+            reason = f"Listeners '{listener.name}' must be subset of listener map '{text}'"
+            raise ConfigError(PROTOCOL_MAP, text, reason, reason)
+        if protocol != listener.security_protocol:
+            reason = f"Security protocol cannot be updated for existing listener {listener.name}"
+            raise ConfigError(PROTOCOL_MAP, text, reason, reason)
 
 
 def _protocols(text: str | None) -> dict[str, str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gateway.operate.metrics import Metrics
     from gateway.quotas.throttles import Throttles
     from gateway.security.authorizer import Authorizer
+    from gateway.security.tls import Certificates
     from gateway.share.partitions import SharePartitions
     from gateway.share.sessions import ShareSessions
     from gateway.transactions.coordinator import Transactions
@@ -117,6 +118,8 @@ class Services:
     """How far consumers were served, where groups may ask."""
     authorizer: Authorizer | None = None
     """None: everybody may do everything."""
+    certificates: Certificates | None = None
+    """Those of its listeners; None: nobody may change them."""
 
 
 class RequestContext(NamedTuple):

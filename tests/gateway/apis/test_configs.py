@@ -29,6 +29,7 @@ from tests.storage.batches import until_blocked
 
 TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
 SET, DELETE, APPEND, SUBTRACT = Operation
+MAP = "listener.security.protocol.map"
 
 
 async def describe(node: AdminNode, kind: int, name: str, *keys: str, version: int = 4, **flags):
@@ -257,9 +258,79 @@ async def test_what_is_not_kafkas_is_listed_where_it_was_set_or_is_asked_for(dat
         assert not {"group.handoff.mode", "super.users", "server.max.startup.time.ms"} & listed.keys()
         (entry,) = (await describe(node, BROKER, "1", "group.handoff.mode")).configs
         assert entry.config_source == ConfigSource.DEFAULT_CONFIG
-        await alter(node, BROKER, "", (SET, "group.handoff.mode", "drain"))
-        listed = {entry.name: entry for entry in (await describe(node, BROKER, "1")).configs}
-        assert listed["group.handoff.mode"].value == "drain"
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "name", "value", "message"),
+    [
+        (
+            *("1", "ssl.truststore.password", "hush"),
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            "Set(ssl.truststore.password)",
+        ),
+        (
+            *("", "listener.name.door.ssl.keystore.location", "/a.pem"),
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "Set(listener.name.door.ssl.keystore.location)",
+        ),
+        (
+            *("", "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT"),
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "Set(listener.security.protocol.map)",
+        ),
+        (
+            *("1", "listener.security.protocol.map", "PLAINTEXT:SSL"),
+            "Security protocol cannot be updated for existing listener PLAINTEXT",
+        ),
+        (
+            *("1", "listener.security.protocol.map", "DOOR:SSL"),
+            "Listeners 'PLAINTEXT' must be subset of listener map 'DOOR:SSL'",
+        ),
+        (
+            *("2", "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT"),
+            "listener.security.protocol.map of broker 2 is altered by that broker alone",
+        ),
+        (
+            *("1", "listener.name.door.ssl.keystore.type", "JKS"),
+            "Invalid value JKS for configuration listener.name.door.ssl.keystore.type: String must be one of: PEM",
+        ),
+        (
+            *("1", "listener.name.door.ssl.client.auth", "required"),
+            "Invalid value required for configuration listener.name.door.ssl.client.auth: "
+            "cannot be changed while the gateway runs",
+        ),
+    ],
+)
+async def test_what_one_node_alone_may_be_given(
+    database_url: str, broker_id: str, name: str, value: str, message: str
+) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
+        await node.membership.renew()
+        response = await alter(node, BROKER, broker_id, (SET, name, value))
+        assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, message)
+        assert node.catalog.broker.own == {}
+
+
+async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_url: str) -> None:
+    """Of a listener that it does not have, as by upstream."""
+    password, path = "listener.name.door.ssl.truststore.password", "listener.name.door.ssl.truststore.location"
+    own, static = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
+    async with admin_node(database_url) as node:
+        for name, value in ((password, "hush"), (path, "/a.pem"), (MAP, "PLAINTEXT:PLAINTEXT,DOOR:SSL")):
+            assert (await alter(node, BROKER, "1", (SET, name, value))).error_code == ErrorCode.NONE
+        result = await describe(node, BROKER, "1", password, path, MAP, include_synonyms=True)
+        entries = {entry.name: entry for entry in result.configs}
+        assert {(entry.read_only, entry.config_source) for entry in entries.values()} == {(False, own)}
+        assert (entries[password].value, entries[password].is_sensitive) == (None, True)
+        assert entries[path].value == "/a.pem"
+        assert [(each.value, each.source) for each in entries[MAP].synonyms] == [
+            ("PLAINTEXT:PLAINTEXT,DOOR:SSL", own),
+            ("PLAINTEXT:PLAINTEXT", static),
+        ]
+        for name in (password, path, MAP):
+            assert (await alter(node, BROKER, "1", (DELETE, name, None))).error_code == ErrorCode.NONE
+        (entry,) = (await describe(node, BROKER, "1", password, path, MAP)).configs
+        assert (entry.name, entry.value, entry.config_source) == (MAP, "PLAINTEXT:PLAINTEXT", static)
 
 
 async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:

@@ -68,7 +68,10 @@ def test_defaults_are_kafkas_where_no_other_is_true_here() -> None:
 
 def test_what_may_change_here_may_change_in_kafka() -> None:
     dynamic = {name for name, key in LISTED.items() if key.update is Update.DYNAMIC}
-    assert dynamic <= {name for name, (*_, mode) in KAFKA.items() if mode != "read-only"}
+    assert dynamic <= {name for name, (*_, mode) in KAFKA.items() if mode == "cluster-wide"}
+    of_one_node = {name for name, key in LISTED.items() if key.update is Update.OF_ONE_NODE}
+    assert of_one_node <= {name for name, (*_, mode) in KAFKA.items() if mode == "per-broker"}
+    assert {"listener.security.protocol.map", "ssl.truststore.password"} <= of_one_node
 
 
 def test_each_says_that_it_has_no_effect_and_why() -> None:
