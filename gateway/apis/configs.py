@@ -19,6 +19,7 @@ from functools import cache, partial
 import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
+from gateway.cluster.reconciler import RENEWALS_PER_TTL
 from gateway.config.broker import (
     BROKER_CONFIGS,
     LISTENER_PREFIX,
@@ -258,7 +259,7 @@ def _describe_broker(
     else:
         if not resource.configuration_keys:
             keys = [key for key in keys if key.name not in UNLISTED or broker.is_given(key.name)]
-        others = _without_effect(resource, request)
+        others = _without_effect(resource, request, services)
     facts = _node_facts(services)
     entries: list[DescribeConfigsResourceResult] = []
     for key in keys:
@@ -276,10 +277,23 @@ def _describe_broker(
 
 
 def _without_effect(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
 ) -> list[DescribeConfigsResourceResult]:
-    entries = _without_effect_entries(request.include_synonyms, request.include_documentation)
-    return [entries[key.name] for key in _chosen(WITHOUT_EFFECT, resource)]
+    prebuilt = _without_effect_entries(request.include_synonyms, request.include_documentation)
+    node_ttl_ms = services.settings.node_ttl_ms
+    facts = {
+        "broker.session.timeout.ms": str(node_ttl_ms),
+        "broker.heartbeat.interval.ms": str(node_ttl_ms // RENEWALS_PER_TTL),
+    }
+    entries: list[DescribeConfigsResourceResult] = []
+    for key in _chosen(WITHOUT_EFFECT, resource):
+        entry = prebuilt[key.name]
+        if key.name in facts:
+            value, source = facts[key.name], ConfigSource.STATIC_BROKER_CONFIG
+            synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
+            entry = _entry(key, value, source, synonyms, request, read_only=True)
+        entries.append(entry)
+    return entries
 
 
 @cache

@@ -17,7 +17,7 @@ from gateway.config.definition import ConfigKey, ConfigType, Update
 
 
 def _read() -> Iterator[ConfigKey]:
-    text = (resources.files(__package__) / "without_effect.toml").read_text("utf-8")
+    text = (resources.files("gateway.config") / "without_effect.toml").read_text("utf-8")
     for part in tomllib.loads(text)["settings"]:
         why = part.pop("why")
         for name, facts in part.items():

@@ -155,11 +155,10 @@ def _level(name: str) -> int:
 
 def _level_below_root(logger: logging.Logger) -> int:
     """The level of its own or of the nearest above it but the root's; 0 where there is none."""
-    each: logging.Logger | None = logger
-    while each is not None and each.parent is not None:
-        if each.level:
-            return each.level
-        each = each.parent
+    while logger.parent is not None:
+        if logger.level:
+            return logger.level
+        logger = logger.parent
     return logging.NOTSET
 
 

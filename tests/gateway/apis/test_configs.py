@@ -241,6 +241,9 @@ async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) 
         ]
         assert (entries["sasl.login.class"].value, entries["sasl.login.class"].synonyms) == (None, ())
         assert entries["delegation.token.secret.key"].is_sensitive
+        timeout = ("5000", ConfigSource.STATIC_BROKER_CONFIG)
+        assert await value_of(node, BROKER, "1", "broker.session.timeout.ms") == timeout
+        assert (await value_of(node, BROKER, "1", "broker.heartbeat.interval.ms"))[0] == "1000"
         (bare,) = (await describe(node, BROKER, "1", "num.io.threads")).configs
         assert (bare.value, bare.synonyms, bare.documentation) == ("1", (), None)
         for change in ((SET, "num.io.threads", "4"), (APPEND, "metric.reporters", "a.B")):

@@ -35,6 +35,8 @@ OTHER_DEFAULTS = {
     "socket.listen.backlog.size": ("50", str(BACKLOG)),
     "socket.receive.buffer.bytes": ("102400", "-1"),
     "socket.send.buffer.bytes": ("102400", "-1"),
+    "ssl.allow.dn.changes": ("false", "true"),
+    "ssl.allow.san.changes": ("false", "true"),
     "ssl.keystore.type": ("JKS", "PEM"),
     "ssl.truststore.type": ("JKS", "PEM"),
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
@@ -49,7 +51,7 @@ def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:
 
 
 def test_types_are_kafkas() -> None:
-    known = BROKER_CONFIGS | WITHOUT_EFFECT
+    known = {**BROKER_CONFIGS, **WITHOUT_EFFECT}
     assert {name: key.type.name for name, key in known.items() if name in KAFKA} == {
         name: kind for name, (kind, *_) in KAFKA.items() if name in known
     }
