@@ -626,6 +626,12 @@ def administration() -> Iterator[Case]:
     yield Case(f"join_group: {ELEMENTS} names in one subscription", ApiKey.JOIN_GROUP, 9, [join])
     yield Case(f"incremental_alter_configs: {what}", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [alter])
     yield Case(f"describe_configs: {what}", ApiKey.DESCRIBE_CONFIGS, 4, [describe])
+    node = DescribeConfigsRequest(
+        resources=tuple(DescribeConfigsResource(resource_type=kind, resource_name="1") for kind in (4, 8)),
+        include_synonyms=True,
+        include_documentation=True,
+    )
+    yield Case("describe_configs: a node and its loggers", ApiKey.DESCRIBE_CONFIGS, 4, [node])
     yield Case(f"create_partitions: {what}", ApiKey.CREATE_PARTITIONS, 3, [grow])
     yield Case(f"delete_topics: {what}", ApiKey.DELETE_TOPICS, 6, [delete])
     groups = IncrementalAlterConfigsRequest(

@@ -65,7 +65,7 @@ from gateway.security.authenticator import ListenerSasl, Users, guards
 from gateway.security.authorizer import Authorizer
 from gateway.security.delegation import DelegationTokens
 from gateway.security.failures import Failures
-from gateway.security.tls import identify_by, make_context
+from gateway.security.tls import Certificates, identify_by, make_context
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -124,6 +124,7 @@ class App:
         self.bootstrap = ""
         """Where clients are told to connect, once started."""
         self._supervisor = Supervisor(self.metrics)
+        self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
         """What to undo, and how long that may take, newest last."""
 
@@ -210,6 +211,7 @@ class App:
         await membership.join()
         catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
+        await self._certificates.begin(catalog.broker)
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
 
         async def remember() -> None:
@@ -365,6 +367,7 @@ class App:
             internal_logs=internal_logs,
             marks=marks,
             authorizer=authorizer,
+            certificates=self._certificates,
         )
         deletions = Deletions(
             DeletionStore(database),
@@ -486,7 +489,9 @@ class App:
             failures.log(reason=reason)
 
         identify = None if security.sasl is not None else identify_by(security.tls)
-        return Tls(make_context(security.tls, failed), identify)
+        context = make_context(security.tls, failed)
+        self._certificates.add(listener, context)
+        return Tls(context, identify)
 
     def _sasl(self, requests: Mapping[str, Dispatch], known: Users) -> dict[str, ListenerSasl]:
         """Of the listeners whose clients authenticate by it; `requests` are theirs."""

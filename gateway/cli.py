@@ -268,7 +268,8 @@ def _config(given: argparse.Namespace) -> int:
     configuration = _configuration(given)
     rows = [(value.name, value.text, value.origin) for value in configuration.values]
     shown = {name for name, _, _ in rows}
-    rows += [(name, render(key.default), "default") for name, key in BROKER_CONFIGS.items() if name not in shown]
+    others = [key for name, key in BROKER_CONFIGS.items() if name not in shown and not key.internal]
+    rows += [(key.name, render(key.default), "default") for key in others]
     _print_columns([(name, "-" if text is None else text, origin) for name, text, origin in rows])
     _warn(configuration)
     return 0

@@ -14,17 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 
 import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
+from gateway.cluster.reconciler import RENEWALS_PER_TTL
 from gateway.config.broker import (
     BROKER_CONFIGS,
+    LISTENER_PREFIX,
     NODE_CONFIGS,
+    UNLISTED,
     BrokerConfig,
     find_broker_config,
     parse_broker_configs,
+    refuse_without_effect,
     shown_value,
 )
 from gateway.config.client_metrics import (
@@ -36,7 +40,7 @@ from gateway.config.client_metrics import (
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
-from gateway.config.listeners import render_listeners
+from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -45,6 +49,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
@@ -241,7 +246,7 @@ def _describe_broker(
 ) -> list[DescribeConfigsResourceResult]:
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
-    keys = [key for key in keys if not key.internal or key.name in broker.static]
+    others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
         broker = broker.with_dynamic(broker.dynamic)
@@ -251,23 +256,64 @@ def _describe_broker(
             f"Unexpected broker id, expected {services.membership.node_id} or empty string, but received"
             f" {resource.resource_name}",
         )
+    else:
+        if not resource.configuration_keys:
+            keys = [key for key in keys if key.name not in UNLISTED or broker.is_given(key.name)]
+        others = _without_effect(resource, request, services)
     facts = _node_facts(services)
     entries: list[DescribeConfigsResourceResult] = []
     for key in keys:
         if key.name in NODE_CONFIGS:
             layers = [(ConfigSource.STATIC_BROKER_CONFIG, facts[key.name])]
+            if key.name in broker.own:
+                layers.insert(0, (ConfigSource.DYNAMIC_BROKER_CONFIG, broker.own[key.name]))
         else:
             layers = broker.layers(key.name)
         source, value = layers[0] if layers else (ConfigSource.DEFAULT_CONFIG, None)
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
-        read_only = key.update is not Update.DYNAMIC
+        read_only = key.update not in (Update.DYNAMIC, Update.OF_ONE_NODE)
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
-    return [*entries, *_unknown_entries(resource, broker)]
+    return [*entries, *others, *_unknown_entries(resource, broker)]
+
+
+def _without_effect(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+) -> list[DescribeConfigsResourceResult]:
+    prebuilt = _without_effect_entries(request.include_synonyms, request.include_documentation)
+    node_ttl_ms = services.settings.node_ttl_ms
+    facts = {
+        "broker.session.timeout.ms": str(node_ttl_ms),
+        "broker.heartbeat.interval.ms": str(node_ttl_ms // RENEWALS_PER_TTL),
+    }
+    entries: list[DescribeConfigsResourceResult] = []
+    for key in _chosen(WITHOUT_EFFECT, resource):
+        entry = prebuilt[key.name]
+        if key.name in facts:
+            value, source = facts[key.name], ConfigSource.STATIC_BROKER_CONFIG
+            synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
+            entry = _entry(key, value, source, synonyms, request, read_only=True)
+        entries.append(entry)
+    return entries
+
+
+@cache
+def _without_effect_entries(
+    include_synonyms: bool, include_documentation: bool
+) -> dict[str, DescribeConfigsResourceResult]:
+    """Made once for all answers: nothing changes them."""
+    request = DescribeConfigsRequest(include_synonyms=include_synonyms, include_documentation=include_documentation)
+    entries: dict[str, DescribeConfigsResourceResult] = {}
+    for name, key in WITHOUT_EFFECT.items():
+        value, source = render(key.default), ConfigSource.DEFAULT_CONFIG
+        synonyms = [] if value is None else [DescribeConfigsSynonym(name=name, value=value, source=source)]
+        entries[name] = _entry(key, value, source, synonyms, request, read_only=True)
+    return entries
 
 
 def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
     """Settings that were given for one listener alone."""
-    given = {name: find_broker_config(name) for name in broker.static if name not in BROKER_CONFIGS}
+    names = {**broker.static, **broker.own}
+    given = {name: find_broker_config(name) for name in names if name not in BROKER_CONFIGS}
     return {name: key for name, key in given.items() if key is not None}
 
 
@@ -280,7 +326,7 @@ def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) ->
             name=name, value=None, read_only=False, config_source=broker.layers(name)[0][0], is_sensitive=True
         )
         for name in {**broker.dynamic, **broker.own}
-        if name not in BROKER_CONFIGS and (not wanted or name in wanted)
+        if find_broker_config(name) is None and name not in WITHOUT_EFFECT and (not wanted or name in wanted)
     ]
 
 
@@ -293,8 +339,8 @@ def _node_facts(services: Services) -> dict[str, str | None]:
         "broker.rack": node.rack,
         "listeners": render_listeners({listener.name: listener.bind for listener in listeners}),
         "advertised.listeners": render_listeners(node.listeners),
-        "listener.security.protocol.map": ",".join(
-            f"{listener.name}:{listener.security_protocol}" for listener in listeners
+        PROTOCOL_MAP: services.settings.broker.static.get(
+            PROTOCOL_MAP, ",".join(f"{listener.name}:{listener.security_protocol}" for listener in listeners)
         ),
         "controller.listener.names": ",".join(listener.name for listener in listeners if listener.is_controller),
     }
@@ -527,15 +573,27 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     broker = parse_broker_configs(static, of_all, {} if resource_name == ALL_BROKERS else current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
-        key = BROKER_CONFIGS.get(name)
+        key = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
         if key is None:
             return None
         layers = broker.layers(name)
         return key, layers[0][1] if layers else None
 
     wanted = change(current, effective)
+    for name, value in _differing(wanted, current).items():
+        refuse_without_effect(name, value)
     layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
     altered = parse_broker_configs(static, *layers)
+    use_certificates: Callable[[], None] | None = None
+    if resource_name == own_name:
+        if PROTOCOL_MAP in wanted:
+            check_protocol_map(wanted[PROTOCOL_MAP], services.settings.listeners)
+        named = {*change({}, effective), *(current.keys() - wanted.keys())}
+        if services.certificates is not None and any(name.startswith(LISTENER_PREFIX) for name in named):
+            # Also where a name has the value that it had: another certificate may lie in the same file.
+            use_certificates = await services.certificates.read(altered)
+    elif resource_name != ALL_BROKERS:
+        _refuse_for_another(current, wanted, resource_name)
     if validate_only:
         return
     await services.topics.set_broker_configs(
@@ -543,8 +601,18 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     )
     if resource_name in (ALL_BROKERS, own_name):
         services.catalog.set_broker(altered)
+    if use_certificates is not None:
+        use_certificates()
     shown = {name: shown_value(name, value) for name, value in wanted.items()}
     logger.info("broker configs altered", broker=resource_name or "all", configs=shown)
+
+
+def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], broker_id: str) -> None:
+    """KafkaError for what only the node itself can look at: its listeners, and files on its disk."""
+    for name in (*_differing(wanted, current), *(current.keys() - wanted.keys())):
+        key = find_broker_config(name)
+        if key is not None and key.update is Update.OF_ONE_NODE:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} of broker {broker_id} is altered by that broker alone")
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:

@@ -27,6 +27,9 @@ from gateway.log.catalog import Catalog
 
 logger = structlog.stdlib.get_logger(__name__)
 
+RENEWALS_PER_TTL = 5
+"""How often a node says that it is there while what it has said last would still hold."""
+
 REPEATED_FAILURES = 10
 """Equal failures in a row from which one is an operator's business; told again at each doubling."""
 
@@ -108,7 +111,7 @@ class Reconciler:
     async def keep_place(self) -> None:
         """Waits for a reason or a fifth of the time to live, then: prolong the registration and the leases, learn who
         is alive, take what this node should coordinate, hand over what it should not. Raises StorageError."""
-        trigger = await self.nodes_wake.wait(self._ttl_s / 5)
+        trigger = await self.nodes_wake.wait(self._ttl_s / RENEWALS_PER_TTL)
         try:
             # A database that does not answer must not keep this from trying again while the leases still hold.
             async with asyncio.timeout(self._ttl_s / 2):

@@ -2,7 +2,8 @@
 
 The one idea: what the gateway obeys is a typed field of `BrokerConfig`; what it only shows (because Postgres, not a
 broker's disk, decides) is listed beside it as fixed or without effect, so that DescribeConfigs never claims what is
-not so. Three layers make a value: the default, what was given at start, and what AlterConfigs stored for all nodes.
+not so; what else Kafka has is shown and never taken (`without_effect.py`). Three layers make a value: the default, what
+was given at start, and what AlterConfigs stored for all nodes.
 
 It does not know where values come from (`gateway/config/settings.py`) nor who stores the dynamic ones
 (`storage/topics.py`).
@@ -37,6 +38,7 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
+from gateway.config.without_effect import WITHOUT_EFFECT
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
@@ -44,7 +46,7 @@ SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """Those that are served, by SASL's names."""
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
-_AT_START = Update.AT_START
+_AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
 
 LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -333,7 +335,7 @@ class BrokerConfig:
         update=_AT_START,
     )
     replica_selector_class: str | None = setting(
-        ConfigType.CLASS,
+        ConfigType.STRING,
         None,
         "Which replica consumers that name their rack read from: the leader, or with RackAwareReplicaSelector one in "
         "that rack.",
@@ -635,31 +637,43 @@ class BrokerConfig:
         update=_AT_START,
     )
     ssl_keystore_type: str = setting(
-        ConfigType.STRING, "PEM", "Format of the key and the certificates: PEM.", one_of("PEM"), update=_AT_START
+        ConfigType.STRING, "PEM", "Format of the key and the certificates: PEM.", one_of("PEM"), update=_OF_ONE_NODE
     )
     ssl_keystore_location: str | None = setting(
-        ConfigType.STRING, None, "A PEM file with the private key and the certificate chain.", update=_AT_START
+        ConfigType.STRING, None, "A PEM file with the private key and the certificate chain.", update=_OF_ONE_NODE
     )
     ssl_keystore_certificate_chain: str | None = setting(
-        ConfigType.PASSWORD, None, "The certificate chain as PEM text.", update=_AT_START
+        ConfigType.PASSWORD, None, "The certificate chain as PEM text.", update=_OF_ONE_NODE
     )
     ssl_keystore_key: str | None = setting(
-        ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_AT_START
+        ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_OF_ONE_NODE
+    )
+    ssl_keystore_password: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "A PEM file has no password but its key's (ssl.key.password): refused where a listener speaks TLS.",
+        update=_OF_ONE_NODE,
     )
     ssl_key_password: str | None = setting(
-        ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_AT_START
+        ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_OF_ONE_NODE
     )
     ssl_truststore_type: str = setting(
-        ConfigType.STRING, "PEM", "Format of the certificates of authorities: PEM.", one_of("PEM"), update=_AT_START
+        ConfigType.STRING, "PEM", "Format of the certificates of authorities: PEM.", one_of("PEM"), update=_OF_ONE_NODE
     )
     ssl_truststore_location: str | None = setting(
         ConfigType.STRING,
         None,
         "A PEM file with the certificates of authorities that clients' certificates are checked by.",
-        update=_AT_START,
+        update=_OF_ONE_NODE,
     )
     ssl_truststore_certificates: str | None = setting(
-        ConfigType.PASSWORD, None, "The same as PEM text.", update=_AT_START
+        ConfigType.PASSWORD, None, "The same as PEM text.", update=_OF_ONE_NODE
+    )
+    ssl_truststore_password: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "A PEM file of certificates has no password: refused where a listener speaks TLS.",
+        update=_OF_ONE_NODE,
     )
     ssl_client_auth: str = setting(
         ConfigType.STRING,
@@ -714,6 +728,10 @@ class BrokerConfig:
         """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
         return parse_broker_configs(self.static, dynamic, own)
 
+    def is_given(self, name: str) -> bool:
+        """Whether it was set, at start or by AlterConfigs."""
+        return name in self.static or name in self.dynamic or name in self.own
+
     def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
         """The values that setting `name` has, in the text given, the strongest (effective) first."""
         found: list[tuple[ConfigSource, str | None]] = []
@@ -735,6 +753,10 @@ def _no_effect(name: str, kind: ConfigType, default: Any, what: str, check: Any 
 
 def _fixed(name: str, kind: ConfigType, value: Any, documentation: str) -> ConfigKey:
     return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
+
+
+def _internal(name: str, kind: ConfigType, default: Any, what: str) -> ConfigKey:
+    return ConfigKey(name, kind, default, f"{what} No effect.", update=Update.AT_START, internal=True)
 
 
 def _of_node(name: str, documentation: str) -> ConfigKey:
@@ -759,7 +781,7 @@ _SHOWN = (
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
-    _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
+    _fixed("log.dirs", ConfigType.LIST, ("postgres",), "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
     _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
 )
@@ -772,7 +794,13 @@ _NODE = (
     ConfigKey("broker.rack", ConfigType.STRING, None, "The node's rack; --rack is short for it.", update=_AT_START),
     _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
     _of_node("advertised.listeners", "Where clients of each listener find the node; --advertise is short for one."),
-    _of_node("listener.security.protocol.map", "Which security protocol each listener speaks, as NAME:PROTOCOL."),
+    ConfigKey(
+        "listener.security.protocol.map",
+        ConfigType.STRING,
+        None,
+        "Which security protocol each listener speaks, as NAME:PROTOCOL. A listener that is there keeps its own.",
+        update=_OF_ONE_NODE,
+    ),
     _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
@@ -780,12 +808,27 @@ _NODE = (
 
 NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
 
+_INTERNAL = (
+    _internal("server.max.startup.time.ms", _LONG, MAX_LONG, "How long a start may take."),
+    _internal("log.initial.task.delay.ms", _LONG, 30_000, "How soon after a start logs are first looked after."),
+)
+
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
 
 BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
-    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE)}
+    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
 )
-"""Every broker setting by name: typed fields, shown ones, and facts of the node."""
+"""Every broker setting by name: typed fields, shown ones, facts of the node, and internal ones."""
+
+UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values() if key.internal) | {
+    *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
+    *("group.journal.enable", "group.journal.retention.ms", "reconcile.periodic.interval.ms", "log.commit.gather.ms"),
+    *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
+    *("allow.everyone.if.no.acl.found", "super.users"),
+    *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
+}
+"""A list of all that a Kafka broker has does not have these: its own plugins', what it calls internal or no longer has,
+and what is this gateway's alone. Where one was given, or is asked for by its name, it is described as any other."""
 
 
 _OF_LISTENERS = frozenset(
@@ -794,7 +837,7 @@ _OF_LISTENERS = frozenset(
     if name.startswith(("ssl_", "sasl_oauthbearer_"))
     or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
 ) | {"connections_max_reauth_ms"}
-_LISTENER_PREFIX = "listener.name."
+LISTENER_PREFIX = "listener.name."
 _OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
 JAAS_CONFIG = "sasl.jaas.config"
 
@@ -806,11 +849,11 @@ def find_broker_config(name: str) -> ConfigKey | None:
     and where it is one mechanism's, `listener.name.NAME.MECHANISM.SETTING`.
     """
     found = BROKER_CONFIGS.get(name)
-    if found is not None or not name.startswith(_LISTENER_PREFIX):
+    if found is not None or not name.startswith(LISTENER_PREFIX):
         return found
     for field_name in _OF_LISTENERS:
         key = _FIELDS[field_name]
-        if name.endswith(f".{key.name}") and len(name) > len(_LISTENER_PREFIX) + len(key.name) + 1:
+        if name.endswith(f".{key.name}") and len(name) > len(LISTENER_PREFIX) + len(key.name) + 1:
             return dataclasses.replace(key, name=name)
     if name.endswith(tuple(f"{mechanism}{JAAS_CONFIG}" for mechanism in _OF_MECHANISM)):
         documentation = "Who may authenticate by a mechanism at a listener, in Kafka's syntax for login modules."
@@ -820,7 +863,7 @@ def find_broker_config(name: str) -> ConfigKey | None:
 
 def shown_value(name: str, value: str) -> str:
     """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
-    key = find_broker_config(name)
+    key = find_broker_config(name) or WITHOUT_EFFECT.get(name)
     return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value
 
 
@@ -837,7 +880,7 @@ def parse_broker_configs(
     for name in given:
         _known(name, given[name]).parse(given[name])
     validate_dynamic(dynamic)
-    validate_dynamic(own)
+    validate_dynamic(own, of_one_node=True)
     merged = {**given, **dynamic, **own}
     fields: dict[str, Any] = {
         field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
@@ -895,20 +938,37 @@ def _check_intervals(group_type: str, config: BrokerConfig) -> None:
         )
 
 
-def validate_dynamic(dynamic: Mapping[str, str]) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, or not to this value. A name that nobody knows
-    is kept, as by upstream, where it may belong to a plugin."""
+def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -> None:
+    """ConfigError if one of these cannot be set while the gateway runs, for one node or for all, or not to this value.
+    A name that nobody knows is kept, as by upstream, where it may belong to a plugin."""
     for name, value in dynamic.items():
         key = find_broker_config(name)
         if key is None:
             continue
-        if key.update is not Update.DYNAMIC:
-            raise ConfigError(name, shown_value(name, value), "cannot be changed while the gateway runs")
+        shown = shown_value(name, value)
+        if key.update is Update.OF_ONE_NODE:
+            # Both in upstream's words.
+            if name.startswith("ssl."):
+                only = "These security configs can be dynamically updated only per-listener using the listener prefix"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+            if not of_one_node:
+                only = "Cannot update these configs at default cluster level, broker id must be specified"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+        elif key.update is not Update.DYNAMIC:
+            raise ConfigError(name, shown, "cannot be changed while the gateway runs")
         key.parse(value)
 
 
 def _known(name: str, value: str) -> ConfigKey:
     key = find_broker_config(name)
     if key is None:
+        refuse_without_effect(name, value)
         raise ConfigError(name, HIDDEN, "unknown broker setting")
     return key
+
+
+def refuse_without_effect(name: str, value: str) -> None:
+    """ConfigError says why, if Kafka has such a setting and it does nothing here."""
+    key = WITHOUT_EFFECT.get(name)
+    if key is not None:
+        raise ConfigError(name, shown_value(name, value), key.documentation)

@@ -55,6 +55,8 @@ class Update(Enum):
 
     DYNAMIC = "dynamic"
     """At any time through AlterConfigs, for one node or for all."""
+    OF_ONE_NODE = "of_one_node"
+    """At any time through AlterConfigs, for one node alone."""
     AT_START = "at_start"
     """By flag, environment or file; read-only while the gateway runs."""
     FIXED = "fixed"

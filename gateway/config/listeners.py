@@ -12,7 +12,7 @@ This module opens no socket: `gateway/net/server.py` binds, and what nodes tell 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.definition import ConfigError
@@ -20,6 +20,7 @@ from storage.types import Address
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
+PROTOCOL_MAP = "listener.security.protocol.map"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
@@ -96,7 +97,7 @@ def parse_listeners(
             raise ConfigError("advertised.listeners", advertised, f"{host or 'an empty host'} is no address of a node")
         protocol = protocols.get(name)
         if protocol is None:
-            raise ConfigError("listener.security.protocol.map", protocol_map, f"no security protocol for {name}")
+            raise ConfigError(PROTOCOL_MAP, protocol_map, f"no security protocol for {name}")
         made.append(Listener(name, protocol, bind, (host, port), name in of_controllers))
     return sorted(made, key=lambda listener: listener.is_controller)
 
@@ -129,9 +130,23 @@ def _addresses(setting: str, text: str) -> dict[str, Address]:
     return found
 
 
+def check_protocol_map(text: str, listeners: Iterable[Listener]) -> None:
+    """ConfigError if listeners that are there would speak another protocol by this map, or none. Mirrors upstream's
+    DynamicListenerConfig, and its words."""
+    protocols = _protocols(text)
+    for listener in listeners:
+        protocol = protocols.get(listener.name)
+        if protocol is None:
+            reason = f"Listeners '{listener.name}' must be subset of listener map '{text}'"
+            raise ConfigError(PROTOCOL_MAP, text, reason, reason)
+        if protocol != listener.security_protocol:
+            reason = f"Security protocol cannot be updated for existing listener {listener.name}"
+            raise ConfigError(PROTOCOL_MAP, text, reason, reason)
+
+
 def _protocols(text: str | None) -> dict[str, str]:
     """Name → security protocol; without a map a listener named like a protocol speaks it."""
-    setting, protocols = "listener.security.protocol.map", dict[str, str]()
+    setting, protocols = PROTOCOL_MAP, dict[str, str]()
     for part in (text or DEFAULT_MAP).split(","):
         name, colon, protocol = (side.strip().upper() for side in part.partition(":"))
         if not colon or not name or protocol not in SECURITY_PROTOCOLS:

@@ -76,6 +76,11 @@ class ListenerSecurity:
     tls: TlsSettings | None
 
 
+def is_altered(listener: Listener, broker: BrokerConfig) -> bool:
+    """Whether something was set for the listener while its node ran."""
+    return any(name.startswith(_prefix(listener)) for name in broker.own)
+
+
 def listener_security(listener: Listener, broker: BrokerConfig) -> ListenerSecurity:
     """What a listener asks of its clients. ConfigError names the setting that is missing or wrong."""
     protocol = listener.security_protocol
@@ -89,9 +94,10 @@ def _prefix(listener: Listener) -> str:
 
 
 def _own(listener: Listener, broker: BrokerConfig) -> BrokerConfig:
-    """The settings with those of the listener in the broker's place."""
+    """The settings with those of the listener in the broker's place; what was altered for this node comes first."""
     prefix = _prefix(listener)
-    own = {name.removeprefix(prefix): text for name, text in broker.static.items() if name.startswith(prefix)}
+    given = {**broker.static, **broker.own}
+    own = {name.removeprefix(prefix): text for name, text in given.items() if name.startswith(prefix)}
     mechanisms = tuple(f"{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
     plain = {name: text for name, text in broker.static.items() if not name.startswith("listener.name.")}
     return parse_broker_configs(
@@ -183,6 +189,12 @@ def _tls(listener: Listener, broker: BrokerConfig) -> TlsSettings:
         )
     if own.ssl_keystore_location is not None and (chain is not None or key is not None):
         raise ConfigError("ssl.keystore.location", own.ssl_keystore_location, "the certificate is given as text, too")
+    for name, password in (
+        ("ssl.keystore.password", own.ssl_keystore_password),
+        ("ssl.truststore.password", own.ssl_truststore_password),
+    ):
+        if password is not None:
+            raise ConfigError(name, HIDDEN, "PEM has no password but a key's, which is ssl.key.password")
     trusted, trusted_file = own.ssl_truststore_certificates, own.ssl_truststore_location
     if trusted is not None and trusted_file is not None:
         raise ConfigError("ssl.truststore.location", trusted_file, "the certificates are given as text, too")

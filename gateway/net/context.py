@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.quotas.throttles import Throttles
     from gateway.security.authorizer import Authorizer
     from gateway.security.delegation import DelegationTokens
+    from gateway.security.tls import Certificates
     from gateway.share.partitions import SharePartitions
     from gateway.share.sessions import ShareSessions
     from gateway.transactions.coordinator import Transactions
@@ -135,6 +136,8 @@ class Services:
     """None: everybody may do everything."""
     delegation: DelegationTokens | None = None
     """None without `delegation.token.secret.key`."""
+    certificates: Certificates | None = None
+    """Those of its listeners; None: nobody may change them."""
 
 
 class RequestContext(NamedTuple):

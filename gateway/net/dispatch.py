@@ -20,12 +20,14 @@ from typing import Any
 
 import structlog
 
+from gateway.net import request_log
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread, exceeds
 from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.errors import storage_code
 from gateway.net.places import NO_PLACE, Place
 from gateway.net.requests import Admission, Order, UnanswerableError
+from gateway.operate.loggers import FINEST
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
@@ -273,7 +275,10 @@ class Dispatch:
         finally:
             if done_with is not None:
                 asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
-        series.observe(time.perf_counter() - started, code)
+        took_s = time.perf_counter() - started
+        series.observe(took_s, code)
+        if FINEST.is_debug:
+            request_log.tell(header, connection, took_s, code, sum(map(len, chunks)))
         if crowded:
             # To free a hundred thousand objects takes milliseconds, and nobody can interrupt it: one turn for each.
             del response

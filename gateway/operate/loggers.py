@@ -3,16 +3,17 @@
 The one idea: the standard library's tree of loggers has the levels, of our own lines (structlog's) as well; a logger
 that has none of its own follows its parent. What is set here lasts as long as the process, as upstream's does.
 
-Kafka's documentation gives loggers names of its own. They are loggers here, too, in a tree of their own below `kafka`,
-and each stands for the modules that do that work: a line follows the nearest of its module's own loggers that has been
-given a level, else the nearest of Kafka's, else the root.
+A module's lines go by two kinds of names: its own, and those that Kafka's documentation has for whoever does that work
+(`KAFKA_NAMES`). What is set by its own name, or by one above it short of the root, holds. Where nothing is, Kafka's
+names hold, each with the level of its own or of the nearest above it; of several the finest, so that nobody who asked
+for a line by one of them misses it.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -21,47 +22,72 @@ ROOT = "root"
 LEVELS = {"FATAL": 50, "ERROR": 40, "WARN": 30, "INFO": 20, "DEBUG": 10, "TRACE": 5}
 """Kafka's names. A line of ours is never finer than DEBUG; TRACE lets through what a library has below it."""
 
-KAFKA = "kafka"
-"""The ancestor of Kafka's loggers, and all that a node writes."""
-KAFKA_LOGGERS = {
-    "kafka.authorizer.logger": ("gateway.security.authorizer", "gateway.apis.acls"),
-    "kafka.cluster.Replica": ("gateway.log.tail",),
-    "kafka.controller": ("gateway.cluster",),
-    "kafka.coordinator.group.GroupCoordinator": ("gateway.groups", "gateway.coordinator"),
-    "kafka.coordinator.transaction.TransactionCoordinator": ("gateway.transactions",),
-    "kafka.log.LogCleaner": ("gateway.log.compactor", "gateway.operate.maintenance", "storage.compaction"),
-    "kafka.log.LogManager": ("storage",),
-    "kafka.network.RequestChannel": ("gateway.net.connection",),
-    "kafka.network.SocketServer": ("gateway.net", "gateway.security"),
-    "kafka.request.logger": ("gateway.net.dispatch",),
-    "kafka.server.ClientQuotaManager": ("gateway.quotas",),
-    "kafka.server.ControllerServer": ("gateway.cluster.jobs", "gateway.cluster.reconciler", "gateway.apis.topics"),
-    "kafka.server.KafkaApis": ("gateway.apis",),
-    "kafka.server.KafkaRequestHandler": ("gateway.apis.produce", "gateway.apis.fetch"),
-    "kafka.server.ReplicaManager": ("gateway.log",),
-    "kafka.server.share.SharePartitionManager": ("gateway.share",),
-}
-"""Kafka's name → the modules and packages whose lines it has; the one that names a module most closely has them."""
 _ROOMS = ("gateway", "protocol", "storage")
-_KAFKA_NAMES = {module: name for name, modules in KAFKA_LOGGERS.items() for module in modules}
+_ATTRIBUTES = ("logger", "log")
+"""What a module calls its logger."""
+
+KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
+    "kafka": _ROOMS,
+    "kafka.authorizer.logger": ("gateway.security.authorizer",),
+    "kafka.cluster.Partition": ("gateway.log.appender", "gateway.apis.replicas"),
+    "kafka.cluster.Replica": ("gateway.log.batch_search", "storage.log"),
+    "kafka.controller": ("gateway.cluster.leases", "gateway.cluster.reconciler", "gateway.apis.replicas"),
+    "kafka.coordinator.transaction.TransactionCoordinator": ("gateway.transactions",),
+    "kafka.log.LogCleaner": ("gateway.log.compactor",),
+    "kafka.log.LogManager": ("gateway.operate.maintenance", "storage.roller", "storage.mover"),
+    "kafka.log.UnifiedLog": ("storage.log", "storage.segment_writers"),
+    "kafka.network.SocketServer": ("gateway.net", "gateway.security.tls", "gateway.security.failures"),
+    "kafka.request.logger": ("gateway.net.request_log",),
+    "kafka.server.BrokerLifecycleManager": ("gateway.cluster.membership", "gateway.cluster.reachability"),
+    "kafka.server.BrokerServer": ("gateway.app", "gateway.operate.supervisor", "gateway.operate.workers"),
+    "kafka.server.ControllerServer": ("gateway.cluster",),
+    "kafka.server.KafkaApis": ("gateway.apis",),
+    "kafka.server.KafkaRequestHandler": ("gateway.net.dispatch",),
+    "kafka.server.ReplicaManager": ("gateway.log.appender", "gateway.apis.produce", "gateway.apis.fetch"),
+    "kafka.server.metadata.BrokerMetadataPublisher": ("gateway.log.catalog",),
+    "kafka.server.share.SharePartition": ("gateway.share",),
+    "org.apache.kafka": (),
+    "org.apache.kafka.coordinator.group.GroupCoordinatorService": ("gateway.groups",),
+    "org.apache.kafka.coordinator.group.GroupMetadataManager": ("gateway.groups.groups", "gateway.groups.records"),
+    "state.change.logger": ("gateway.cluster.leases", "gateway.cluster.reconciler"),
+}
+"""A logger of Kafka's → the modules, or packages of such, that do its work here. A module goes by the names that have
+the most of its path; one that no other name has goes by `kafka`. Names with dots are below one another as in Kafka."""
 _METHOD_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 
 
 def names() -> list[str]:
-    """The root, then the loggers of our modules and of the libraries in use, by name."""
-    ours = (
+    """The root, then the loggers of our modules and of the libraries in use, and Kafka's names, sorted."""
+    others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
+    return [ROOT, *sorted({*our_names(), *others, *KAFKA_NAMES} - {ROOT})]
+
+
+def our_names() -> list[str]:
+    """The modules of ours that are loaded and write lines."""
+    return [
         name
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in _ROOMS
-        and isinstance(getattr(module, "logger", None), structlog.typing.BindableLogger)
-    )
-    others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
-    return [ROOT, *sorted({*ours, *others, KAFKA, *KAFKA_LOGGERS} - {ROOT})]
+        and any(isinstance(getattr(module, each, None), structlog.typing.BindableLogger) for each in _ATTRIBUTES)
+    ]
+
+
+def kafka_names_of(module: str) -> list[str]:
+    """The names of Kafka's that a module's lines go by; none for what is not ours."""
+    parts = module.split(".")
+    if parts[0] not in _ROOMS:
+        return []
+    for length in range(len(parts), 0, -1):
+        path = ".".join(parts[:length])
+        found = [name for name, modules in KAFKA_NAMES.items() if path in modules]
+        if found:
+            return found
+    return []
 
 
 def level_of(name: str) -> str:
     """The level that is in effect, by Kafka's name."""
-    number = _level_in_effect(None if name == ROOT else name)
+    number = _level(name)
     return next((text for text, least in LEVELS.items() if number >= least), "TRACE")
 
 
@@ -79,10 +105,22 @@ def unset_level(name: str) -> None:
 
 def drop_below_level(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
     """A structlog processor. Raises DropEvent for a line that its logger's level leaves out."""
-    level = _METHOD_LEVELS.get(method_name, logging.ERROR)
-    if level < _level_in_effect(getattr(logger, "name", None)) or level <= logging.root.manager.disable:
+    if _METHOD_LEVELS.get(method_name, logging.ERROR) < _level(getattr(logger, "name", None) or ROOT):
         raise structlog.DropEvent
     return event_dict
+
+
+class Fineness:
+    """Spares those who have a line for every request the making of it while nobody reads such lines."""
+
+    __slots__ = ("is_debug",)
+
+    def __init__(self) -> None:
+        self.is_debug = False
+
+
+FINEST = Fineness()
+"""Of all the loggers of this process."""
 
 
 class NamedPrintLogger(structlog.PrintLogger):
@@ -98,36 +136,30 @@ def print_to_stderr(name: str | None = None, *_: object) -> NamedPrintLogger:
     return made
 
 
-def _level_in_effect(name: str | None) -> int:
-    if name is None:
-        return logging.root.level
-    return _given(name) or _given(_in_kafka(name)) or logging.root.level
-
-
-def _given(name: str) -> int:
-    """The level of the nearest one that has been given any; 0 if there is none below the root."""
-    while name:
-        found = _tree().get(name)
-        if isinstance(found, logging.Logger) and found.level:
-            return found.level
-        name = name.rpartition(".")[0]
-    return logging.NOTSET
-
-
-def _in_kafka(name: str) -> str:
-    """What Kafka calls the logger of a module of ours; "" where it is none of ours."""
-    if name.partition(".")[0] not in _ROOMS:
-        return ""
-    while name:
-        if name in _KAFKA_NAMES:
-            return _KAFKA_NAMES[name]
-        name = name.rpartition(".")[0]
-    return KAFKA
-
-
 def _let_through() -> None:
     """What no logger wants is dropped before any work: structlog asks one level of all."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_finest()))
+    finest = _finest()
+    FINEST.is_debug = finest <= logging.DEBUG
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(finest))
+
+
+def _level(name: str) -> int:
+    """The number in effect."""
+    logger = _logger(name)
+    if _level_below_root(logger) == logging.NOTSET:
+        through = kafka_names_of(name)
+        if through:
+            return min(_logger(each).getEffectiveLevel() for each in through)
+    return logger.getEffectiveLevel()
+
+
+def _level_below_root(logger: logging.Logger) -> int:
+    """The level of its own or of the nearest above it but the root's; 0 where there is none."""
+    while logger.parent is not None:
+        if logger.level:
+            return logger.level
+        logger = logger.parent
+    return logging.NOTSET
 
 
 def _finest() -> int:

@@ -19,7 +19,7 @@ from structlog.processors import ExceptionRenderer
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from gateway.operate.loggers import drop_below_level, print_to_stderr
+from gateway.operate.loggers import FINEST, drop_below_level, print_to_stderr
 
 LINES_PER_EVENT, WINDOW_S = 200, 10.0
 """A client that repeats one mistake, or a thousand clients of an absent Postgres, must not fill the disk."""
@@ -63,6 +63,7 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
         logger_factory=print_to_stderr,
         cache_logger_on_first_use=False,
     )
+    FINEST.is_debug = minimum <= logging.DEBUG
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -49,6 +49,8 @@ from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 logger = structlog.get_logger(__name__)
+compaction_logger = structlog.get_logger("gateway.log.compactor")
+"""By one name whoever looks for what becomes of compacted logs finds all of it."""
 
 DELETION_INTERVAL_MS = 1_000
 """How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
@@ -389,11 +391,12 @@ class Compaction:
             for dirty in await self._store.dirty_ranges(pressing, limit=RANGES_PER_PASS)
             if dirty.partition_key not in found and dirty.dirty_bytes >= SEGMENT_BYTES
         ]
+        compaction_logger.debug("compaction looked", topics=len(topics), dirty_partitions=len(ranges))
         for dirty in ranges:
             try:
                 await self._clean(dirty, configs[dirty.partition_key])
             except StorageConflict as error:
-                logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
+                compaction_logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
 
     async def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
         """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
@@ -414,6 +417,12 @@ class Compaction:
     async def _clean(self, dirty: DirtyRange, config: TopicConfig) -> None:
         index, end_offset = await self._index(dirty)
         run = await self._store.begin(replace(dirty, end_offset=end_offset))
+        compaction_logger.debug(
+            "compaction begins",
+            partition_key=run.partition_key,
+            clean_to=end_offset,
+            dirty_bytes=dirty.dirty_bytes,
+        )
         dropped_records = 0
         offset = dirty.log_start_offset
         while chunk := await self._read(run.partition_key, offset, end_offset):
@@ -427,13 +436,20 @@ class Compaction:
             )
             if cleaned.removed:
                 await self._store.replace(run, cleaned.removed, cleaned.added)
+                compaction_logger.debug(
+                    "batches compacted",
+                    partition_key=run.partition_key,
+                    removed=len(cleaned.removed),
+                    rewritten=len(cleaned.added),
+                    dropped_records=cleaned.dropped_records,
+                )
                 dropped_records += cleaned.dropped_records
             offset = chunk[-1].last_offset + 1
         await self._finish(run, dropped_records)
 
     async def _finish(self, run: CompactionRun, dropped_records: int) -> None:
         await self._store.finish(run)
-        logger.info(
+        compaction_logger.info(
             "partition compacted",
             partition_key=run.partition_key,
             clean_to=run.end_offset,

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gateway.net.context import ConnectionInfo, RequestContext
+from gateway.operate.loggers import FINEST
 from gateway.security.acls import Acls
 from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 
-logger = structlog.get_logger("kafka.authorizer.logger")
-"""Upstream's name, by which its level is set."""
+logger = structlog.get_logger(__name__)
+"""By upstream's name `kafka.authorizer.logger` its level is set, too. What is allowed it tells at DEBUG."""
 
 MAX_LINES_PER_S = 10
 """Refusals that are told of in the log; the metric has all of them."""
@@ -103,14 +104,18 @@ class Authorizer:
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines <= MAX_LINES_PER_S:
-            logger.info(
-                "denied",
-                principal=str(context.connection.principal),
-                operation=operation.name,
-                host=host_of(context.connection),
-                resource=f"{kind.name}:{PatternType.LITERAL.name}:{name[:MAX_NAME_SHOWN]}",
-                request=context.api_key.name,
-            )
+            logger.info("denied", **_asked(context, operation, kind, name))
+
+
+def _asked(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> dict[str, str]:
+    """As a line of the log says it."""
+    return {
+        "principal": str(context.connection.principal),
+        "operation": operation.name,
+        "host": host_of(context.connection),
+        "resource": f"{kind.name}:{PatternType.LITERAL.name}:{name[:MAX_NAME_SHOWN]}",
+        "request": context.api_key.name,
+    }
 
 
 def host_of(who: ConnectionInfo) -> str:
@@ -143,7 +148,11 @@ def may(
     """Whether the connection's principal may. `told`: a refusal is counted and logged; not where all there are of a
     kind are listed, or where another permission does as well."""
     authorizer = context.services.authorizer
-    if authorizer is None or authorizer.allows(context.connection, operation, kind, name):
+    if authorizer is None:
+        return True
+    if authorizer.allows(context.connection, operation, kind, name):
+        if FINEST.is_debug:
+            logger.debug("allowed", **_asked(context, operation, kind, name))
         return True
     if told:
         authorizer.refused(context, operation, kind, name)

@@ -6,6 +6,7 @@ tells once a second, and a counter always.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import ssl
@@ -17,8 +18,10 @@ from typing import Any
 
 import structlog
 
+from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
-from gateway.config.security import TlsSettings
+from gateway.config.listeners import Listener
+from gateway.config.security import TlsSettings, is_altered, listener_security
 from gateway.net.context import ANONYMOUS, Principal
 from gateway.security.names import mapped, parse_rules, subject
 
@@ -63,6 +66,20 @@ class ListenerContext(ssl.SSLContext):
     pending: dict[int, weakref.ref[_Handshakes]]
     """Handshakes that have begun, the oldest first."""
     failed: Failed
+    successor: ListenerContext | None = None
+    """By whose keys and certificates handshakes go that begin from here on."""
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """As asyncio asks for each connection."""
+        context = self.successor or self
+        return ssl.SSLContext.wrap_bio(context, incoming, outgoing, server_side, server_hostname, session)
 
     def take_place(self, handshake: _Handshakes) -> None:
         """Where there are too many the oldest is given up: whoever says nothing must not keep others out."""
@@ -109,6 +126,45 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
             why = _why(error, "no certificates")
             raise ConfigError("ssl.truststore.location", settings.trusted_file, why) from error
     return context
+
+
+class Certificates:
+    """Of the node's listeners that speak TLS. Each may get others while it serves (KIP-226)."""
+
+    def __init__(self) -> None:
+        self._contexts: list[tuple[Listener, ListenerContext]] = []
+
+    def add(self, listener: Listener, context: ListenerContext) -> None:
+        """A context that connections of the listener are made with."""
+        self._contexts.append((listener, context))
+
+    async def read(self, broker: BrokerConfig) -> Callable[[], None]:
+        """Reads what `broker` names for listeners that something was altered for, or is no longer; what this returns
+        takes it into use, for connections from then on. ConfigError if it cannot be used."""
+        made: list[tuple[ListenerContext, ListenerContext]] = []
+        for listener, context in self._contexts:
+            if context.successor is None and not is_altered(listener, broker):
+                continue
+            settings = listener_security(listener, broker).tls
+            assert settings is not None
+            successor = await asyncio.to_thread(make_context, settings, context.failed)
+            successor.pending = context.pending
+            made.append((context, successor))
+
+        def use() -> None:
+            for context, successor in made:
+                context.successor = successor
+            if made:
+                logger.info("certificates were read anew", listeners=len(made))
+
+        return use
+
+    async def begin(self, broker: BrokerConfig) -> None:
+        """Takes into use what was altered before this start; where it cannot be used, what was given at start holds."""
+        try:
+            (await self.read(broker))()
+        except ConfigError as error:
+            logger.error("stored certificates refused: those given at start are used", error=str(error))
 
 
 def _why(error: Exception, what: str) -> str:

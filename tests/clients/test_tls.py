@@ -18,8 +18,16 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaError, Producer
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
@@ -96,6 +104,80 @@ def nodes(postgres: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iter
             other.issue(DN),
             other,
         )
+
+
+HELLO = bytes.fromhex("0000000d 0012 0000 00000007 0003") + b"tls"
+"""ApiVersions in version 0."""
+
+
+class Visitor:
+    """A connection to a TLS listener that does not ask who answers."""
+
+    def __init__(self, port: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._socket = context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=30))
+        self.seen = self._socket.getpeercert(binary_form=True)
+
+    def is_answered(self) -> bool:
+        self._socket.sendall(HELLO)
+        return self._socket.recv(8)[4:] == b"\x00\x00\x00\x07"
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_certificates_change_while_a_node_serves(postgres: Databases, tmp_path: Path) -> None:
+    """Connections that are there go on; the next see the other certificate, after a restart as well (KIP-226)."""
+    authority = Authority(tmp_path, "authority")
+    first, second = (authority.issue("/CN=localhost") for _ in range(2))
+    name = "listener.name.tls.ssl.keystore.location"
+
+    def der(certificate: Certificate) -> bytes:
+        return ssl.PEM_cert_to_DER_cert(certificate.certificate.read_text())
+
+    def alter(operation: AlterConfigOpType, value: str | None, of: str = name) -> None:
+        entry = ConfigEntry(of, value, incremental_operation=operation)
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{open_port}"})
+        for future in admin.incremental_alter_configs([resource]).values():
+            future.result(30)
+
+    def shown_to_a_visitor() -> bytes | None:
+        visitor = Visitor(tls_port)
+        assert visitor.is_answered()
+        visitor.close()
+        return visitor.seen
+
+    with gateways(postgres) as factory:
+        open_port, tls_port = free_ports(2)
+        settings = {
+            "listeners": f"OPEN://127.0.0.1:{open_port},TLS://127.0.0.1:{tls_port}",
+            "listener.security.protocol.map": "OPEN:PLAINTEXT,TLS:SSL",
+            name: str(first.whole),
+        }
+        node = factory(settings=settings)
+        guest = Visitor(tls_port)
+        assert guest.seen == der(first)
+        with pytest.raises(KafkaException, match="No such file"):
+            alter(AlterConfigOpType.SET, str(tmp_path / "absent.pem"))
+        assert shown_to_a_visitor() == der(first)
+        alter(AlterConfigOpType.SET, str(second.whole))
+        assert shown_to_a_visitor() == der(second)
+        assert guest.is_answered()
+        guest.close()
+        node.kill()
+        node.start()
+        assert shown_to_a_visitor() == der(second)
+        # The same file with another certificate in it is read anew.
+        second.whole.write_text(first.whole.read_text())
+        alter(AlterConfigOpType.SET, str(second.whole))
+        assert shown_to_a_visitor() == der(first)
+        # Who changes something else is not asked about files that are gone.
+        second.whole.unlink()
+        alter(AlterConfigOpType.SET, "2000000", of="message.max.bytes")
+        alter(AlterConfigOpType.DELETE, None)
+        assert shown_to_a_visitor() == der(first)
 
 
 def librdkafka(nodes: Nodes, listener: str, node: int = 0, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ import structlog
 from gateway.apis.broker_loggers import Operation
 from gateway.apis.configs import ResourceType
 from gateway.config.definition import ConfigSource
-from gateway.log import appender, compactor
-from gateway.operate import loggers, logs
+from gateway.operate import logs
 from protocol.errors import ErrorCode
 from tests.gateway.admin import admin_node
 from tests.gateway.apis.test_configs import alter, describe, replace
@@ -179,52 +177,18 @@ async def test_legacy_alter_configs_knows_no_loggers(database_url: str) -> None:
         assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, "Unknown resource type 8")
 
 
-COMPACTOR, APPENDER = compactor.__name__, appender.__name__
-
-
-async def test_a_level_by_kafkas_name_is_that_of_the_modules_that_do_this_work(
-    database_url: str, lines: Capture
-) -> None:
+async def test_a_level_set_by_kafkas_name_decides_for_what_does_that_work(database_url: str, lines: Capture) -> None:
+    cleaner, log = "kafka.log.LogCleaner", structlog.get_logger("gateway.log.compactor")
     async with admin_node(database_url) as node:
+        assert (await levels(node, "kafka", cleaner)) == {"kafka": "INFO", cleaner: "INFO"}
+        assert (await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"))).error_code == ErrorCode.NONE
+        assert (await alter(node, LOGGERS, "1", (SET, cleaner, "DEBUG"))).error_code == ErrorCode.NONE
+        assert await levels(node, "kafka", cleaner) == {"kafka": "ERROR", cleaner: "DEBUG"}
         said(lines)
-        await alter(node, LOGGERS, "1", (SET, "kafka.log.LogCleaner", "DEBUG"))
-        said(lines)
-        structlog.get_logger(COMPACTOR).debug("cleans")
-        structlog.get_logger(APPENDER).debug("not asked for")
-        assert said(lines) == ["cleans"]
-        assert await levels(node, "kafka", "kafka.log.LogCleaner", "kafka.server.ReplicaManager", COMPACTOR) == {
-            "kafka": "INFO",
-            "kafka.log.LogCleaner": "DEBUG",
-            "kafka.server.ReplicaManager": "INFO",
-            COMPACTOR: "DEBUG",
-        }
-
-
-async def test_kafkas_loggers_follow_their_ancestor_until_they_have_a_level(database_url: str, lines: Capture) -> None:
-    async with admin_node(database_url) as node:
-        await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"), (SET, "kafka.server.ReplicaManager", "DEBUG"))
-        said(lines)
-        structlog.get_logger(COMPACTOR).warning("not asked for")
-        structlog.get_logger(APPENDER).debug("appends")
-        structlog.get_logger("protocol.codec").warning("not asked for")
-        assert said(lines) == ["appends"]
-        await alter(node, LOGGERS, "1", (DELETE, "kafka.server.ReplicaManager", ""))
-        said(lines)
-        structlog.get_logger(APPENDER).warning("not asked for")
+        log.debug("fine")
+        structlog.get_logger(OURS).warning("not asked for")
+        assert said(lines) == ["fine"]
+        await alter(node, LOGGERS, "1", (DELETE, cleaner, None))
+        log.warning("not asked for")
+        assert await levels(node, cleaner) == {cleaner: "ERROR"}
         assert said(lines) == []
-        assert (await levels(node, "kafka.server.ReplicaManager"))["kafka.server.ReplicaManager"] == "ERROR"
-
-
-async def test_our_own_name_says_more_than_kafkas(database_url: str, lines: Capture) -> None:
-    async with admin_node(database_url) as node:
-        await alter(node, LOGGERS, "1", (SET, "kafka", "ERROR"), (SET, COMPACTOR, "INFO"))
-        said(lines)
-        structlog.get_logger(COMPACTOR).info("cleans")
-        structlog.get_logger(APPENDER).info("not asked for")
-        assert said(lines) == ["cleans"]
-
-
-def test_kafkas_loggers_stand_for_modules_that_there_are() -> None:
-    for modules in loggers.KAFKA_LOGGERS.values():
-        for module in modules:
-            assert importlib.util.find_spec(module) is not None, module

@@ -11,9 +11,10 @@ import structlog.testing
 
 from gateway.apis.configs import Operation, ResourceType
 from gateway.apis.topics import plan_internal
-from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.broker import BROKER_CONFIGS, UNLISTED
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
+from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.model import StreamsSettings
 from gateway.groups.settings import group_settings
@@ -28,6 +29,7 @@ from tests.storage.batches import until_blocked
 
 TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
 SET, DELETE, APPEND, SUBTRACT = Operation
+MAP = "listener.security.protocol.map"
 
 
 async def describe(node: AdminNode, kind: int, name: str, *keys: str, version: int = 4, **flags):
@@ -193,7 +195,7 @@ async def test_describe_broker(database_url: str) -> None:
     async with admin_node(database_url, name="broker.example", rack="r1", broker={"num.partitions": "4"}) as node:
         result = await describe(node, BROKER, "1", include_synonyms=True, include_documentation=True)
         entries = {entry.name: entry for entry in result.configs}
-        assert entries.keys() == {name for name, key in BROKER_CONFIGS.items() if not key.internal}
+        assert entries.keys() == (BROKER_CONFIGS.keys() - UNLISTED) | WITHOUT_EFFECT.keys()
         shown = {name: (entry.value, entry.config_source, entry.read_only) for name, entry in entries.items()}
         default, static = ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
         assert shown["num.partitions"] == ("4", static, True)
@@ -213,6 +215,125 @@ async def test_describe_broker(database_url: str) -> None:
             ("num.partitions", "4", static),
             ("num.partitions", "1", default),
         ]
+
+
+async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        result = await describe(
+            node,
+            BROKER,
+            "1",
+            "num.io.threads",
+            "num.replica.fetchers",
+            "sasl.login.class",
+            "delegation.token.secret.key",
+            include_synonyms=True,
+            include_documentation=True,
+        )
+        entries = {entry.name: entry for entry in result.configs}
+        threads = entries["num.io.threads"]
+        assert (threads.value, threads.config_source, threads.read_only) == ("1", ConfigSource.DEFAULT_CONFIG, True)
+        assert threads.documentation is not None
+        assert threads.documentation.startswith("Has no effect here: ")
+        assert threads.config_type == ConfigType.INT
+        assert [(each.name, each.value, each.source) for each in threads.synonyms] == [
+            ("num.io.threads", "1", ConfigSource.DEFAULT_CONFIG)
+        ]
+        assert (entries["sasl.login.class"].value, entries["sasl.login.class"].synonyms) == (None, ())
+        assert entries["delegation.token.secret.key"].is_sensitive
+        timeout = ("5000", ConfigSource.STATIC_BROKER_CONFIG)
+        assert await value_of(node, BROKER, "1", "broker.session.timeout.ms") == timeout
+        assert (await value_of(node, BROKER, "1", "broker.heartbeat.interval.ms"))[0] == "1000"
+        (bare,) = (await describe(node, BROKER, "1", "num.io.threads")).configs
+        assert (bare.value, bare.synonyms, bare.documentation) == ("1", (), None)
+        for change in ((SET, "num.io.threads", "4"), (APPEND, "metric.reporters", "a.B")):
+            response = await alter(node, BROKER, "", change)
+            assert response.error_code == ErrorCode.INVALID_REQUEST
+            assert "Has no effect here: " in response.error_message
+        assert (await alter(node, BROKER, "1", (DELETE, "num.io.threads", None))).error_code == ErrorCode.NONE
+        assert node.catalog.broker.dynamic == {}
+
+
+async def test_what_is_not_kafkas_is_listed_where_it_was_set_or_is_asked_for(database_url: str) -> None:
+    async with admin_node(database_url, broker={"log.initial.task.delay.ms": "100"}) as node:
+        listed = {entry.name: entry for entry in (await describe(node, BROKER, "1")).configs}
+        assert listed["log.initial.task.delay.ms"].value == "100"
+        assert not {"group.handoff.mode", "super.users", "server.max.startup.time.ms"} & listed.keys()
+        (entry,) = (await describe(node, BROKER, "1", "group.handoff.mode")).configs
+        assert entry.config_source == ConfigSource.DEFAULT_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "name", "value", "message"),
+    [
+        (
+            *("1", "ssl.truststore.password", "hush"),
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            "Set(ssl.truststore.password)",
+        ),
+        (
+            *("", "listener.name.door.ssl.keystore.location", "/a.pem"),
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "Set(listener.name.door.ssl.keystore.location)",
+        ),
+        (
+            *("", "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT"),
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "Set(listener.security.protocol.map)",
+        ),
+        (
+            *("1", "listener.security.protocol.map", "PLAINTEXT:SSL"),
+            "Security protocol cannot be updated for existing listener PLAINTEXT",
+        ),
+        (
+            *("1", "listener.security.protocol.map", "DOOR:SSL"),
+            "Listeners 'PLAINTEXT' must be subset of listener map 'DOOR:SSL'",
+        ),
+        (
+            *("2", "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT"),
+            "listener.security.protocol.map of broker 2 is altered by that broker alone",
+        ),
+        (
+            *("1", "listener.name.door.ssl.keystore.type", "JKS"),
+            "Invalid value JKS for configuration listener.name.door.ssl.keystore.type: String must be one of: PEM",
+        ),
+        (
+            *("1", "listener.name.door.ssl.client.auth", "required"),
+            "Invalid value required for configuration listener.name.door.ssl.client.auth: "
+            "cannot be changed while the gateway runs",
+        ),
+    ],
+)
+async def test_what_one_node_alone_may_be_given(
+    database_url: str, broker_id: str, name: str, value: str, message: str
+) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
+        await node.membership.renew()
+        response = await alter(node, BROKER, broker_id, (SET, name, value))
+        assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, message)
+        assert node.catalog.broker.own == {}
+
+
+async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_url: str) -> None:
+    """Of a listener that it does not have, as by upstream."""
+    password, path = "listener.name.door.ssl.truststore.password", "listener.name.door.ssl.truststore.location"
+    own, static = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
+    async with admin_node(database_url) as node:
+        for name, value in ((password, "hush"), (path, "/a.pem"), (MAP, "PLAINTEXT:PLAINTEXT,DOOR:SSL")):
+            assert (await alter(node, BROKER, "1", (SET, name, value))).error_code == ErrorCode.NONE
+        result = await describe(node, BROKER, "1", password, path, MAP, include_synonyms=True)
+        entries = {entry.name: entry for entry in result.configs}
+        assert {(entry.read_only, entry.config_source) for entry in entries.values()} == {(False, own)}
+        assert (entries[password].value, entries[password].is_sensitive) == (None, True)
+        assert entries[path].value == "/a.pem"
+        assert [(each.value, each.source) for each in entries[MAP].synonyms] == [
+            ("PLAINTEXT:PLAINTEXT,DOOR:SSL", own),
+            ("PLAINTEXT:PLAINTEXT", static),
+        ]
+        for name in (password, path, MAP):
+            assert (await alter(node, BROKER, "1", (DELETE, name, None))).error_code == ErrorCode.NONE
+        (entry,) = (await describe(node, BROKER, "1", password, path, MAP)).configs
+        assert (entry.name, entry.value, entry.config_source) == (MAP, "PLAINTEXT:PLAINTEXT", static)
 
 
 async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:

@@ -142,14 +142,14 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", ["sasl.jaas.config", "listener.name.one.sasl.plian.sasl.jaas.config", "no.such"])
 def test_the_value_of_an_unknown_setting_is_not_told(name: str) -> None:
-    with pytest.raises(ConfigError, match="unknown broker setting") as refused:
+    with pytest.raises(ConfigError, match=r"unknown broker setting|Has no effect") as refused:
         parse_broker_configs({name: "a secret"})
     assert name in str(refused.value)
     assert "a secret" not in f"{refused.value} {refused.value.value}"
 
 
 def test_a_password_that_cannot_be_changed_is_not_told() -> None:
-    with pytest.raises(ConfigError, match="cannot be changed") as refused:
+    with pytest.raises(ConfigError, match="only per-listener") as refused:
         parse_broker_configs({}, {"ssl.key.password": "a secret"})
     assert "a secret" not in f"{refused.value} {refused.value.value}"
 

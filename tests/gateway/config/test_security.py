@@ -126,6 +126,8 @@ TLS = ("listeners=DOOR://127.0.0.1:9092", "listener.security.protocol.map=DOOR:S
         (("ssl.keystore.key=k",), "ssl.keystore.location", "needs a certificate"),
         (("ssl.keystore.location=a", "ssl.keystore.key=k"), "ssl.keystore.location", "given as text, too"),
         (("ssl.keystore.location=a", "ssl.client.auth=required"), "ssl.truststore.location", "checked by it"),
+        (("ssl.keystore.location=a", "ssl.keystore.password=p"), "ssl.keystore.password", "PEM has no password"),
+        (("ssl.keystore.location=a", "ssl.truststore.password=p"), "ssl.truststore.password", "PEM has no password"),
         (("ssl.keystore.location=a", "ssl.keystore.type=JKS"), "ssl.keystore.type", "must be one of: PEM"),
         (("ssl.keystore.location=a", "ssl.enabled.protocols=TLSv1.1"), "ssl.enabled.protocols", "must be a list"),
         (
@@ -139,6 +141,13 @@ def test_what_tls_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str
     with pytest.raises(ConfigurationError, match=reason) as refused:
         load({}, (*TLS, *more), {})
     assert str(refused.value).startswith(named)
+
+
+def test_passwords_of_stores_are_looked_at_where_tls_is_spoken() -> None:
+    """As by Kafka, whose brokers without TLS start with whatever they are given for it."""
+    configuration = load({}, ("ssl.truststore.password=hush",), {})
+    (value,) = [value for value in configuration.values if value.name == "ssl.truststore.password"]
+    assert value.text == HIDDEN
 
 
 def test_keys_are_shown_nowhere() -> None:

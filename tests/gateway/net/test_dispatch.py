@@ -9,6 +9,7 @@ import threading
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 
 from gateway.apis import SERVED
 from gateway.net import coding, dispatch
@@ -16,6 +17,7 @@ from gateway.net.coding import AT_ONCE_ELEMENTS
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.dispatch import Dispatch, Handler, Served, Stages
 from gateway.net.requests import Admission, Order, UnanswerableError
+from gateway.operate.loggers import FINEST
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics
 from protocol import codec
@@ -86,6 +88,27 @@ class Table:
 
 
 HEARTBEAT = line(ApiKey.HEARTBEAT, 0, 4, accept)
+
+
+async def test_a_request_is_told_of_where_somebody_wants_to_read_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(HEARTBEAT)
+    with structlog.testing.capture_logs() as lines:
+        await table.ask(HeartbeatRequest(group_id="g", generation_id=3, member_id="m"), 4)
+        assert lines == []
+        monkeypatch.setattr(FINEST, "is_debug", True)
+        await table.ask(HeartbeatRequest(group_id="secret", generation_id=3, member_id="m"), 4)
+    (line,) = lines
+    assert line.pop("took_ms") > 0
+    assert line == {
+        "event": "request answered",
+        "log_level": "debug",
+        "version": 4,
+        "client_id": "client",
+        "principal": "User:ANONYMOUS",
+        "listener": "PLAINTEXT",
+        "error_code": 0,
+        "answer_bytes": 16,
+    }
 
 
 async def test_a_handler_gets_the_request_and_who_asks() -> None:

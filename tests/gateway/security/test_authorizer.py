@@ -11,6 +11,7 @@ import structlog.testing
 from gateway.cluster.membership import Membership
 from gateway.config.broker import STANDARD_AUTHORIZER, ConfigError, parse_broker_configs, principals
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.operate.loggers import FINEST
 from gateway.security import authorizer as authorizing
 from gateway.security.acls import Acls
 from gateway.security.authorizer import MAX_LINES_PER_S, Authorizer, may
@@ -62,6 +63,20 @@ async def test_refusals_are_counted_and_the_log_is_not_flooded(monkeypatch: pyte
     assert (more["event"], more["times"]) == ("more denied", 102 - MAX_LINES_PER_S)
     assert counted.pop((ResourceType.GROUP, AclOperation.READ)) == 1
     assert counted == {(ResourceType.TOPIC, AclOperation.READ): 102}
+
+
+async def test_what_is_allowed_is_told_to_whoever_wants_to_read_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    everybody = Authorizer(Acls, frozenset(), allow_everyone=True)
+    services = cast("Services", type("Services", (), {"authorizer": everybody}))
+    context = RequestContext(ApiKey.FETCH, 12, 1, "c", ConnectionInfo("c", "/10.0.0.1"), services)
+    with structlog.testing.capture_logs() as lines:
+        assert may(context, AclOperation.READ, ResourceType.TOPIC, "t")
+        assert lines == []
+        monkeypatch.setattr(FINEST, "is_debug", True)
+        assert may(context, AclOperation.READ, ResourceType.TOPIC, "t")
+    (line,) = lines
+    assert (line["event"], line["log_level"], line["operation"]) == ("allowed", "debug", "READ")
+    assert (line["principal"], line["resource"]) == ("User:ANONYMOUS", "TOPIC:LITERAL:t")
 
 
 def test_super_users() -> None:

@@ -1,0 +1,92 @@
+"""The list of a broker's settings beside that of Kafka's: `kafka_4_2_broker_settings.tsv`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED, ConfigError, parse_broker_configs
+from gateway.config.definition import ConfigKey, ConfigType, Update, render
+from gateway.config.without_effect import WITHOUT_EFFECT
+from gateway.net.server import BACKLOG
+
+REFERENCE = Path(__file__).parent / "kafka_4_2_broker_settings.tsv"
+KAFKA = {
+    name: (kind, default, internal == "internal", mode)
+    for name, kind, default, internal, mode in (
+        line.split("\t") for line in REFERENCE.read_text().splitlines() if not line.startswith("#")
+    )
+}
+LISTED: dict[str, ConfigKey] = {name: key for name, key in BROKER_CONFIGS.items() if name not in UNLISTED}
+LISTED.update(WITHOUT_EFFECT)
+
+OTHER_DEFAULTS = {
+    "log.dir": ("/tmp/kafka-logs", "postgres"),
+    "log.dirs": ("<null>", "postgres"),
+    "max.incremental.fetch.session.cache.slots": ("1000", "0"),
+    "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", ""),
+    "num.io.threads": ("8", "1"),
+    "num.network.threads": ("3", "1"),
+    "num.replica.fetchers": ("1", "0"),
+    "offsets.topic.replication.factor": ("3", "1"),
+    "process.roles": ("<none>", "broker,controller"),
+    "sasl.enabled.mechanisms": ("GSSAPI", ""),
+    "socket.listen.backlog.size": ("50", str(BACKLOG)),
+    "socket.receive.buffer.bytes": ("102400", "-1"),
+    "socket.send.buffer.bytes": ("102400", "-1"),
+    "ssl.allow.dn.changes": ("false", "true"),
+    "ssl.allow.san.changes": ("false", "true"),
+    "ssl.keystore.type": ("JKS", "PEM"),
+    "ssl.truststore.type": ("JKS", "PEM"),
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
+}
+"""What is true of a node is not what Kafka's default says: Kafka's, and ours."""
+
+
+def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:
+    assert LISTED.keys() == {name for name, (_, _, internal, _) in KAFKA.items() if not internal}
+    assert BROKER_CONFIGS.keys() >= UNLISTED
+    assert not WITHOUT_EFFECT.keys() & BROKER_CONFIGS.keys()
+
+
+def test_types_are_kafkas() -> None:
+    known = {**BROKER_CONFIGS, **WITHOUT_EFFECT}
+    assert {name: key.type.name for name, key in known.items() if name in KAFKA} == {
+        name: kind for name, (kind, *_) in KAFKA.items() if name in known
+    }
+
+
+def test_defaults_are_kafkas_where_no_other_is_true_here() -> None:
+    """A node's own facts have none: their values are the node's."""
+    differing: dict[str, tuple[str, str]] = {}
+    for name, key in LISTED.items():
+        kafka, ours = KAFKA[name][1], render(key.default)
+        absent = ours is None and kafka in ("<null>", "<none>")
+        if name not in NODE_CONFIGS and not absent and kafka != ours:
+            differing[name] = kafka, ours or ""
+    assert differing == OTHER_DEFAULTS
+
+
+def test_what_may_change_here_may_change_in_kafka() -> None:
+    dynamic = {name for name, key in LISTED.items() if key.update is Update.DYNAMIC}
+    assert dynamic <= {name for name, (*_, mode) in KAFKA.items() if mode == "cluster-wide"}
+    of_one_node = {name for name, key in LISTED.items() if key.update is Update.OF_ONE_NODE}
+    assert of_one_node <= {name for name, (*_, mode) in KAFKA.items() if mode == "per-broker"}
+    assert {"listener.security.protocol.map", "ssl.truststore.password"} <= of_one_node
+
+
+def test_each_says_that_it_has_no_effect_and_why() -> None:
+    for key in WITHOUT_EFFECT.values():
+        assert key.documentation.startswith("Has no effect here: "), key.name
+        assert key.documentation.endswith("."), key.name
+        assert key.update is not Update.DYNAMIC
+
+
+def test_what_has_no_effect_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match=r"value 8 for configuration num\.io\.threads: Has no effect here: a node"):
+        parse_broker_configs({"num.io.threads": "8"})
+    with pytest.raises(ConfigError) as refused:
+        parse_broker_configs({"delegation.token.secret.key": "hush"})
+    assert "hush" not in str(refused.value)
+    assert WITHOUT_EFFECT["delegation.token.secret.key"].type is ConfigType.PASSWORD
