@@ -241,8 +241,8 @@ ON_PURPOSE = [
     "  while somebody reads them, so they begin with what is so then, and what was so before is not in them.",
     "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
     "  they belong to one process; nor what is of a node's listeners (`listener.name.NAME.ssl.*`).",
-    "- DescribeConfigs lists all the settings of a broker that Kafka has. One that has no effect here cannot be set; its",
-    "  documentation says why.",
+    "- DescribeConfigs lists all the settings of a broker that Kafka has. One that has no effect here cannot be set,",
+    "  and its documentation says why.",
 ]
 
 
