@@ -93,6 +93,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
     services = context.services
     await services.catalog.refresh_if_changed()
+    await services.membership.look()
     leaders = services.membership.leaders
     elected: dict[Key, Assignment] = {}
     judged: list[tuple[str, list[Judged]]] = []

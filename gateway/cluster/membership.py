@@ -206,6 +206,10 @@ class Membership:
             logger.warning("the registration had run out: the others may not have known of this node")
             self._registered()
 
+    async def look(self) -> None:
+        """Learns who is alive by now, not at the last pass. Raises StorageError."""
+        self._take(await self._store.alive())
+
     async def withdraw(self) -> None:
         """Says that this node is gone, for good. Raises StorageError."""
         self._withdrawn = True
@@ -222,7 +226,7 @@ class Membership:
     async def finalize(self, levels: Mapping[str, int]) -> None:
         """Sets the levels of features for all nodes; this one goes by them when this returns. Raises StorageError."""
         await self._store.finalize(levels)
-        self._take(await self._store.alive())
+        await self.look()
 
     def _registered(self) -> None:
         now_s = asyncio.get_running_loop().time()

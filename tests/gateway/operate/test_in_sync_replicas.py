@@ -133,9 +133,10 @@ async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) ->
                 2: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition as named-2"),
             }
         }
-        await back(two, one)
-        assert await elect(two, {"named": (0,)}, PREFERRED) == {"named": {0: UNAVAILABLE}}
-        assert await elect(two, None, UNCLEAN) == {"named": {0: NONE}}
+        await back(two)
+        # Node 1 has not heard that node 2 is back, and looks.
+        assert await elect(one, {"named": (0,)}, PREFERRED) == {"named": {0: UNAVAILABLE}}
+        assert await elect(one, None, UNCLEAN) == {"named": {0: NONE}}
         assert await shown(one, "named") == [(2, (3, 2), (2,), (3,)), (1, (3, 1), (1,), (3,))]
         await back(three_, one, two)
         assert await elect(one, {"named": (0,)}, PREFERRED) == {"named": {0: UNAVAILABLE}}, "it is not in sync yet"
