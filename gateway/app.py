@@ -330,6 +330,7 @@ class App:
             clock=clock,
             marks=marks,
             authorizer=authorizer,
+            replicas_strict=catalog.broker.replicas_strict,
         )
         deletions = Deletions(
             DeletionStore(database),

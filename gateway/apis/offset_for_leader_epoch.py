@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gateway.log.partition_lookup import (
     Epochs,
     end_of_epoch,
-    find_partition,
+    find_served,
     look_up_topics,
     read_states,
     state_of,
@@ -42,7 +42,9 @@ async def offset_for_leader_epoch(
     known = await look_up_topics((topic.topic for topic in request.topics), context, operation)
     found = [
         await mapped(
-            lambda part, topic=known[topic.topic]: find_partition(topic, part.partition, part.current_leader_epoch),
+            lambda part, topic=known[topic.topic]: find_served(
+                topic, part.partition, part.current_leader_epoch, context
+            ),
             topic.partitions,
         )
         async for topic in in_pieces(request.topics)

@@ -4,19 +4,21 @@ The one idea: what is asked is judged here, whether it happens is decided in Pos
 it before the client does. `timeout_ms` needs no obeying: a change is done when it is answered.
 
 Replicas hold nothing: a replication factor is remembered and shown, and of the nodes that a manual assignment names the
-first that is alive leads the partition.
+first that is alive leads the partition. Where replicas are counted (`replicas.strict`) a factor names nodes, too.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
 from gateway.apis.permissions import may_create_topic
+from gateway.cluster.spreading import Rack, Spread
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigSource
 from gateway.config.topic import (
@@ -99,7 +101,8 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     plans: dict[str, NewTopic | KafkaError] = {}
     named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
-    brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
+    named_nodes = any(await mapped(lambda topic: topic.assignments, request.topics))
+    brokers = await Brokers.read(services, asked=named_nodes or broker.replicas_strict)
     mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
@@ -177,7 +180,8 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     one that somebody else has made meanwhile is made. Of more than one request may make, the rest waits for the next
     heartbeat."""
     services = context.services
-    broker, brokers = services.catalog.broker, await Brokers.read(services, asked=False)
+    broker = services.catalog.broker
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
     rendered = services.catalog.rendered_names()
     mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     plans: list[NewTopic] = []
@@ -210,15 +214,23 @@ def _creatable(topic: TopicInfo) -> CreatableTopic:
     )
 
 
-def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
+def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
     """A topic that a Metadata request creates, all defaults. KafkaError for its name: INVALID_TOPIC_EXCEPTION, or
-    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create."""
+    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create, or that would have more replicas than there are nodes: who
+    asks for it hears no more than that it is not there (upstream: AutoTopicCreationManager)."""
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
     if name == CONSUMER_OFFSETS:
         return _consumer_offsets(broker.offsets_topic_num_partitions)
-    return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
+    replicas: tuple[tuple[int, ...], ...] | None = None
+    if broker.replicas_strict:
+        try:
+            replicas = brokers.spread_new(broker.num_partitions, broker.default_replication_factor)
+        except KafkaError as error:
+            logger.warning("topic not created", topic=name, reason=error.message)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error.message) from error
+    return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS, replicas=replicas)
 
 
 def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
@@ -247,6 +259,8 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
+    if replicas is None and broker.replicas_strict:
+        replicas = brokers.spread_new(count, requested_replication_factor(configs, broker))
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
 
 
@@ -268,15 +282,17 @@ def _check_name(name: str, rendered: RenderedNames) -> None:
 class Brokers:
     """Nodes that may be named as replicas: those that are registered, alive or not."""
 
-    registered: Set[int]
-    alive: Set[int]
+    registered: Mapping[int, Rack]
+    alive: Mapping[int, Rack]
+    spread: Spread
 
     @classmethod
     async def read(cls, services: Services, *, asked: bool) -> Brokers:
         """Those that are not alive only where they are `asked` for. Raises StorageError."""
-        alive = {int(node.node_id) for node in services.membership.alive()}
-        fenced = {int(node.node_id) for node in await services.membership.fenced()} if asked else set[int]()
-        return cls(alive | fenced, alive)
+        alive = {int(node.node_id): node.rack for node in services.membership.alive()}
+        others = await services.membership.fenced() if asked else ()
+        fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}
+        return cls({**alive, **fenced}, alive, Spread(alive, fenced))
 
     def check(self, broker_ids: Sequence[int], factor: int | None = None) -> None:
         """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words.
@@ -310,20 +326,21 @@ class Brokers:
                 "broker(s) are registered.",
             )
 
-    def placing(self) -> Callable[[int, int], tuple[int, ...]]:
-        """What gives the partition of an index its replicas, so many: the live nodes in turn, and the others where
-        those are too few, as upstream."""
-        alive, fenced = sorted(self.alive), sorted(self.registered - self.alive)
-
-        def place(index: int, factor: int) -> tuple[int, ...]:
-            at = index % len(alive)
-            return (*alive[at:], *alive[:at], *fenced)[:factor]
-
-        return place
+    def spread_new(self, count: int, factor: int) -> tuple[tuple[int, ...], ...]:
+        """Replicas for each partition of a new topic, which begins at any node. KafkaError INVALID_REPLICATION_FACTOR
+        where there are fewer nodes, in the words of ReplicationControlManager.createTopic."""
+        try:
+            self.check_factor(factor)
+        except KafkaError as error:
+            raise KafkaError(
+                error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
+            ) from error
+        start = random.randrange(len(self.spread))
+        return tuple(self.spread.replicas(start + index, factor) for index in range(count))
 
     def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
         """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
-        if self.alive.isdisjoint(broker_ids):
+        if self.alive.keys().isdisjoint(broker_ids):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"All brokers specified in the manual partition assignment for partition {partition_index} are fenced "
@@ -595,7 +612,10 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
         # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
-        factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(brokers.alive))
+        broker = services.catalog.broker
+        factor = min(requested_replication_factor(known.configs, broker), len(brokers.alive))
+        if broker.replicas_strict:
+            factor = 1
         for index, assignment in enumerate(topic.assignments, present):
             brokers.check(assignment.broker_ids, factor if first is None else len(first.replicas))
             brokers.check_alive(assignment.broker_ids, index)
@@ -610,8 +630,9 @@ async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers
     first = known.partitions[0].assignment
     if first is None:
         return None
-    place, factor = brokers.placing(), len(first.replicas)
-    return await mapped(lambda index: place(index, factor), range(len(known.partitions), topic.count))
+    start, factor = brokers.spread.place_of(first.replicas[0]), len(first.replicas)
+    added = range(len(known.partitions), topic.count)
+    return await mapped(lambda index: brokers.spread.replicas(start + index, factor), added)
 
 
 def _refused(refusal: Refusal, name: str) -> KafkaError:

@@ -18,6 +18,9 @@ from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
+NO_LEADER_EPOCH = -1
+"""Of a client that names none."""
+
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     """KIP-320: what a client that knows another epoch of the partition is told; −1 knows none."""
@@ -88,6 +91,41 @@ def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leade
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     partition = topic.partitions[partition_index]
     return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+
+
+def find_served(
+    topic: Topic | ErrorCode,
+    partition_index: int,
+    current_leader_epoch: int,
+    context: RequestContext,
+    *,
+    by_follower: bool = False,
+) -> Partition | ErrorCode:
+    """As `find_partition`, of one that this node is asked to answer for: see `judge_role`."""
+    if not context.services.replicas_strict:
+        return find_partition(topic, partition_index, current_leader_epoch)
+    partition = find_partition(topic, partition_index, NO_LEADER_EPOCH)
+    if isinstance(partition, ErrorCode):
+        return partition
+    return judge_role(partition, current_leader_epoch, context, by_follower=by_follower) or partition
+
+
+def judge_role(partition: Partition, claimed: int, context: RequestContext, *, by_follower: bool) -> ErrorCode:
+    """Why this node does not answer for the partition where replicas are counted, in the order of upstream's
+    ReplicaManager and Partition: who holds no replica knows no epoch either. `claimed`: the client's leader epoch;
+    `by_follower`: any replica may answer, not the leader alone."""
+    if not is_replica(partition, context):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    refusal = check_leader_epoch(claimed, partition.leader_epoch)
+    if refusal or by_follower or context.services.membership.leads(partition):
+        return refusal
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def is_replica(partition: Partition, context: RequestContext) -> bool:
+    """Whether this node leads the partition, or was named for it."""
+    membership, named = context.services.membership, partition.assignment
+    return membership.leads(partition) or (named is not None and membership.node_id in named.replicas)
 
 
 async def read_states(

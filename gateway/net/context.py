@@ -117,6 +117,8 @@ class Services:
     """How far consumers were served, where groups may ask."""
     authorizer: Authorizer | None = None
     """None: everybody may do everything."""
+    replicas_strict: bool = False
+    """Whether this node answers only for what it leads, or holds as a replica."""
 
 
 class RequestContext(NamedTuple):
