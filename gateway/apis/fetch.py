@@ -133,7 +133,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 max_bytes,
                 watch if crowded else None,
                 committed=committed,
-                is_replica=request.replica_id >= 0,
+                is_replica=request.replica_id >= 0 or request.replica_state.replica_id >= 0,
                 rack=rack,
             )
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
