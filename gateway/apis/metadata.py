@@ -19,7 +19,7 @@ import structlog
 
 from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.permissions import may_create_topic
-from gateway.apis.topics import Brokers, make_topics, plan_automatic
+from gateway.apis.topics import Brokers, make_topics, name_nodes, plan_automatic
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
@@ -146,12 +146,12 @@ class Led:
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
-        self._leaders = context.services.membership.leaders
         self._named: set[int] = set()
 
     def of(self, partition: Partition) -> tuple[int, int]:
         """Leader and leader epoch."""
-        leader = self._leaders.leader(partition.partition_key, partition.assignment)
+        leaders = self._context.services.membership.leaders
+        leader = leaders.leader(partition.partition_key, partition.assignment)
         self._named.add(leader)
         return leader, partition.leader_epoch
 
@@ -322,9 +322,13 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
-            plans.append(plan_automatic(name, broker, rendered, brokers))
+            plans.append(await name_nodes(plan_automatic(name, broker, rendered), broker, brokers))
         except KafkaError as error:
             codes[name] = error.code
+            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
+                # Upstream's AutoTopicCreationManager tells its own log alone.
+                codes[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                logger.warning("topic not created", topic=name, reason=error.message)
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
         # Another node was first: what it made is the answer.

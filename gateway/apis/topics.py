@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -113,7 +113,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plan = _plan(topic, broker, rendered, brokers)
+            plan = await name_nodes(_plan(topic, broker, rendered, brokers), broker, brokers)
             if not request.validate_only:
                 mutations.record(plan.partition_count)
             plans[topic.name] = plan
@@ -190,7 +190,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     async for topic in in_pieces(wanted):
         try:
             _check_creatable(topic.name)
-            plan = _plan(_creatable(topic), broker, rendered, brokers)
+            plan = await name_nodes(_plan(_creatable(topic), broker, rendered, brokers), broker, brokers)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
             plans.append(plan)
@@ -214,23 +214,15 @@ def _creatable(topic: TopicInfo) -> CreatableTopic:
     )
 
 
-def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
+def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
     """A topic that a Metadata request creates, all defaults. KafkaError for its name: INVALID_TOPIC_EXCEPTION, or
-    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create, or that would have more replicas than there are nodes: who
-    asks for it hears no more than that it is not there (upstream: AutoTopicCreationManager)."""
+    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create."""
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
     if name == CONSUMER_OFFSETS:
         return _consumer_offsets(broker.offsets_topic_num_partitions)
-    replicas: tuple[tuple[int, ...], ...] | None = None
-    if broker.replicas_strict:
-        try:
-            replicas = brokers.spread_new(broker.num_partitions, broker.default_replication_factor)
-        except KafkaError as error:
-            logger.warning("topic not created", topic=name, reason=error.message)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error.message) from error
-    return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS, replicas=replicas)
+    return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
 
 def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
@@ -259,9 +251,23 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
-    if replicas is None and broker.replicas_strict:
-        replicas = brokers.spread_new(count, requested_replication_factor(configs, broker))
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
+
+
+async def name_nodes(plan: NewTopic, broker: BrokerConfig, brokers: Brokers) -> NewTopic:
+    """The topic with replicas for each partition, beginning at any node, where replicas are counted and nobody has
+    named any; `__consumer_offsets` has none, for nothing lies in it. KafkaError INVALID_REPLICATION_FACTOR where there
+    are fewer nodes, in the words of ReplicationControlManager.createTopic."""
+    if not broker.replicas_strict or plan.replicas is not None or plan.name == CONSUMER_OFFSETS:
+        return plan
+    factor = requested_replication_factor(plan.configs, broker)
+    try:
+        brokers.check_factor(factor)
+    except KafkaError as error:
+        raise KafkaError(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from error
+    start = random.randrange(len(brokers.spread))
+    named = await mapped(lambda index: brokers.spread.replicas(start + index, factor), range(plan.partition_count))
+    return replace(plan, replicas=tuple(named))
 
 
 def _check_creatable(name: str) -> None:
@@ -325,18 +331,6 @@ class Brokers:
                 f"The target replication factor of {factor} cannot be reached because only {len(self.registered)} "
                 "broker(s) are registered.",
             )
-
-    def spread_new(self, count: int, factor: int) -> tuple[tuple[int, ...], ...]:
-        """Replicas for each partition of a new topic, which begins at any node. KafkaError INVALID_REPLICATION_FACTOR
-        where there are fewer nodes, in the words of ReplicationControlManager.createTopic."""
-        try:
-            self.check_factor(factor)
-        except KafkaError as error:
-            raise KafkaError(
-                error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
-            ) from error
-        start = random.randrange(len(self.spread))
-        return tuple(self.spread.replicas(start + index, factor) for index in range(count))
 
     def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
         """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""

@@ -35,23 +35,28 @@ class Spread:
         """Of the partition that is `place`-th since the first node of the circle: leader first; as many as `factor`
         where there are as many nodes."""
         rounds, at = divmod(place, len(self._circle))
-        others = [*self._circle[at + 1 :], *self._circle[:at]]
-        shift = rounds % len(others) if others else 0
+        shift = rounds % max(len(self._circle) - 1, 1)
         found = self._found.get((at, shift, factor))
         if found is None:
+            others = [*self._circle[at + 1 :], *self._circle[:at]]
             candidates = [*others[shift:], *others[:shift], *self._last]
-            found = self._found[at, shift, factor] = self._chosen(self._circle[at], candidates)[:factor]
+            found = self._found[at, shift, factor] = self._chosen(self._circle[at], candidates, factor)
         return found
 
-    def _chosen(self, leader: int, candidates: Sequence[int]) -> tuple[int, ...]:
-        """All of them in the order in which they are taken: of each rack one, then of each a second, and so on."""
-        chosen, left = [leader], list(candidates)
+    def _chosen(self, leader: int, candidates: Sequence[int], factor: int) -> tuple[int, ...]:
+        """Of each rack one, then of each a second, and so on."""
+        chosen, left = [leader], candidates
         taken: set[Rack] = {self._racks[leader]}
-        while left:
+        while left and len(chosen) < factor:
             rest: list[int] = []
             for node_id in left:
                 rack = self._racks[node_id]
-                (rest if rack in taken else chosen).append(node_id)
+                if rack in taken:
+                    rest.append(node_id)
+                    continue
+                chosen.append(node_id)
+                if len(chosen) == factor:
+                    break
                 taken.add(rack)
             left, taken = rest, set[Rack]()
         return tuple(chosen)
