@@ -368,6 +368,7 @@ class App:
             marks=marks,
             authorizer=authorizer,
             certificates=self._certificates,
+            replicas_strict=catalog.broker.replicas_strict,
         )
         deletions = Deletions(
             DeletionStore(database),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from gateway.log.partition_lookup import find_led_partition, look_up_topics
+from gateway.log.partition_lookup import NO_LEADER_EPOCH, find_partition, judge_role, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
@@ -18,12 +18,11 @@ from protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from storage.errors import StorageError
-from storage.types import Refusal, Topic
+from storage.types import Partition, Refusal, Topic
 
 logger = structlog.get_logger(__name__)
 
 HIGH_WATERMARK = -1
-NO_LEADER_EPOCH = -1
 
 
 async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
@@ -31,8 +30,7 @@ async def delete_records(request: DeleteRecordsRequest, context: RequestContext)
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DELETE)
     topics: list[DeleteRecordsTopicResult] = []
     async for topic in in_pieces(request.topics):
-        deletable = _deletable(known[topic.name], context)
-        partitions = [await _delete(deletable, part, context) async for part in in_pieces(topic.partitions)]
+        partitions = [await _delete(known[topic.name], part, context) async for part in in_pieces(topic.partitions)]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
     return DeleteRecordsResponse(topics=tuple(topics))
 
@@ -56,21 +54,27 @@ def refuse_delete_records(
     )
 
 
-def _deletable(topic: Topic | ErrorCode, context: RequestContext) -> Topic | ErrorCode:
-    if isinstance(topic, ErrorCode):
-        return topic
+def _deletable(
+    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
+) -> Partition | ErrorCode:
+    """The partition, or why nothing of it may be deleted here, in upstream's order."""
+    partition = find_partition(topic, part.partition_index, NO_LEADER_EPOCH)
+    if isinstance(topic, ErrorCode) or isinstance(partition, ErrorCode):
+        return partition
     if topic.internal:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
+    if refusal := judge_role(partition, NO_LEADER_EPOCH, context):
+        return refusal
     config = context.services.catalog.config(topic)
     if config.cleanup_compact and not config.cleanup_delete:
         return ErrorCode.POLICY_VIOLATION
-    return topic
+    return partition
 
 
 async def _delete(
     topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
 ) -> DeleteRecordsPartitionResult:
-    partition = find_led_partition(topic, part.partition_index, NO_LEADER_EPOCH, context)
+    partition = _deletable(topic, part, context)
     if isinstance(partition, ErrorCode):
         return _failed(part, partition)
     if part.offset < HIGH_WATERMARK:

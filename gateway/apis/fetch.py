@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.apis.metadata import Placement
+from gateway.apis.metadata import Led, Placement
 from gateway.config.topic import requested_replication_factor
-from gateway.log.partition_lookup import check_leader_epoch, check_led, end_of_epoch, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import end_of_epoch, judge_role, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
@@ -30,6 +30,8 @@ from protocol.messages.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionData,
 )
 from storage.errors import StorageError, StorageUnavailable
@@ -38,7 +40,9 @@ from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refu
 
 logger = structlog.get_logger(__name__)
 
+FIRST_VERSION_FROM_FOLLOWERS = 11
 FIRST_VERSION_WITH_TOPIC_IDS = 13
+FIRST_VERSION_WITH_LEADERS = 16
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
@@ -53,6 +57,9 @@ AT_ONCE_PARTS = 500
 
 
 NOT_DIVERGING = EpochEndOffset()
+LED_HERE = LeaderIdAndEpoch()
+LEADERS_TOLD = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+"""Errors beside which the client hears who leads (KIP-951)."""
 
 
 @dataclass(slots=True)
@@ -74,6 +81,7 @@ class _Part:
     diverging: EpochEndOffset = NOT_DIVERGING
     nearest: int = -1
     """The node to which the client is sent instead of being given records; −1: none."""
+    leader: LeaderIdAndEpoch = LED_HERE
 
     @property
     def decided(self) -> bool:
@@ -92,7 +100,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     carries the error.
     Of a partition that this node leads, a consumer that names its rack may be sent to a replica there (KIP-392). Any
     node serves any partition: what it does not know of the log's end it asks Postgres for, so that a consumer which
-    comes from another node finds what it was told there.
+    comes from another node finds what it was told there. Where replicas are counted only they serve, and clients that
+    know of followers (version 11) alone are served by these.
     """
     if request.session_epoch > 0 or request.session_epoch < -1:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -125,7 +134,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 max_bytes,
                 watch if crowded else None,
                 committed=committed,
-                is_replica=request.replica_id >= 0,
+                is_replica=request.replica_id >= 0 or request.replica_state.replica_id >= 0,
                 rack=rack,
             )
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
@@ -165,8 +174,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await _mark(request, parts, context, sent=True)
                 if crowded and watch is not None:
                     await watch.leave()
+                endpoints = await _name_leaders(parts, context) if planner.refused else ()
                 long = crowded or _is_long(part.aborted for row in parts for part in row)
-                return await _respond_in_pieces(request, parts) if long else _respond(request, parts)
+                if long:
+                    return await _respond_in_pieces(request, parts, endpoints)
+                return _respond(request, parts, endpoints)
             if watch is None:
                 watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
@@ -245,6 +257,8 @@ class _Planner:
         self._committed = committed
         self._rack = rack
         self._placement = Placement(context) if rack else None
+        self._strict = services.replicas_strict
+        self._by_follower = not is_replica and context.version >= FIRST_VERSION_FROM_FOLLOWERS
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
         """What Postgres must be asked about."""
@@ -310,8 +324,9 @@ class _Planner:
         part.partition = topic.partitions[asked.partition]
         if topic.internal and self._internal_logs is not None:
             self._internal_logs.seen(topic.name)
-        part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
-        part.error = part.error or check_led(part.partition, self._context)
+        part.error = judge_role(
+            part.partition, asked.current_leader_epoch, self._context, by_follower=self._by_follower
+        )
         if part.error:
             return part
         if self._placement is not None:
@@ -520,8 +535,21 @@ def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
     return {part.partition.partition_key for row in parts for part in row if part.partition is not None}
 
 
-def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
+async def _name_leaders(parts: list[list[_Part]], context: RequestContext) -> tuple[NodeEndpoint, ...]:
+    """Tells of what this node refuses who leads it; where these nodes are. Clients before version 16 ask Metadata."""
+    if context.version < FIRST_VERSION_WITH_LEADERS:
+        return ()
+    leaders = Led(context)
+    async for part in _in_pieces(parts):
+        if part.partition is not None and part.error in LEADERS_TOLD:
+            leader_id, leader_epoch = leaders.of(part.partition)
+            part.leader = LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
+    return leaders.endpoints(NodeEndpoint)
+
+
+def _respond(request: FetchRequest, parts: list[list[_Part]], endpoints: tuple[NodeEndpoint, ...]) -> FetchResponse:
     return FetchResponse(
+        node_endpoints=endpoints,
         responses=tuple(
             FetchableTopicResponse(
                 topic=asked.topic,
@@ -531,11 +559,13 @@ def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
                 ),
             )
             for asked, row in zip(request.topics, parts, strict=True)
-        )
+        ),
     )
 
 
-async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
+async def _respond_in_pieces(
+    request: FetchRequest, parts: list[list[_Part]], endpoints: tuple[NodeEndpoint, ...]
+) -> FetchResponse:
     responses: list[FetchableTopicResponse] = []
     async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
         partitions = [
@@ -545,7 +575,7 @@ async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) ->
         responses.append(
             FetchableTopicResponse(topic=asked.topic, topic_id=asked.topic_id, partitions=tuple(partitions))
         )
-    return FetchResponse(responses=tuple(responses))
+    return FetchResponse(responses=tuple(responses), node_endpoints=endpoints)
 
 
 def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTransaction]) -> PartitionData:
@@ -557,6 +587,7 @@ def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTran
         last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
         diverging_epoch=part.diverging,
+        current_leader=part.leader,
         preferred_read_replica=-1 if part.error else part.nearest,
         aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gateway.log.batch_search import Place, first_of_log_since, newest
-from gateway.log.partition_lookup import find_led_partition, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import find_served, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
@@ -44,6 +44,8 @@ FIRST_VERSION = {
 
 AFTER_ALL_VERSIONS = 2**15
 READ_COMMITTED = 1
+DEBUGGING_REPLICA = -2
+"""The replica id of a client that asks any replica, not the leader alone."""
 NOTHING = (-1, -1)
 
 
@@ -61,7 +63,7 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
-            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context)
+            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, request, context)
     states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
     topics: list[ListOffsetsTopicResponse] = []
     async for topic in in_pieces(request.topics):
@@ -98,10 +100,13 @@ def refuse_list_offsets(
     )
 
 
-def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext) -> Partition | ErrorCode:
+def _find(
+    topic: Topic | ErrorCode, part: ListOffsetsPartition, request: ListOffsetsRequest, context: RequestContext
+) -> Partition | ErrorCode:
     if part.timestamp < 0 and context.version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
         return ErrorCode.UNSUPPORTED_VERSION
-    return find_led_partition(topic, part.partition_index, part.current_leader_epoch, context)
+    by_follower = request.replica_id == DEBUGGING_REPLICA
+    return find_served(topic, part.partition_index, part.current_leader_epoch, context, by_follower=by_follower)
 
 
 async def _answer(

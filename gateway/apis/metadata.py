@@ -11,14 +11,15 @@ Known topics are answered from memory, so clients keep their routes while Postgr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
 
 from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.permissions import may_create_topic
-from gateway.apis.topics import make_topics, plan_automatic
+from gateway.apis.topics import Brokers, make_topics, name_nodes, plan_automatic
 from gateway.cluster.in_sync import NO_LEADER
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
@@ -78,6 +79,7 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
+        self._strict = context.services.replicas_strict
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = context.services.membership.leaders
         self.view = (listener, self._leaders)
@@ -109,9 +111,11 @@ class Placement:
 
     def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
         """Those that were named for the partition, in that order; else its leader and the live nodes after it by id,
-        `factor` of them where as many are alive."""
+        `factor` of them where as many are alive. Where replicas are counted, the leader alone: no other serves it."""
         if partition.assignment is not None:
             return partition.assignment.replicas
+        if self._strict:
+            return (leader,)
         found = self._replicas.get((leader, factor))
         if found is None:
             at = self._alive.index(leader) if leader in self._alive else 0
@@ -130,6 +134,34 @@ class Placement:
         leader = self.leader(partition)
         near = [node for node in self.replicas(partition, leader, factor) if self._racks.get(node) == rack]
         return -1 if not near or self._racks.get(leader) == rack else max(near)
+
+
+Endpoint = TypeVar("Endpoint")
+
+
+class Led:
+    """Who leads what this node refuses, told beside the refusal (KIP-951): leaders, and where they are."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._named: set[int] = set()
+
+    def of(self, partition: Partition) -> tuple[int, int]:
+        """Leader and leader epoch."""
+        leaders = self._context.services.membership.leaders
+        leader = leaders.leader(partition.partition_key, partition.assignment)
+        self._named.add(leader)
+        return leader, partition.leader_epoch
+
+    def endpoints(self, endpoint: Callable[..., Endpoint]) -> tuple[Endpoint, ...]:
+        """Of those who were named, as each API's `endpoint` says it."""
+        if not self._named:
+            return ()
+        return tuple(
+            endpoint(node_id=int(node.node_id), host=host, port=port, rack=node.rack)
+            for node, host, port in Placement(self._context).brokers
+            if node.node_id in self._named
+        )
 
 
 # --- Metadata -----------------------------------------------------------------------------------------------------
@@ -283,13 +315,18 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     """What this answer says of these names; those that are missing from it another node has created."""
     codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
-    rendered = services.catalog.rendered_names()
+    broker, rendered = services.catalog.broker, services.catalog.rendered_names()
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
-            plans.append(plan_automatic(name, services.catalog.broker, rendered))
+            plans.append(await name_nodes(plan_automatic(name, broker, rendered), broker, brokers))
         except KafkaError as error:
             codes[name] = error.code
+            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
+                # Upstream's AutoTopicCreationManager tells its own log alone.
+                codes[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                logger.warning("topic not created", topic=name, reason=error.message)
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
         # Another node was first: what it made is the answer.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gateway.log.partition_lookup import (
     Epochs,
     end_of_epoch,
-    find_led_partition,
+    find_served,
     look_up_topics,
     read_states,
     state_of,
@@ -42,7 +42,7 @@ async def offset_for_leader_epoch(
     known = await look_up_topics((topic.topic for topic in request.topics), context, operation)
     found = [
         await mapped(
-            lambda part, topic=known[topic.topic]: find_led_partition(
+            lambda part, topic=known[topic.topic]: find_served(
                 topic, part.partition, part.current_leader_epoch, context
             ),
             topic.partitions,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
 import structlog
 
+from gateway.apis.metadata import Led
 from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import check_led, resolve_topics, unknown_topic
@@ -25,6 +27,8 @@ from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -38,6 +42,7 @@ from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadReque
 
 logger = structlog.get_logger(__name__)
 
+FIRST_VERSION_WITH_LEADERS = 10
 FIRST_VERSION_WITH_ABORTABLE = 11
 FIRST_VERSION_THAT_TAKES_IN = 12
 FIRST_VERSION_WITH_TOPIC_IDS = 13
@@ -93,7 +98,10 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
         for answer in answers:
             if answer.error_code:
                 raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
-    return await _respond(request, answers)
+    endpoints: tuple[NodeEndpoint, ...] = ()
+    if context.services.replicas_strict:
+        endpoints = await _name_leaders(request, answers, context)
+    return await _respond(request, answers, endpoints)
 
 
 async def _produce_one(request: ProduceRequest, context: RequestContext) -> list[PartitionProduceResponse]:
@@ -312,10 +320,12 @@ def _plan(
 def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext) -> _Plan:
     if not 0 <= data.index < len(topic.partitions):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
-    partition = topic.partitions[data.index]
+    services, partition = context.services, topic.partitions[data.index]
     if code := check_led(partition, context):
         return Refused(code, f"{topic.name}-{data.index} has no leader")
-    config = context.services.catalog.config(topic)
+    if services.replicas_strict and not services.membership.leads(partition):
+        return Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another node leads {topic.name}-{data.index}")
+    config = services.catalog.config(topic)
     records = None if data.records is None else memoryview(data.records)
     return _Planned(topic.name, partition, Unchecked(records, context.version, config))
 
@@ -499,11 +509,33 @@ async def _first_append_time(partition: Partition, base_offset: int, context: Re
     return -1
 
 
-async def _respond(request: ProduceRequest, answers: list[PartitionProduceResponse]) -> ProduceResponse:
+async def _name_leaders(
+    request: ProduceRequest, answers: list[PartitionProduceResponse], context: RequestContext
+) -> tuple[NodeEndpoint, ...]:
+    """Puts into `answers`, which are in the order of the request, who leads what this node does not (KIP-951); where
+    these nodes are. Clients before version 10 ask Metadata."""
+    if context.version < FIRST_VERSION_WITH_LEADERS:
+        return ()
+    leaders = Led(context)
+    places = enumerate((topic, data.index) for topic in request.topic_data for data in topic.partition_data)
+    async for place, (requested, index) in in_pieces(places):
+        topic = _known(requested, context)
+        if answers[place].error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER or topic is None:
+            continue
+        leader_id, leader_epoch = leaders.of(topic.partitions[index])
+        answers[place] = replace(
+            answers[place], current_leader=LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
+        )
+    return leaders.endpoints(NodeEndpoint)
+
+
+async def _respond(
+    request: ProduceRequest, answers: list[PartitionProduceResponse], endpoints: tuple[NodeEndpoint, ...]
+) -> ProduceResponse:
     if len(answers) == 1 and len(request.topic_data) == 1:
         topic = request.topic_data[0]
         only = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=tuple(answers))
-        return ProduceResponse(responses=(only,))
+        return ProduceResponse(responses=(only,), node_endpoints=endpoints)
     rest = iter(answers)
     responses = [
         TopicProduceResponse(
@@ -513,7 +545,7 @@ async def _respond(request: ProduceRequest, answers: list[PartitionProduceRespon
         )
         async for topic in in_pieces(request.topic_data)
     ]
-    return ProduceResponse(responses=tuple(responses))
+    return ProduceResponse(responses=tuple(responses), node_endpoints=endpoints)
 
 
 def _refusal(index: int, refused: Refused) -> PartitionProduceResponse:

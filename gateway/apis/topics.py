@@ -4,19 +4,21 @@ The one idea: what is asked is judged here, whether it happens is decided in Pos
 it before the client does. `timeout_ms` needs no obeying: a change is done when it is answered.
 
 Replicas hold nothing: a replication factor is remembered and shown, and of the nodes that a manual assignment names the
-first that is alive leads the partition.
+first that is alive leads the partition. Where replicas are counted (`replicas.strict`) a factor names nodes, too.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
 
 from gateway.apis.permissions import may_create_topic
+from gateway.cluster.spreading import Rack, Spread
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigSource
 from gateway.config.topic import (
@@ -103,7 +105,8 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     plans: dict[str, NewTopic | KafkaError] = {}
     named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
-    brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
+    named_nodes = any(await mapped(lambda topic: topic.assignments, request.topics))
+    brokers = await Brokers.read(services, asked=named_nodes or broker.replicas_strict)
     mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
@@ -114,7 +117,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plan = _plan(topic, broker, rendered, brokers)
+            plan = await name_nodes(_plan(topic, broker, rendered, brokers), broker, brokers)
             if not request.validate_only:
                 mutations.record(plan.partition_count)
             plans[topic.name] = plan
@@ -181,7 +184,8 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     one that somebody else has made meanwhile is made. Of more than one request may make, the rest waits for the next
     heartbeat."""
     services = context.services
-    broker, brokers = services.catalog.broker, await Brokers.read(services, asked=False)
+    broker = services.catalog.broker
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
     rendered = services.catalog.rendered_names()
     mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     plans: list[NewTopic] = []
@@ -190,7 +194,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     async for topic in in_pieces(wanted):
         try:
             _check_creatable(topic.name)
-            plan = _plan(_creatable(topic), broker, rendered, brokers)
+            plan = await name_nodes(_plan(_creatable(topic), broker, rendered, brokers), broker, brokers)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
             plans.append(plan)
@@ -254,6 +258,22 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
 
 
+async def name_nodes(plan: NewTopic, broker: BrokerConfig, brokers: Brokers) -> NewTopic:
+    """The topic with replicas for each partition, beginning at any node, where replicas are counted and nobody has
+    named any; `__consumer_offsets` has none, for nothing lies in it. KafkaError INVALID_REPLICATION_FACTOR where there
+    are fewer nodes, in the words of ReplicationControlManager.createTopic."""
+    if not broker.replicas_strict or plan.replicas is not None or plan.name == CONSUMER_OFFSETS:
+        return plan
+    factor = requested_replication_factor(plan.configs, broker)
+    try:
+        brokers.check_factor(factor)
+    except KafkaError as error:
+        raise KafkaError(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from error
+    start = random.randrange(len(brokers.spread))
+    named = await mapped(lambda index: brokers.spread.replicas(start + index, factor), range(plan.partition_count))
+    return replace(plan, replicas=tuple(named))
+
+
 def _check_creatable(name: str) -> None:
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {CLUSTER_METADATA} is prohibited.")
@@ -272,15 +292,17 @@ def _check_name(name: str, rendered: RenderedNames) -> None:
 class Brokers:
     """Nodes that may be named as replicas: those that are registered, alive or not."""
 
-    registered: Set[int]
-    alive: Set[int]
+    registered: Mapping[int, Rack]
+    alive: Mapping[int, Rack]
+    spread: Spread
 
     @classmethod
     async def read(cls, services: Services, *, asked: bool) -> Brokers:
         """Those that are not alive only where they are `asked` for. Raises StorageError."""
-        alive = {int(node.node_id) for node in services.membership.alive()}
-        fenced = {int(node.node_id) for node in await services.membership.fenced()} if asked else set[int]()
-        return cls(alive | fenced, alive)
+        alive = {int(node.node_id): node.rack for node in services.membership.alive()}
+        others = await services.membership.fenced() if asked else ()
+        fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}
+        return cls({**alive, **fenced}, alive, Spread(alive, fenced))
 
     def check(self, broker_ids: Sequence[int], factor: int | None = None) -> None:
         """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words.
@@ -314,20 +336,9 @@ class Brokers:
                 "broker(s) are registered.",
             )
 
-    def placing(self) -> Callable[[int, int], tuple[int, ...]]:
-        """What gives the partition of an index its replicas, so many: the live nodes in turn, and the others where
-        those are too few, as upstream."""
-        alive, fenced = sorted(self.alive), sorted(self.registered - self.alive)
-
-        def place(index: int, factor: int) -> tuple[int, ...]:
-            at = index % len(alive)
-            return (*alive[at:], *alive[:at], *fenced)[:factor]
-
-        return place
-
     def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
         """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
-        if self.alive.isdisjoint(broker_ids):
+        if self.alive.keys().isdisjoint(broker_ids):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"All brokers specified in the manual partition assignment for partition {partition_index} are fenced "
@@ -599,7 +610,10 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
         # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
-        factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(brokers.alive))
+        broker = services.catalog.broker
+        factor = min(requested_replication_factor(known.configs, broker), len(brokers.alive))
+        if broker.replicas_strict:
+            factor = 1
         for index, assignment in enumerate(topic.assignments, present):
             brokers.check(assignment.broker_ids, factor if first is None else len(first.replicas))
             brokers.check_alive(assignment.broker_ids, index)
@@ -614,8 +628,9 @@ async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers
     first = known.partitions[0].assignment
     if first is None:
         return None
-    place, factor = brokers.placing(), len(first.replicas)
-    return await mapped(lambda index: place(index, factor), range(len(known.partitions), topic.count))
+    start, factor = brokers.spread.place_of(first.replicas[0]), len(first.replicas)
+    added = range(len(known.partitions), topic.count)
+    return await mapped(lambda index: brokers.spread.replicas(start + index, factor), added)
 
 
 def _refused(refusal: Refusal, name: str) -> KafkaError:

@@ -16,7 +16,14 @@ from gateway.apis.internal_topics import offsets_partitions
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.coordinator.transactions import NO_EPOCH, SentMarker, TransactionState
-from gateway.log.partition_lookup import find_led_partition, find_partition, look_up_topics
+from gateway.log.partition_lookup import (
+    NO_LEADER_EPOCH,
+    find_partition,
+    find_served,
+    is_replica,
+    judge_role,
+    look_up_topics,
+)
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
@@ -56,7 +63,6 @@ from storage.types import Topic
 AT_A_TIME = 1_000
 """Rows of one look at Postgres."""
 
-NO_LEADER_EPOCH = -1
 NOT_OPEN = -1
 """Where a transaction's start would stand, as a time or as an offset."""
 
@@ -249,7 +255,7 @@ def refuse_describe_producers(
 async def _producers_of(
     topic: Topic | ErrorCode, index: int, message: str | None, context: RequestContext
 ) -> PartitionResponse:
-    partition = find_led_partition(topic, index, NO_LEADER_EPOCH, context)
+    partition = find_served(topic, index, NO_LEADER_EPOCH, context, by_follower=True)
     if isinstance(partition, ErrorCode):
         return PartitionResponse(partition_index=index, error_code=partition, error_message=message)
     store = context.services.transactions.store
@@ -355,6 +361,9 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     partition = find_partition(topic, index, NO_LEADER_EPOCH)
     if isinstance(partition, ErrorCode):
         return partition
+    if context.services.replicas_strict and (refusal := judge_role(partition, NO_LEADER_EPOCH, context)):
+        # As KafkaApis, which knows no partition of which it holds no replica.
+        return refusal if is_replica(partition, context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert isinstance(topic, Topic)
     count = len(topic.partitions)
     try:

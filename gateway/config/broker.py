@@ -334,6 +334,13 @@ class BrokerConfig:
         between(1, 2**15 - 1),
         update=_AT_START,
     )
+    replicas_strict: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether replicas are counted and only they serve, as in Kafka: no topic gets more of them than there are "
+        "nodes, and who does not lead a partition refuses what is for its leader. Not a Kafka setting.",
+        update=_AT_START,
+    )
     replica_selector_class: str | None = setting(
         ConfigType.STRING,
         None,

@@ -18,6 +18,9 @@ from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
+NO_LEADER_EPOCH = -1
+"""Of a client that names none."""
+
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     """KIP-320: what a client that knows another epoch of the partition is told; −1 knows none."""
@@ -98,12 +101,39 @@ def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leade
     return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
 
 
-def find_led_partition(
-    topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int, context: RequestContext
+def find_served(
+    topic: Topic | ErrorCode,
+    partition_index: int,
+    current_leader_epoch: int,
+    context: RequestContext,
+    *,
+    by_follower: bool = False,
 ) -> Partition | ErrorCode:
-    """The partition, or why the client may not ask its leader about it."""
-    found = find_partition(topic, partition_index, current_leader_epoch)
-    return found if isinstance(found, ErrorCode) else check_led(found, context) or found
+    """As `find_partition`, of one that this node is asked to answer for: see `judge_role`."""
+    partition = find_partition(topic, partition_index, NO_LEADER_EPOCH)
+    if isinstance(partition, ErrorCode):
+        return partition
+    return judge_role(partition, current_leader_epoch, context, by_follower=by_follower) or partition
+
+
+def judge_role(partition: Partition, claimed: int, context: RequestContext, *, by_follower: bool = False) -> ErrorCode:
+    """Why this node does not answer for the partition, in the order of upstream's ReplicaManager and Partition: where
+    replicas are counted, who holds none knows no epoch either; what nobody may lead nobody serves. `claimed`: the
+    client's leader epoch; `by_follower`: any replica may answer, not the leader alone."""
+    strict = context.services.replicas_strict
+    if strict and not is_replica(partition, context):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if refusal := check_leader_epoch(claimed, partition.leader_epoch):
+        return refusal
+    if by_follower or not strict:
+        return check_led(partition, context)
+    return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def is_replica(partition: Partition, context: RequestContext) -> bool:
+    """Whether this node leads the partition, or was named for it."""
+    membership, named = context.services.membership, partition.assignment
+    return membership.leads(partition) or (named is not None and membership.node_id in named.replicas)
 
 
 async def read_states(

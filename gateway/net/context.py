@@ -138,6 +138,8 @@ class Services:
     """None without `delegation.token.secret.key`."""
     certificates: Certificates | None = None
     """Those of its listeners; None: nobody may change them."""
+    replicas_strict: bool = False
+    """Whether this node answers only for what it leads, or holds as a replica."""
 
 
 class RequestContext(NamedTuple):

@@ -83,6 +83,8 @@ class AllowList:
     unserved: frozenset[str] = frozenset()
     from_0: tuple[str, ...] = ()
     """Classes or `Class.method` whose nodes are counted from 0, as in a cluster inside a test's process."""
+    strict: tuple[str, ...] = ()
+    """Classes or `Class.method` whose nodes have `replicas.strict`."""
 
     @classmethod
     def load(cls) -> AllowList:
@@ -96,6 +98,7 @@ class AllowList:
             tuple(entries.get("seen", [])),
             frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
             tuple(entries.get("from_0", [])),
+            tuple(entries.get("strict", [])),
         )
 
     @property
@@ -233,7 +236,7 @@ def run(folder: Path) -> None:
                 continue
             chosen.setdefault(part.version, {})[row] = f"{part.name}#{_base(test)}"
     with contextlib.ExitStack() as stack:
-        opened = door(allowed.nodes, sharing=allowed.sharing, from_0=allowed.from_0)
+        opened = door(allowed.nodes, sharing=allowed.sharing, from_0=allowed.from_0, strict=allowed.strict)
         address = stack.enter_context(opened) if chosen and not kafka else ""
         for version in sorted(chosen):
             heap = "2g" if kafka else "768m"

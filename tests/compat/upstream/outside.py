@@ -74,12 +74,20 @@ class _Cluster:
 
 class Gateways:
     """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one.
-    Nodes of those `from_0` are counted from there, as a cluster inside a test's process counts them."""
+    Nodes of those `from_0` are counted from there, as a cluster inside a test's process counts them. Those of `strict`
+    ones count their replicas."""
 
-    def __init__(self, server: Databases, most_nodes: Mapping[str, int], from_0: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        server: Databases,
+        most_nodes: Mapping[str, int],
+        from_0: Collection[str] = (),
+        strict: Collection[str] = (),
+    ) -> None:
         self._server = server
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
+        self._strict = frozenset(strict)
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **served(asked["settings"])}
@@ -94,9 +102,11 @@ class Gateways:
         secured: list[str] = []
         controllers: list[str] = []
         test = str(asked["test"])
-        counted = not self._from_0.isdisjoint((test, test.partition(".")[0]))
+        most, counted, strict = self.particulars(test)
+        if strict:
+            settings["replicas.strict"] = "true"
         racks: list[str] = asked.get("racks", [])
-        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, test))):
+        for number in range(min(int(asked["brokers"]), most)):
             rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
             port, controller_port = free_ports(2)
@@ -128,6 +138,13 @@ class Gateways:
             nodes.append(node)
         return _Started(nodes, secured, controllers)
 
+    def particulars(self, test: str) -> tuple[int, bool, bool]:
+        """At the most how many nodes `Class.method` gets, whether they are counted from 0, and whether they count their
+        replicas."""
+        names = (test, test.partition(".")[0])
+        counted, strict = (not given.isdisjoint(names) for given in (self._from_0, self._strict))
+        return most_nodes(self._most_nodes, test), counted, strict
+
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
     """How many nodes `Class.method` gets at the most: what is said of it, else of its class, else one."""
@@ -136,6 +153,10 @@ def most_nodes(given: Mapping[str, int], test: str) -> int:
 
 class Kafkas:
     """One node of Apache Kafka, however many are asked for."""
+
+    def particulars(self, test: str) -> tuple[()]:
+        """Tests get what they ask for."""
+        return ()
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **_with_bounds(asked["settings"])}
@@ -159,9 +180,12 @@ class Brokers:
         self._count = 0
 
     def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        key = None
-        if str(asked["test"]).partition(".")[0] in self._sharing:
-            key = json.dumps([asked["brokers"], asked.get("controllers"), asked["settings"]], sort_keys=True)
+        key, test = None, str(asked["test"])
+        if test.partition(".")[0] in self._sharing:
+            key = json.dumps(
+                [asked["brokers"], asked.get("controllers"), asked["settings"], self._maker.particulars(test)],
+                sort_keys=True,
+            )
         with self._lock:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
@@ -282,7 +306,12 @@ async def _migrated(url: str) -> None:
 
 @contextlib.contextmanager
 def door(
-    nodes: Mapping[str, int], *, sharing: Collection[str] = (), from_0: Collection[str] = (), kafka: bool = False
+    nodes: Mapping[str, int],
+    *,
+    sharing: Collection[str] = (),
+    from_0: Collection[str] = (),
+    strict: Collection[str] = (),
+    kafka: bool = False,
 ) -> Iterator[str]:
     """The door's address, for as long as the context lasts; then all that was opened there is ended."""
     with contextlib.ExitStack() as stack:
@@ -291,7 +320,7 @@ def door(
         else:
             server = stack.enter_context(databases())
             server.make_template(_migrated)
-            brokers = Brokers(Gateways(server, nodes, from_0), sharing)
+            brokers = Brokers(Gateways(server, nodes, from_0, strict), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
         class Door(BaseHTTPRequestHandler):

@@ -202,14 +202,14 @@ async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_ur
 
         await assigned(one, "named", (3, 1))
         assert await grow(4) == (ErrorCode.NONE, None)
-        expected = [(3, 1), (2, 3), (3, 1), (1, 2)]
+        expected = [(3, 1), (1, 3), (2, 1), (3, 2)]
         assert [await replicas(node) for node in (one, two, three_)] == [expected] * 3
         await gone(two, one, three_)
         assert await grow(6) == (ErrorCode.NONE, None)
-        assert (await replicas(one))[4:] == [(1, 3), (3, 1)], "who is alive comes first"
+        assert (await replicas(one))[4:] == [(3, 1), (1, 3)], "who is alive comes first"
         assert await reassign(one, "named", (0, (3, 2, 1))) == [(ErrorCode.NONE, None)]
         assert await grow(7) == (ErrorCode.NONE, None)
-        assert (await replicas(one))[6:] == [(1, 3, 2)]
+        assert (await replicas(one))[6:] == [(3, 1, 2)]
         await one.membership.unregister(two.membership.node_id)
         reason = "The target replication factor of 3 cannot be reached because only 2 broker(s) are registered."
         for validate_only in (True, False):

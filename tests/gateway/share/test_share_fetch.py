@@ -148,6 +148,7 @@ class Node:
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
             authorizer=None,
+            replicas_strict=False,
             catalog=catalog,
             membership=membership,
             settings=SimpleNamespace(broker=BrokerConfig()),

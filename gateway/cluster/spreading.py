@@ -1,0 +1,76 @@
+"""Which nodes a new topic's partitions get as replicas, where replicas are counted: a function of ids and racks alone.
+
+The one idea: nodes stand in a circle in which racks take turns. Partition after partition the next node leads; its
+followers are the nodes after it, of racks that the partition has none in yet while there are such. After each round
+followers begin one place further on, so that what a node leads falls to all others in equal parts when it is gone.
+Nodes that are not alive come last, and never lead (upstream: StripedReplicaPlacer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Rack = str | None
+
+
+class Spread:
+    """Of one set of nodes; gives the same replicas for the same place and number."""
+
+    def __init__(self, alive: Mapping[int, Rack], fenced: Mapping[int, Rack]) -> None:
+        """Racks by node id; at least one node is alive."""
+        self._circle = in_turn(alive)
+        self._last = in_turn(fenced)
+        self._racks = {**fenced, **alive}
+        self._found: dict[tuple[int, int, int], tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        """How many may lead."""
+        return len(self._circle)
+
+    def place_of(self, leader: int) -> int:
+        """Where in the circle the node stands; 0 where it does not."""
+        return self._circle.index(leader) if leader in self._circle else 0
+
+    def replicas(self, place: int, factor: int) -> tuple[int, ...]:
+        """Of the partition that is `place`-th since the first node of the circle: leader first; as many as `factor`
+        where there are as many nodes."""
+        rounds, at = divmod(place, len(self._circle))
+        shift = rounds % max(len(self._circle) - 1, 1)
+        found = self._found.get((at, shift, factor))
+        if found is None:
+            others = [*self._circle[at + 1 :], *self._circle[:at]]
+            candidates = [*others[shift:], *others[:shift], *self._last]
+            found = self._found[at, shift, factor] = self._chosen(self._circle[at], candidates, factor)
+        return found
+
+    def _chosen(self, leader: int, candidates: Sequence[int], factor: int) -> tuple[int, ...]:
+        """Of each rack one, then of each a second, and so on."""
+        chosen, left = [leader], candidates
+        taken: set[Rack] = {self._racks[leader]}
+        while left and len(chosen) < factor:
+            rest: list[int] = []
+            for node_id in left:
+                rack = self._racks[node_id]
+                if rack in taken:
+                    rest.append(node_id)
+                    continue
+                chosen.append(node_id)
+                if len(chosen) == factor:
+                    break
+                taken.add(rack)
+            left, taken = rest, set[Rack]()
+        return tuple(chosen)
+
+
+def in_turn(racks: Mapping[int, Rack]) -> list[int]:
+    """The nodes by id within their rack, racks by turns."""
+    by_rack: dict[Rack, list[int]] = {}
+    for node_id in sorted(racks):
+        by_rack.setdefault(racks[node_id], []).append(node_id)
+    ordered = [by_rack[rack] for rack in sorted(by_rack, key=lambda rack: (rack is not None, rack or ""))]
+    return list(_alternating(ordered))
+
+
+def _alternating(rows: Sequence[Sequence[int]]) -> Iterable[int]:
+    for index in range(max(map(len, rows), default=0)):
+        yield from (row[index] for row in rows if index < len(row))
