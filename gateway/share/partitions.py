@@ -182,7 +182,7 @@ class SharePartitions:
         return taken, stored
 
     def epochs(self, key: ShareKey) -> tuple[int, int]:
-        """By which the state of a partition that was loaded was begun, and by which it was read from outside: they change
+        """By which the state of a partition that was loaded was begun, and by which read from outside: they change
         with the row's epoch alone. Raises KafkaError as `apply`."""
         slot = self._slots.get(key)
         if slot is None:
