@@ -57,8 +57,9 @@ MAX_STREAMS_ELEMENTS = 25_000
 """What one streams heartbeat says: a member may own all tasks that a group may have (`MAX_TASKS`). Of a topology fewer
 are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 
-MAX_SHARE_STATE_BATCHES = 4_000
-"""Ranges of records of one WriteShareGroupState: a partition takes them in one step. A leader has 2,000 by default."""
+MAX_SHARE_STATE_BATCHES = 2_500
+"""Ranges of records of one WriteShareGroupState: a partition takes them in one step. A
+leader has 2,000 at the most, by default."""
 
 MAX_SHARE_TOPICS = 5_000
 """Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""

@@ -76,9 +76,6 @@ class Range:
 
 _first_offset, _last_offset = attrgetter("first_offset"), attrgetter("last_offset")
 
-MAX_RANGES = 10_000
-"""Of one partition, by which its row is bounded: the most that `group.share.partition.max.record.locks` may be."""
-
 
 @dataclass(frozen=True, slots=True)
 class SharePartition:
@@ -219,7 +216,7 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
         case LogStartMoved():
             return _log_start_moved(partition, event.log_start_offset)
         case StateTold():
-            return _state_told(partition, event)
+            return _state_told(partition, event, settings)
 
 
 def next_deadline(partition: SharePartition) -> int | None:
@@ -397,7 +394,8 @@ def _log_start_moved(partition: SharePartition, log_start_offset: int) -> Partit
     return PartitionStep(_sealed(log_start_offset, left), must_store=True)
 
 
-def _state_told(partition: SharePartition, event: StateTold) -> PartitionStep:
+def _state_told(partition: SharePartition, event: StateTold, settings: PartitionSettings) -> PartitionStep:
+    """Refused where there would be more ranges than any window of these settings has offsets."""
     known = durable(partition)
     start_offset = known.start_offset if event.start_offset is None else event.start_offset
     told = [
@@ -406,7 +404,7 @@ def _state_told(partition: SharePartition, event: StateTold) -> PartitionStep:
     ]
     told = sorted((each for each in told if each.last_offset >= start_offset), key=_first_offset)
     after = _sealed(start_offset, _furthest(start_offset, told))
-    if len(after.ranges) > MAX_RANGES:
+    if len(after.ranges) > settings.max_record_locks:
         return PartitionStep(partition, error=ErrorCode.INVALID_REQUEST)
     return PartitionStep(after, must_store=True)
 
