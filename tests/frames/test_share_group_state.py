@@ -121,12 +121,14 @@ def state_of(reader: Reader) -> Kept:
 
 
 @asynccontextmanager
-async def nobody(gateway: GatewayProcess, records: int = 0) -> AsyncGenerator[tuple[Kept, str]]:
+async def nobody(
+    gateway: GatewayProcess, records: int = 0, reset: str = "earliest"
+) -> AsyncGenerator[tuple[Kept, str]]:
     """A group that nobody has joined or begun, and records in partition 0 of a topic, whose name is given."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         group_id, topic = fresh("share"), fresh("topic")
         topic_id = await create_topic(client, topic, 2)
-        assert await configure(client, group_id, share_auto_offset_reset="earliest") == [NONE]
+        assert await configure(client, group_id, share_auto_offset_reset=reset) == [NONE]
         if records:
             assert (await produce(client, (topic, 0), batch_of(*[b"value"] * records))).error_code == NONE
         yield Kept(client, group_id, topic_id), topic
@@ -145,20 +147,23 @@ async def test_members_begin_where_the_state_was_initialized(gateway: GatewayPro
             assert await one.fetch() == [(2, 4, 1)]
             # Anew, while a member has them.
             assert await state.initialize(4, 1) == NONE
-            assert await one.acknowledge((2, 4, ACCEPT)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert await one.fetch() == [(1, 4, 1)]
+            # What was acquired before is nobody's any more.
+            assert await state.initialize(4, 1) == NONE
+            assert await one.acknowledge((1, 4, ACCEPT)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
             assert await one.fetch() == [(1, 4, 1)]
             assert await one.acknowledge((1, 4, ACCEPT)) == NONE
         assert await state.summary() == (4, 0, 5, 0)
 
 
 async def test_who_initializes_no_offset_leaves_it_to_the_first_reader(gateway: GatewayProcess) -> None:
-    async with nobody(gateway, records=3) as (state, topic):
+    async with nobody(gateway, records=3, reset="latest") as (state, topic):
         assert await state.initialize(7, -1) == NONE
         assert await state.read() == (7, -1, [])
         assert await state.summary() == (7, 0, -1, -1)
         async with reading(gateway, state.group_id, topic, state.topic_id) as one:
-            assert await one.fetch() == [(0, 2, 1)]
-        assert await state.read() == (7, 0, [])
+            assert await one.fetch() == []
+        assert await state.read() == (7, 3, [])
 
 
 async def test_what_was_acknowledged_is_read(gateway: GatewayProcess) -> None:
@@ -267,9 +272,11 @@ async def test_a_leader_of_a_new_epoch_takes_over_by_reading(gateway: GatewayPro
         assert await state.read(0) == (0, 0, [])
         assert await one.acknowledge((0, 0, ACCEPT)) == NONE
         assert await state.read(1) == (0, 1, [(1, 1, AVAILABLE, 1)])
+        assert await one.fetch() == [(1, 1, 2)]
+        assert await state.read(2) == (0, 1, [(1, 1, AVAILABLE, 1)])
         assert await one.acknowledge((1, 1, ACCEPT)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert await one.fetch() == [(1, 1, 2)]
-        assert await state.read(1) == (0, 1, [(1, 1, AVAILABLE, 1)])
+        assert await state.read(2) == (0, 1, [(1, 1, AVAILABLE, 1)])
         assert await one.acknowledge((1, 1, ACCEPT)) == NONE
 
 
