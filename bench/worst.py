@@ -46,6 +46,13 @@ from protocol.api_keys import ApiKey
 from protocol.codec import encode, has_more_elements, request_class
 from protocol.compression import Compression, compress
 from protocol.consumer import Subscription, encode_subscription
+from protocol.messages import (
+    delete_share_group_state,
+    initialize_share_group_state,
+    read_share_group_state,
+    read_share_group_state_summary,
+    write_share_group_state,
+)
 from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
@@ -76,6 +83,7 @@ from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatReq
 from protocol.messages.create_delegation_token import CreatableRenewers, CreateDelegationTokenRequest
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_share_group_state import DeleteShareGroupStateRequest, DeleteStateData
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.describe_delegation_token import DescribeDelegationTokenOwner, DescribeDelegationTokenRequest
@@ -94,12 +102,15 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from protocol.messages.initialize_share_group_state import InitializeShareGroupStateRequest, InitializeStateData
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.read_share_group_state import ReadShareGroupStateRequest, ReadStateData
+from protocol.messages.read_share_group_state_summary import ReadShareGroupStateSummaryRequest, ReadStateSummaryData
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
@@ -108,6 +119,7 @@ from protocol.messages.share_fetch import AcknowledgementBatch, ShareFetchReques
 from protocol.messages.share_fetch import FetchPartition as ShareFetchPartition
 from protocol.messages.share_fetch import FetchTopic as ShareFetchTopic
 from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from protocol.messages.write_share_group_state import StateBatch, WriteShareGroupStateRequest, WriteStateData
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
@@ -272,6 +284,8 @@ def addressed(request: Any, api_key: ApiKey) -> Any:
     given: dict[str, Any] = {}
     if kind in ("share", "streams", "consumer") and isinstance(getattr(request, "group_id", None), str):
         given["group_id"] = f"{GROUP}-{kind}"
+    if api_key.name.endswith(("_SHARE_GROUP_STATE", "_SHARE_GROUP_STATE_SUMMARY")):
+        given["group_id"] = IDLE_SHARE_GROUP
     if api_key in (ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS):
         given["group_id"] = IDLE_SHARE_GROUP
     if kind == "share" and hasattr(request, "member_id"):
@@ -715,11 +729,79 @@ def of_share_groups(topic_id: UUID) -> Iterator[Case]:
             ),
         ),
     )
+    initialize = InitializeShareGroupStateRequest(
+        group_id=IDLE_SHARE_GROUP,
+        topics=(
+            InitializeStateData(
+                topic_id=topic_id,
+                partitions=tuple(
+                    initialize_share_group_state.PartitionData(partition=index, state_epoch=-1) for index in indexes
+                ),
+            ),
+        ),
+    )
+    read = ReadShareGroupStateRequest(
+        group_id=IDLE_SHARE_GROUP,
+        topics=(
+            ReadStateData(
+                topic_id=topic_id,
+                partitions=tuple(read_share_group_state.PartitionData(partition=index) for index in indexes),
+            ),
+        ),
+    )
+    summed_up = ReadShareGroupStateSummaryRequest(
+        group_id=IDLE_SHARE_GROUP,
+        topics=(
+            ReadStateSummaryData(
+                topic_id=topic_id,
+                partitions=tuple(read_share_group_state_summary.PartitionData(partition=index) for index in indexes),
+            ),
+        ),
+    )
+    forget = DeleteShareGroupStateRequest(
+        group_id=IDLE_SHARE_GROUP,
+        topics=(
+            DeleteStateData(
+                topic_id=topic_id,
+                partitions=tuple(delete_share_group_state.PartitionData(partition=index) for index in indexes),
+            ),
+        ),
+    )
     altering, describing = ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS
     yield Case("alter_share_group_offsets: a wide topic", altering, 0, [begin])
     yield Case("describe_share_group_offsets: a wide topic", describing, 1, [where])
     yield Case("share_fetch: a wide topic", ApiKey.SHARE_FETCH, 2, [fetch])
     yield Case("share_acknowledge: a wide topic", ApiKey.SHARE_ACKNOWLEDGE, 2, [acknowledge])
+    yield Case("initialize_share_group_state: a wide topic", ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, [initialize])
+    writing = ApiKey.WRITE_SHARE_GROUP_STATE
+    yield Case("write_share_group_state: a partition", writing, 1, [state_written(topic_id, 0)])
+    yield Case("write_share_group_state: a partition that has as much", writing, 1, [state_written(topic_id, 1)])
+    yield Case("write_share_group_state: partitions", writing, 1, [states_written(topic_id)])
+    yield Case("read_share_group_state: a wide topic", ApiKey.READ_SHARE_GROUP_STATE, 0, [read])
+    yield Case("read_share_group_state_summary: a wide topic", ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, [summed_up])
+    yield Case("delete_share_group_state: a wide topic", ApiKey.DELETE_SHARE_GROUP_STATE, 0, [forget])
+
+
+def state_written(topic_id: UUID, begin: int) -> WriteShareGroupStateRequest:
+    """As many ranges as a partition may have by default; begun elsewhere they cut each other."""
+    batches = tuple(
+        StateBatch(
+            first_offset=begin + 2 * number,
+            last_offset=begin + 2 * number + 1,
+            delivery_state=2 * (number % 2),
+            delivery_count=1 + (number + begin) % 3,
+        )
+        for number in range(1_300)
+    )
+    part = write_share_group_state.PartitionData(partition=0, start_offset=-1, state_batches=batches)
+    topic = WriteStateData(topic_id=topic_id, partitions=(part,))
+    return WriteShareGroupStateRequest(group_id=IDLE_SHARE_GROUP, topics=(topic,))
+
+
+def states_written(topic_id: UUID) -> WriteShareGroupStateRequest:
+    parts = tuple(write_share_group_state.PartitionData(partition=index, start_offset=-1) for index in range(1, 2_450))
+    topic = WriteStateData(topic_id=topic_id, partitions=parts)
+    return WriteShareGroupStateRequest(group_id=IDLE_SHARE_GROUP, topics=(topic,))
 
 
 def behind_aborted() -> Iterator[Case]:

@@ -1,13 +1,17 @@
 """FindCoordinator: which node holds the lease of a group's shard.
 
 The one idea: the answer is a hint read from the leases, in Postgres where this node holds none for the group; the
-node it names decides again whether it coordinates. Share groups are not served: see `find_coordinator`.
+node it names decides again whether it coordinates. What a share group has done with a partition is kept by whoever
+leads that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from base64 import urlsafe_b64decode
 from collections.abc import Sequence
+from uuid import UUID
 
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from gateway.net.context import RequestContext, Services
@@ -16,18 +20,20 @@ from gateway.security.authorizer import may, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
-from storage.types import Node
+from storage.types import Node, Partition
 
-GROUP, TRANSACTION = 0, 1
+GROUP, TRANSACTION, SHARE = 0, 1, 2
 _KINDS = {GROUP: ResourceType.GROUP, TRANSACTION: ResourceType.TRANSACTIONAL_ID}
-FIRST_VERSION_WITH_KEYS = 4
+_TOPIC_ID, _INDEX = re.compile(r"[\w-]{22}", re.ASCII), re.compile(r"[+-]?\d{1,10}", re.ASCII)
+FIRST_VERSION_WITH_KEYS, FIRST_VERSION_WITH_SHARE = 4, 6
 
 
 async def find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
     """One coordinator per key from version 4, one in the response itself before.
 
-    Any node may end any transaction; each transactional id has one that clients are sent to. Share keys (type 2) and
-    unknown types answer INVALID_REQUEST.
+    Any node may end any transaction; each transactional id has one that clients are sent to. Keys of share partitions
+    (type 2) are GROUP:TOPIC ID:PARTITION; those of a topic that there is not lead to this node, which says so. Other
+    keys, and unknown types, answer INVALID_REQUEST.
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
     coordinators: list[Coordinator] = []
@@ -66,21 +72,59 @@ def refuse_find_coordinator(
 async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestContext) -> Sequence[Node | KafkaError]:
     kind = _KINDS.get(key_type)
     if context.services.authorizer is None or kind is None:
-        return await _find(keys, key_type, context.services)
+        return await _find(keys, key_type, context)
     allowed = [key for key in keys if may(context, AclOperation.DESCRIBE, kind, key)]
-    found = dict(zip(allowed, await _find(allowed, key_type, context.services), strict=True)) if allowed else {}
+    found = dict(zip(allowed, await _find(allowed, key_type, context), strict=True)) if allowed else {}
     return [found.get(key) or refusal_of(kind) for key in keys]
 
 
-async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
+async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> Sequence[Node | KafkaError]:
+    services = context.services
     if key_type == GROUP:
         await services.internal_topics.show(CONSUMER_OFFSETS, services)
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
         await services.internal_topics.show(TRANSACTION_STATE, services)
         return [services.transactions.coordinator_of(key) for key in keys]
+    if key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
+        return await _share_coordinators(keys, context)
     refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
     return [refused] * len(keys)
+
+
+def _leader_of(partition: Partition, services: Services) -> Node | KafkaError:
+    """Whoever leads the partition has what share groups have done with it."""
+    leader = services.membership.leaders.leader(partition.partition_key, partition.assignment)
+    found = next((node for node in services.membership.alive() if node.node_id == leader), None)
+    return found or KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody leads the partition")
+
+
+async def _share_coordinators(keys: Sequence[str], context: RequestContext) -> list[Node | KafkaError]:
+    services = context.services
+    named = [_share_partition(key) for key in keys]
+    missing = [each[0] for each in named if each is not None and services.catalog.get_by_id(each[0]) is None]
+    await services.catalog.resolve_all_ids(missing)
+    found: list[Node | KafkaError] = []
+    for key, each in zip(keys, named, strict=True):
+        if each is None:
+            found.append(KafkaError(ErrorCode.INVALID_REQUEST, f"{key} is no GROUP:TOPIC ID:PARTITION"))
+            continue
+        topic_id, index = each
+        topic = services.catalog.get_by_id(topic_id)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            found.append(services.membership.self_node)
+        else:
+            found.append(_leader_of(topic.partitions[index], services))
+    return found
+
+
+def _share_partition(key: str) -> tuple[UUID, int] | None:
+    """Topic id and index (upstream: SharePartitionKey); None for what is no such key."""
+    group_id, _, rest = key.partition(":")
+    encoded, _, index = rest.partition(":")
+    if not group_id.strip() or not _TOPIC_ID.fullmatch(encoded) or not _INDEX.fullmatch(index):
+        return None
+    return UUID(bytes=urlsafe_b64decode(f"{encoded}==")), int(index)
 
 
 def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:

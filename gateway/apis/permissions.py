@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from gateway.apis.find_coordinator import FIRST_VERSION_WITH_SHARE, SHARE
 from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
 from gateway.coordinator.machine import Value
 from gateway.log.catalog import Catalog
@@ -22,6 +23,7 @@ from gateway.security.kinds import AclOperation, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
 
@@ -119,6 +121,12 @@ async def _describes_controllers(request: Any, context: RequestContext) -> None:
         require(context, _Op.ALTER, _CLUSTER)
 
 
+async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext) -> None:
+    """Those of share partitions are for brokers; by earlier versions nobody is told of them."""
+    if request.key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
+        require(context, _Op.CLUSTER_ACTION, _CLUSTER)
+
+
 _reads_group = _named(_Op.READ, _GROUP, "group_id")
 _writes_transaction = _named(_Op.WRITE, _TRANSACTION, "transactional_id")
 _describes_group, _describes_topic = Each(_Op.DESCRIBE, _GROUP), Each(_Op.DESCRIBE, _TOPIC)
@@ -126,7 +134,7 @@ _reads_topic, _writes_topic = Each(_Op.READ, _TOPIC), Each(_Op.WRITE, _TOPIC)
 _group_described = Demand(each=(_describes_group, _describes_topic))
 _alters_settings = Demand(each=tuple(Each(_Op.ALTER_CONFIGS, kind) for kind in (_TOPIC, _GROUP, _CLUSTER)))
 _alters_cluster, _describes_cluster = Demand((_cluster(_Op.ALTER),)), Demand((_cluster(_Op.DESCRIBE),))
-_member = Demand((_reads_group,))
+_member, _brokers = Demand((_reads_group,)), Demand((_cluster(_Op.CLUSTER_ACTION),))
 
 DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.PRODUCE: Demand((_writes_transaction,), (_writes_topic,)),
@@ -135,7 +143,7 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.METADATA: Demand(each=(_describes_topic, Each(_Op.CREATE, _TOPIC), Each(_Op.CREATE, _CLUSTER))),
     ApiKey.OFFSET_COMMIT: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.OFFSET_FETCH: _group_described,
-    ApiKey.FIND_COORDINATOR: Demand(each=(_describes_group, Each(_Op.DESCRIBE, _TRANSACTION))),
+    ApiKey.FIND_COORDINATOR: Demand((_finds_coordinators,), (_describes_group, Each(_Op.DESCRIBE, _TRANSACTION))),
     ApiKey.JOIN_GROUP: _member,
     ApiKey.HEARTBEAT: _member,
     ApiKey.LEAVE_GROUP: _member,
@@ -199,6 +207,11 @@ DEMANDS: Mapping[ApiKey, Demand] = {
         (_reads_group, _describes(of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
     ),
     ApiKey.STREAMS_GROUP_DESCRIBE: _group_described,
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE: _brokers,
+    ApiKey.READ_SHARE_GROUP_STATE: _brokers,
+    ApiKey.WRITE_SHARE_GROUP_STATE: _brokers,
+    ApiKey.DELETE_SHARE_GROUP_STATE: _brokers,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _brokers,
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _group_described,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),

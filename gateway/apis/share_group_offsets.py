@@ -162,7 +162,7 @@ async def alter_share_group_offsets(
     that nobody has joined yet begins with it, as in Kafka."""
     require_protocol(SHARE, context)
     services = context.services
-    await _begin(request.group_id, services)
+    await begin_share_group(request.group_id, services)
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)
     starts: dict[tuple[UUID, int], int] = {}
     answers: list[altering.AlterShareGroupOffsetsResponseTopic] = []
@@ -203,8 +203,8 @@ def refuse_alter_share_group_offsets(
     return AlterShareGroupOffsetsResponse(error_code=code, error_message=message)
 
 
-async def _begin(group_id: str, services: Services) -> None:
-    """Raises KafkaError."""
+async def begin_share_group(group_id: str, services: Services) -> None:
+    """Where there is none of the name yet. Raises KafkaError."""
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     reply = services.groups.submit(group_id, BeginShareGroup(services.groups.next_request_id()))

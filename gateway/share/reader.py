@@ -118,6 +118,24 @@ def partition_settings(settings: ShareSettings) -> PartitionSettings:
     )
 
 
+async def start_of(partition: Partition, settings: ShareSettings, context: RequestContext) -> int:
+    """Where a group begins that nobody has read from yet. Raises StorageError."""
+    log = context.services.log
+    state = (await log.states([partition.partition_key])).get(partition.partition_key)
+    if state is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is gone")
+    end_offset = state.last_stable_offset if settings.read_committed else state.high_watermark
+    reset = settings.auto_offset_reset
+    if reset == "earliest":
+        return state.log_start_offset
+    age_ms = duration_ms(reset.removeprefix(BY_DURATION)) if reset.startswith(BY_DURATION) else None
+    if age_ms is None:
+        return end_offset
+    since_ms = context.services.clock.now_ms() - age_ms
+    first = await first_of_log_since(log, partition.partition_key, since_ms, state.log_start_offset)
+    return end_offset if first is None else first[1]
+
+
 class Reader:
     """Of one request."""
 
@@ -223,26 +241,9 @@ class Reader:
 
     async def _load(self, part: Part, partition: Partition) -> SharePartition:
         async def start() -> int:
-            return await self._start(partition)
+            return await start_of(partition, self._settings, self._context)
 
         return await self._partitions.load(self.key(part), start, self._limits)
-
-    async def _start(self, partition: Partition) -> int:
-        """Where a group begins that nobody has read from yet. Raises StorageError."""
-        log = self._context.services.log
-        state = (await log.states([partition.partition_key])).get(partition.partition_key)
-        if state is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is gone")
-        end_offset = state.last_stable_offset if self._settings.read_committed else state.high_watermark
-        reset = self._settings.auto_offset_reset
-        if reset == "earliest":
-            return state.log_start_offset
-        age_ms = duration_ms(reset.removeprefix(BY_DURATION)) if reset.startswith(BY_DURATION) else None
-        if age_ms is None:
-            return end_offset
-        since_ms = self._context.services.clock.now_ms() - age_ms
-        first = await first_of_log_since(log, partition.partition_key, since_ms, state.log_start_offset)
-        return end_offset if first is None else first[1]
 
     async def _take_cold(self, cold: Sequence[tuple[Part, SharePartition]], want: Want) -> bool:
         services = self._context.services

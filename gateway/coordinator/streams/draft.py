@@ -153,7 +153,7 @@ class Draft:
 
     def compute_target(self) -> None:
         """Decides anew who should own what; only members whose share differs are written. A member that came with an
-        older topology can run none of the tasks. `see_topics` has been called."""
+        older topology can run none of the tasks. `see_topics` has been called, now or for whoever spoke last."""
         configured = self.configured or Configured()
         shares = dict.fromkeys(self.members, NO_TASKS)
         if configured.is_ready and not self.awaits_members:

@@ -1,4 +1,4 @@
-"""StreamsGroupHeartbeat: join, report, reconcile, leave; and what the group makes of topics and of time.
+"""StreamsGroupHeartbeat: join, report, reconcile, leave; and what the group makes of time.
 
 The one idea: every heartbeat asks the same four things in turn, as in a consumer group. Has what the target follows
 from changed: then the group's epoch moves. Is the target older than that: then it is computed again. How far may this
@@ -318,23 +318,12 @@ def _leave(
     return draft.seal()
 
 
-# --- topics and time ------------------------------------------------------------------------------------------------
-
-
-def see_topics(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
-    """Topics may have changed: members learn what follows with their next heartbeats."""
-    if not group.members or cluster.revision < group.topics_revision or not has_news(group, cluster):
-        return Step(group)
-    draft = Draft(group, now_ms, settings, cluster)
-    if draft.see_topics():
-        draft.raise_epoch(Trigger.TOPICS_CHANGED)
-        draft.compute_target()
-    return draft.seal()
+# --- time ------------------------------------------------------------------------------------------------------------
 
 
 def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
     """Members that were silent for their session, or did not let go of tasks in time, are gone; the first members have
-    been waited for."""
+    been waited for: they are given what there was to do when one of them spoke last."""
     departures = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)
     for member_id, at_ms in group.rebalance_deadlines.items():
         if at_ms <= now_ms:
@@ -347,7 +336,8 @@ def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSe
         # In the order in which they joined: a step depends on nothing but its values.
         draft.lose_all({key: departures[key] for key in group.members if key in departures})
     if delay_is_over and draft.members:
-        draft.see_topics()
+        if draft.configured is None:
+            draft.see_topics()
         draft.end_delay()
         draft.raise_epoch(Trigger.MEMBER_JOINED)
         draft.compute_target()

@@ -1,7 +1,8 @@
 """The streams group coordinator (KIP-1071), whole, and as the runner plays it.
 
 The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`; it is the coordinator who assigns
-tasks, so a step reads the cluster's topics, and the group is told when they change.
+tasks, so a step reads the cluster's topics. They are compared with the topology when a member speaks, as upstream: no
+member would hear before that what follows from others, and until then the group is what it was.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
-    ClusterChanged,
     ConnectionClosed,
     Document,
     Machine,
@@ -57,7 +57,7 @@ from gateway.coordinator.model import (
 )
 from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
 from gateway.coordinator.restore import session_left_ms
-from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
+from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, tick
 from gateway.coordinator.streams.model import (
     MemberState,
     StreamsGroup,
@@ -65,6 +65,7 @@ from gateway.coordinator.streams.model import (
     StreamsGroupHeartbeatReply,
     StreamsGroupState,
     StreamsMemberRow,
+    has_news,
     state_of,
 )
 from gateway.coordinator.streams.offsets import commit_reply, txn_commit_reply
@@ -83,8 +84,6 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
             return heartbeat(group, event, now_ms, settings, cluster)
         case Tick():
             return tick(group, cluster, now_ms, settings)
-        case ClusterChanged():
-            return see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
             return Step(group, ((event.request_id, commit_reply(group, event, cluster)),))
         case TxnOffsetCommit():
@@ -106,9 +105,10 @@ MANY_SUBTOPOLOGIES = 100
 """Of a topology that is looked at for the first time."""
 
 
-def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat) -> bool:
+def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
     return (
         has_its_share(group, event.member_id, event.member_epoch)
+        and not has_news(group, cluster)
         and event.topology is None
         and event.active is None
         and event.standby is None
@@ -136,6 +136,9 @@ class _Streams(EpochMachine):
     beats = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
     durable = DURABLE
 
+    def watches(self, group: StreamsGroup) -> bool:
+        return False
+
     def missing(self, group_id: str) -> StreamsGroup:
         return StreamsGroup(group_id)
 
@@ -143,7 +146,7 @@ class _Streams(EpochMachine):
         if isinstance(event, StreamsGroupHeartbeat):
             if _says_much(event, cluster):
                 return True
-            if type(group) is StreamsGroup and _is_quick(group, event):
+            if type(group) is StreamsGroup and _is_quick(group, event, cluster):
                 return False
         elif type(event) in QUICK:
             return False

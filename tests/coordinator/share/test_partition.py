@@ -28,6 +28,8 @@ from gateway.coordinator.share.partition import (
     RecordState,
     Release,
     SharePartition,
+    StateTold,
+    Told,
     durable,
     next_deadline,
     step,
@@ -278,6 +280,83 @@ def test_what_is_read_back_is_available_with_its_count():
         Range(12, 12, RecordState.ACKNOWLEDGED, 1),
         Range(13, 14, RecordState.AVAILABLE, 1),
     )
+
+
+# --- what is told from elsewhere ------------------------------------------------------------------------------------
+
+AVAILABLE, ACKNOWLEDGED, ARCHIVED = RecordState.AVAILABLE, RecordState.ACKNOWLEDGED, RecordState.ARCHIVED
+
+
+def told(
+    partition: SharePartition, *batches: tuple[int, int, RecordState, int], start: int | None = None
+) -> SharePartition:
+    taken = step(partition, StateTold(start, tuple(Told(*each) for each in batches)), 0, SETTINGS)
+    assert taken.error is ErrorCode.NONE
+    assert taken.must_store
+    return taken.partition
+
+
+def test_nobody_holds_anything_once_the_state_was_told():
+    held = acquire(EMPTY, (10, 14)).partition
+    after = told(held, (11, 11, ACKNOWLEDGED, 1))
+    assert after == SharePartition(
+        10, (Range(10, 10, AVAILABLE, 1), Range(11, 11, ACKNOWLEDGED, 1), Range(12, 14, AVAILABLE, 1))
+    )
+
+
+def test_below_a_start_that_is_told_nothing_is_known():
+    held = acquire(EMPTY, (10, 14)).partition
+    assert told(held, start=13) == SharePartition(13, (Range(13, 14, AVAILABLE, 1),))
+    assert told(held, start=20) == SharePartition(20)
+    # Further down it is to be delivered again.
+    assert told(held, start=8) == SharePartition(8, (Range(8, 9), Range(10, 14, AVAILABLE, 1)))
+
+
+def test_what_is_settled_from_the_start_on_moves_it():
+    assert told(EMPTY, (10, 11, ACKNOWLEDGED, 1), (12, 12, ARCHIVED, 2), (13, 13, AVAILABLE, 0)) == SharePartition(13)
+
+
+def test_a_state_of_more_ranges_than_a_window_has_offsets_is_refused():
+    batches = tuple(Told(10 + 2 * n, 10 + 2 * n, AVAILABLE, 1) for n in range(SETTINGS.max_record_locks))
+    assert step(EMPTY, StateTold(None, batches[:50]), 0, SETTINGS).error is ErrorCode.NONE
+    refused = step(EMPTY, StateTold(None, batches), 0, SETTINGS)
+    assert (refused.error, refused.partition) == (ErrorCode.INVALID_REQUEST, EMPTY)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_of_each_offset_the_furthest_holds(seed: int):
+    """Offset by offset, as it is defined."""
+    random_ = random.Random(seed)
+    wide = replace(SETTINGS, max_record_locks=1_000)
+
+    def any_batch() -> Told:
+        first = random_.randrange(40)
+        state = random_.choice((AVAILABLE, ACKNOWLEDGED, ARCHIVED))
+        return Told(first, first + random_.randrange(12), state, random_.randrange(4))
+
+    partition, known, start = SharePartition(0), dict[int, tuple[int, int]](), 0
+    for _ in range(6):
+        batches = [any_batch() for _ in range(random_.randrange(6))]
+        moved = random_.randrange(40) if random_.random() < 0.3 else None
+        partition = step(partition, StateTold(moved, tuple(batches)), 0, wide).partition
+        start = start if moved is None else moved
+        for each in batches:
+            for offset in range(each.first_offset, each.last_offset + 1):
+                known[offset] = max(known.get(offset, (0, 0)), (each.delivery_count, each.state.value))
+        known = {offset: how for offset, how in known.items() if offset >= start}
+        while known.get(start, (0, 0))[1]:
+            del known[start]
+            start += 1
+        seen = {
+            offset: (each.delivery_count, each.state.value)
+            for each in partition.ranges
+            for offset in range(each.first_offset, each.last_offset + 1)
+        }
+        assert partition.start_offset == start
+        assert {o: how for o, how in seen.items() if how != (0, 0)} == {
+            o: how for o, how in known.items() if how != (0, 0)
+        }
+        assert list(seen) == list(range(start, start + len(seen)))
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.facts import Departure, GroupDeleted, MemberChanged, MemberId, MemberLeft
-from gateway.coordinator.machine import Adopted, ClusterChanged, ConnectionId, RequestId
+from gateway.coordinator.machine import MANY, Adopted, ConnectionId, RequestId
 from gateway.coordinator.model import (
     DeleteGroup,
     Group,
@@ -27,6 +27,7 @@ from gateway.coordinator.streams.model import (
     Endpoint,
     MemberState,
     StreamsGroup,
+    StreamsGroupHeartbeat,
     StreamsGroupHeartbeatReply,
     StreamsGroupState,
     state_of,
@@ -126,6 +127,20 @@ def test_a_heartbeat_ends_a_delay_that_is_over() -> None:
     assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL))
 
 
+def test_a_delay_that_is_over_changes_nothing_of_what_was_missing_when_somebody_spoke_last() -> None:
+    """As upstream: what a topology's topics are is asked when a member speaks."""
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+    assert scene.join("a", COUNTING).missing_internal_topics
+    scene.topics({"t": 4, "counts": 4, "words": 4})
+    scene.pass_time(3_000)
+    assert not scene.group.awaits_members
+    assert state(scene) is StreamsGroupState.NOT_READY
+    reply = scene.beat("a", 1)
+    assert (reply.missing_internal_topics, reply.status) == ((), ())
+    assert reply.tasks == Tasks(ALL | {("1", index) for index in range(4)})
+    assert state(scene) is StreamsGroupState.STABLE
+
+
 def test_who_rejoins_keeps_its_tasks_and_has_nothing_before_it_is_told() -> None:
     scene = Scene()
     scene.join("a")
@@ -194,7 +209,8 @@ def test_missing_sources_are_awaited() -> None:
     assert [code for code, _ in reply.status] == [StatusCode.MISSING_SOURCE_TOPICS]
     assert (reply.tasks, state(scene)) == (Tasks(), StreamsGroupState.NOT_READY)
     scene.topics({"t": 2})
-    scene.play(ClusterChanged())
+    assert not STREAMS.watches(scene.group)
+    assert state(scene) is StreamsGroupState.NOT_READY
     reply = scene.beat("a", 2)
     assert (reply.member_epoch, reply.tasks, reply.status) == (3, active(("0", 0), ("0", 1)), ())
 
@@ -215,10 +231,10 @@ def test_a_topic_that_goes_takes_all_tasks_along() -> None:
     scene = Scene()
     scene.join("a")
     scene.topics({})
-    scene.play(ClusterChanged())
-    assert state(scene) is StreamsGroupState.NOT_READY
+    assert state(scene) is StreamsGroupState.STABLE
     reply = scene.beat("a", 2)
     assert (reply.tasks, [code for code, _ in reply.status]) == (Tasks(), [StatusCode.MISSING_SOURCE_TOPICS])
+    assert state(scene) is StreamsGroupState.NOT_READY
 
 
 def test_topics_of_others_are_not_weighed() -> None:
@@ -226,11 +242,11 @@ def test_topics_of_others_are_not_weighed() -> None:
     scene.join("a")
     configured = scene.group.configured
     scene.topics({"t": 4, "other": 1})
-    scene.play(ClusterChanged())
+    scene.beat("a", 2)
     assert (scene.group.configured, scene.group.group_epoch) == (configured, 2)
     assert scene.group.configured is configured
     scene.topics({"t": 5, "other": 1})
-    scene.play(ClusterChanged())
+    scene.beat("a", 2)
     assert scene.group.configured is not None
     assert scene.group.configured.task_counts == {"0": 5}
 
@@ -634,3 +650,23 @@ def test_a_member_that_speaks_from_elsewhere_is_stored_anew() -> None:
     assert scene.last.facts == ()
     scene.beat("a", epoch, connection_number=3, client_host="/elsewhere")
     assert scene.last.facts == (MemberChanged(MemberId("a")),)
+
+
+def test_who_speaks_first_behind_a_change_of_topics_may_take_long() -> None:
+    scene = Scene({"t": MANY + 1})
+    epoch = scene.join("a").member_epoch
+    said = StreamsGroupHeartbeat(
+        request_id=RequestId(1),
+        connection_id=ConnectionId("c"),
+        connection_number=1,
+        client_id="",
+        client_host="",
+        member_id=MemberId("a"),
+        member_epoch=epoch,
+        endpoint_information_epoch=scene.group.endpoint_epoch,
+    )
+    assert not STREAMS.is_long(scene.group, said, scene.cluster)
+    scene.topics({"t": MANY + 1, "other": 1})
+    assert STREAMS.is_long(scene.group, said, scene.cluster)
+    scene.beat("a", epoch)
+    assert not STREAMS.is_long(scene.group, said, scene.cluster)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.coordinator.facts import AssignmentGiven, TargetComputed
-from gateway.coordinator.machine import ClusterChanged
 from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH
 from gateway.coordinator.streams import current_assignment, heartbeat
 from gateway.coordinator.streams.current_assignment import HeldByOthers
@@ -94,8 +93,6 @@ class World:
         name = self.chance.choice(sorted(counts))
         if counts[name] < 6:
             self.scene.topics({**counts, name: counts[name] + 1})
-            if self.chance.random() < 0.5:
-                self.scene.play(ClusterChanged())
 
     def speak(self) -> None:
         self.beat(self.chance.choice(self.clients), loses=0.15)

@@ -25,12 +25,8 @@ from protocol.schema import message_schema
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
 UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis-4.2.json").read_text())
 """Every API that Kafka 4.2 advertises, and at which kinds of listeners."""
-NOT_SERVED = {
-    *("GetTelemetrySubscriptions", "PushTelemetry"),
-    *("CreateDelegationToken", "RenewDelegationToken", "ExpireDelegationToken", "DescribeDelegationToken"),
-    *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
-    "ReadShareGroupStateSummary",
-}
+NOT_SERVED = {"GetTelemetrySubscriptions", "PushTelemetry"}
+"""Kafka's brokers advertise them only where something receives what clients tell of themselves."""
 AMONG_CONTROLLERS = {
     "AllocateProducerIds",
     "AlterPartition",
