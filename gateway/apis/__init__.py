@@ -241,6 +241,7 @@ SERVED: tuple[Served, ...] = (
         3,
         delegation_tokens.create_delegation_token,
         delegation_tokens.refuse_create_delegation_token,
+        roles=Role.EITHER,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),
     Served(
@@ -249,6 +250,7 @@ SERVED: tuple[Served, ...] = (
         2,
         delegation_tokens.renew_delegation_token,
         delegation_tokens.refuse_renew_delegation_token,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.EXPIRE_DELEGATION_TOKEN,
@@ -256,6 +258,7 @@ SERVED: tuple[Served, ...] = (
         2,
         delegation_tokens.expire_delegation_token,
         delegation_tokens.refuse_expire_delegation_token,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.DESCRIBE_DELEGATION_TOKEN,
@@ -263,6 +266,7 @@ SERVED: tuple[Served, ...] = (
         3,
         delegation_tokens.describe_delegation_token,
         delegation_tokens.refuse_describe_delegation_token,
+        roles=Role.EITHER,
         bulky=True,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),

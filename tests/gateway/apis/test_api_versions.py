@@ -167,6 +167,7 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     assert told == {"metadata.version": (7, highest)} | (
         {
             "kraft.version": (0, 0),
+            "eligible.leader.replicas.version": (0, 1),
             "group.version": (0, 1),
             "share.version": (0, 1),
             "streams.version": (0, 1),
