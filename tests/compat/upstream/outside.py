@@ -142,9 +142,7 @@ class Brokers:
         self._count = 0
 
     def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        key, test = None, str(asked["test"])
-        if test.partition(".")[0] in self._sharing:
-            key = json.dumps([asked["brokers"], asked["settings"], self._maker.particulars(test)], sort_keys=True)
+        key = self.key_of(asked)
         with self._lock:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
@@ -156,6 +154,13 @@ class Brokers:
             number = str(self._count)
             self._clusters[number] = cluster
         return {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+
+    def key_of(self, asked: Mapping[str, Any]) -> str | None:
+        """What a cluster that is asked for is good for besides; None if for nothing."""
+        test = str(asked["test"])
+        if test.partition(".")[0] not in self._sharing:
+            return None
+        return json.dumps([asked["brokers"], asked["settings"], self._maker.particulars(test)], sort_keys=True)
 
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
