@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -128,3 +128,18 @@ def test_a_test_gets_the_nodes_that_are_said_of_it_or_of_its_class() -> None:
     given = {"SomeTest": 2, "SomeTest.three": 3}
     asked = ("SomeTest.three", "SomeTest.other", "OtherTest.three")
     assert [outside.most_nodes(given, test) for test in asked] == [3, 2, 1]
+
+
+def test_tests_share_no_brokers_that_are_others_than_they_are_given() -> None:
+    given = {"SomeTest.three": 3}
+    maker = outside.Gateways(cast("Any", None), given, from_0=("SomeTest.zero",), strict=("SomeTest.strict",))
+    tests = ("SomeTest.three", "SomeTest.zero", "SomeTest.strict", "SomeTest.other", "SomeTest.another")
+    assert [maker.particulars(test) for test in tests] == [
+        *((3, False, False), (1, True, False), (1, False, True)),
+        *[(1, False, False)] * 2,
+    ]
+    brokers = outside.Brokers(maker, sharing=("SomeTest",))
+    keys = [brokers.key_of({"test": test, "brokers": 3, "settings": {}}) for test in tests]
+    assert len(set(keys)) == 4
+    assert keys[3] == keys[4]
+    assert brokers.key_of({"test": "OtherTest.three", "brokers": 3, "settings": {}}) is None

@@ -180,12 +180,7 @@ class Brokers:
         self._count = 0
 
     def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        key, test = None, str(asked["test"])
-        if test.partition(".")[0] in self._sharing:
-            key = json.dumps(
-                [asked["brokers"], asked.get("controllers"), asked["settings"], self._maker.particulars(test)],
-                sort_keys=True,
-            )
+        key = self.key_of(asked)
         with self._lock:
             cluster = self._idle.pop(key, None) if key is not None else None
         if cluster is None:
@@ -205,6 +200,16 @@ class Brokers:
             opened["secured"] = ",".join(cluster.secured)
             opened["metrics"] = [node.metrics_url for node in cluster.nodes]
         return opened
+
+    def key_of(self, asked: Mapping[str, Any]) -> str | None:
+        """What a cluster that is asked for is good for besides; None if for nothing."""
+        test = str(asked["test"])
+        if test.partition(".")[0] not in self._sharing:
+            return None
+        return json.dumps(
+            [asked["brokers"], asked.get("controllers"), asked["settings"], self._maker.particulars(test)],
+            sort_keys=True,
+        )
 
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
