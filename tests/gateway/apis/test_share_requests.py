@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
+from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets, share_group_state
 from gateway.apis.share_fetch import share_acknowledge, share_fetch
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
@@ -28,10 +28,11 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_share_group_offsets as altering
 from protocol.messages import delete_share_group_offsets as deleting
 from protocol.messages import describe_share_group_offsets as describing
+from protocol.messages import read_share_group_state as reading
 from protocol.messages import share_acknowledge as acknowledging
 from protocol.messages import share_fetch as fetching
 from protocol.messages.share_fetch import AcknowledgementBatch
-from storage.share import ShareKey, ShareRow, ShareStand
+from storage.share import ShareKey, ShareRow, ShareStand, StoredRange
 from storage.types import Partition, PartitionKey, Refusal, Topic
 from tests.turns import HELD_MS
 
@@ -41,6 +42,7 @@ MORE = 4 * COUNT
 TOPIC = UUID(int=7)
 MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 SETTINGS = ShareSettings()
+RANGES = tuple(StoredRange(1, 2 * (index % 2), 1) for index in range(1_000))
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -86,6 +88,12 @@ class Store:
 
     async def epochs(self, keys: list[object]) -> list[int | None]:
         return [None for _ in keys]
+
+    async def hear_leaders(self, group_id: str, epochs: object) -> list[object]:
+        return []
+
+    async def states(self, group_id: str, names: list[object]) -> list[ShareRow]:
+        return [ShareRow(1, 5, RANGES) for _ in names]
 
 
 class Groups:
@@ -238,6 +246,25 @@ def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
 
     held, answer = held_ms(ask)
     assert len(answer.responses) == MORE
+    assert held < HELD_MS
+
+
+def test_one_answer_tells_so_much_of_states_and_the_rest_is_to_be_asked_for_again() -> None:
+    topic = wide_topic()
+    partitions = tuple(reading.PartitionData(partition=index) for index in range(COUNT))
+    request = reading.ReadShareGroupStateRequest(
+        group_id="g", topics=(reading.ReadStateData(topic_id=TOPIC, partitions=partitions),)
+    )
+
+    async def ask() -> Any:
+        return await share_group_state.read_share_group_state(request, asking((topic,)))
+
+    held, answer = held_ms(ask)
+    parts = answer.results[0].partitions
+    told = share_group_state.MAX_TOLD // len(RANGES)
+    assert [len(part.state_batches) for part in parts] == [len(RANGES)] * told + [0] * (COUNT - told)
+    codes = [ErrorCode.NONE] * told + [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * (COUNT - told)
+    assert [part.error_code for part in parts] == codes
     assert held < HELD_MS
 
 
