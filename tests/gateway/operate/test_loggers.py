@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import pkgutil
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import structlog
 
 import gateway
 import storage
-from gateway.operate import loggers
+from gateway.operate import loggers, logs
+from tests.gateway.data_plane import data_plane
+from tests.gateway.operate.test_maintenance import EAGER, compact, send_pairs
 
 CLEANER, COMPACTOR = "kafka.log.LogCleaner", "gateway.log.compactor"
 
@@ -23,7 +26,7 @@ def as_before() -> Iterator[None]:
     configured, root = structlog.get_config(), logging.getLogger()
     tree = root.manager.loggerDict
     before = {name: each.level for name, each in tree.items() if isinstance(each, logging.Logger)}
-    root_level, is_debug = root.level, loggers.FINEST.is_debug
+    root_level, handlers, is_debug = root.level, root.handlers, loggers.FINEST.is_debug
     for name in before:
         logging.getLogger(name).setLevel(logging.NOTSET)
     loggers.set_level("root", "INFO")
@@ -32,6 +35,7 @@ def as_before() -> Iterator[None]:
         if isinstance(each, logging.Logger):
             each.setLevel(before.get(name, logging.NOTSET))
     root.setLevel(root_level)
+    root.handlers = handlers
     loggers.FINEST.is_debug = is_debug
     structlog.configure(**configured)
 
@@ -111,3 +115,24 @@ def test_lines_for_every_request_are_made_where_somebody_reads_them() -> None:
     assert loggers.FINEST.is_debug
     loggers.unset_level("kafka.request.logger")
     assert not loggers.FINEST.is_debug
+
+
+async def test_compaction_tells_what_it_does_where_kafkas_log_cleaner_is_at_debug(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("json", "info")
+    async with data_plane(database_url) as node:
+        topic = await node.create_topic("t", configs=EAGER)
+
+        async def told() -> list[str]:
+            for value in (b"1", b"2"):
+                await send_pairs(node, topic, (b"a", value))
+            capsys.readouterr()
+            await compact(node)
+            return [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+
+        assert await told() == ["partition compacted"]
+        loggers.set_level(CLEANER, "DEBUG")
+        assert await told() == ["compaction looked", "compaction begins", "batches compacted", "partition compacted"]
+        loggers.set_level(CLEANER, "ERROR")
+        assert await told() == []
