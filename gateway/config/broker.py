@@ -831,7 +831,7 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
     *("group.journal.enable", "group.journal.retention.ms", "reconcile.periodic.interval.ms", "log.commit.gather.ms"),
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
-    *("allow.everyone.if.no.acl.found", "super.users"),
+    *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
 }
 """A list of all that a Kafka broker has does not have these: its own plugins', what it calls internal or no longer has,

@@ -46,6 +46,7 @@ def context(*, storage: bool = True) -> Any:
 
     services = SimpleNamespace(
         authorizer=None,
+        internal_logs=None,
         replicas_strict=False,
         catalog=SimpleNamespace(
             get_by_id={TOPIC: topic}.get,

@@ -87,6 +87,6 @@ def test_what_has_no_effect_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match=r"value 8 for configuration num\.io\.threads: Has no effect here: a node"):
         parse_broker_configs({"num.io.threads": "8"})
     with pytest.raises(ConfigError) as refused:
-        parse_broker_configs({"delegation.token.secret.key": "hush"})
+        parse_broker_configs({"sasl.oauthbearer.client.credentials.client.secret": "hush"})
     assert "hush" not in str(refused.value)
-    assert WITHOUT_EFFECT["delegation.token.secret.key"].type is ConfigType.PASSWORD
+    assert WITHOUT_EFFECT["sasl.oauthbearer.client.credentials.client.secret"].type is ConfigType.PASSWORD
