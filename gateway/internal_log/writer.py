@@ -4,10 +4,10 @@ The one idea: level-triggered. What stands in the log says by its keys what has 
 what is so; the difference is appended, through the way that all records go. So a crash, a lease that moves, an append
 that was lost or came late are made up for by the next look, and the first look at an empty log is a snapshot of all.
 
-A topic is followed from the first Fetch or ListOffsets of it, on every node, since each writes of the owners that are
-its own; those who read it say so again and again, and ten minutes after the last has, nothing of this is left but the
-records. Nobody waits for what is done here: no commit, heartbeat or transaction, but for who asks where the log ends,
-who is answered when this node has begun.
+A topic is followed from the first Fetch of it, on every node, since each writes of the owners that are its own; those
+who read it say so again and again, and ten minutes after the last has, nothing of this is left but the records. Who
+only asks where it ends is taken for a reader once an hour, and for a minute. Nobody waits for what is done here: no
+commit, heartbeat or transaction, but for who asks where the log ends, who is answered when this node has begun.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ logger = structlog.get_logger(__name__)
 
 FOLLOWED_S = 600.0
 """How long a topic is written after it was read last."""
+ASKED_S = 60.0
+"""How long it is written for who has asked where it ends, and has read nothing."""
+ASK_AGAIN_S = 3600.0
+"""From one who asks to the next for whom it is: exporters ask for the ends of all topics for ever, and read none."""
 TELL_S = 30.0
 """How often the other nodes are told that it is read."""
 WHOLE_S = 30.0
@@ -109,7 +113,7 @@ class InternalLogs:
         tell: Callable[[str], Awaitable[None]],
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`tell`: every node, this one too, that the topic of a name is read."""
+        """`tell`: every node, this one too, what `heard` takes."""
         self._catalog = catalog
         self._log = log
         self._appender = appender
@@ -117,6 +121,7 @@ class InternalLogs:
         self._tell = tell
         self._now_ms = now_ms
         self._followed: dict[str, _Followed] = {}
+        self._ask_again_s: dict[str, float] = {}
         self._wake = Wake()
         self._loop = asyncio.get_running_loop()
 
@@ -124,7 +129,9 @@ class InternalLogs:
 
     def seen(self, topic_name: str) -> None:
         """Somebody reads the topic by this node."""
-        followed = self._follow(topic_name)
+        self._read_here(self._follow(topic_name, FOLLOWED_S))
+
+    def _read_here(self, followed: _Followed | None) -> None:
         if followed is not None and not followed.is_read_here:
             followed.is_read_here = True
             if followed.tell_due_s <= self._loop.time():
@@ -132,21 +139,29 @@ class InternalLogs:
 
     async def ready(self, topic_name: str) -> None:
         """Somebody asks where the topic begins and ends: it waits, for a moment, until this node has written of its own
-        what was so."""
-        self.seen(topic_name)
+        what was so; but who asks again and again without reading."""
         followed = self._followed.get(topic_name)
+        now_s = self._loop.time()
+        if followed is None and self._ask_again_s.get(topic_name, now_s) <= now_s:
+            followed = self._follow(topic_name, ASKED_S)
+            self._read_here(followed)
+            if followed is not None:
+                self._ask_again_s[topic_name] = now_s + ASK_AGAIN_S
         if followed is not None and not followed.begun.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(followed.begun.wait(), READY_S)
 
     def heard(self, payload: str) -> None:
-        """Somebody reads the topic of that name by some node."""
-        self._follow(payload)
+        """Somebody reads a topic by some node: its name, and for how many seconds more it is to be written."""
+        topic_name, _, seconds = payload.partition(" ")
+        if seconds.isdecimal():
+            self._follow(topic_name, min(float(seconds), FOLLOWED_S))
 
-    def _follow(self, topic_name: str) -> _Followed | None:
-        until_s = self._loop.time() + FOLLOWED_S
+    def _follow(self, topic_name: str, for_s: float) -> _Followed | None:
+        until_s = self._loop.time() + for_s
         followed = self._followed.get(topic_name)
         if followed is not None:
+            # Whoever reads says so again before that: half as soon as the least that anybody asks for.
             followed.until_s = until_s
             return followed
         source = self._sources.get(topic_name)
@@ -196,7 +211,7 @@ class InternalLogs:
             if followed.is_read_here and followed.tell_due_s <= self._loop.time():
                 followed.is_read_here = False
                 followed.tell_due_s = self._loop.time() + TELL_S
-                await self._tell(name)
+                await self._tell(f"{name} {round(max(followed.until_s - self._loop.time(), 0))}")
             try:
                 await self._write(followed)
             except BaseException:

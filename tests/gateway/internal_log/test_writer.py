@@ -158,7 +158,7 @@ async def test_the_first_to_read_finds_what_is_so(followed: Followed) -> None:
     ((kind, key, offset),) = [told_by(record) for record in await followed.written(CONSUMER_OFFSETS, "simple")]
     assert (kind, key) == (log.OFFSET_COMMIT, log.OffsetCommitKey(group="simple", topic="orders", partition=1))
     assert (offset.offset, offset.leader_epoch, offset.metadata, offset.topic_id) == (5, -1, "m", topic.topic_id)
-    assert followed.told == [CONSUMER_OFFSETS]
+    assert followed.told == [f"{CONSUMER_OFFSETS} 600"]
 
 
 async def test_what_changes_is_written_and_nothing_else(followed: Followed) -> None:
@@ -264,13 +264,13 @@ async def test_whoever_goes_on_writes_the_difference(followed: Followed) -> None
     await followed.logs.run()
     end = await followed.end(CONSUMER_OFFSETS, G)
     async with following(followed.node) as successor:
-        successor.logs.heard(CONSUMER_OFFSETS)
+        successor.logs.heard(f"{CONSUMER_OFFSETS} 600")
         await successor.logs.run()
         assert await followed.end(CONSUMER_OFFSETS, G) == end, "nothing is new"
         assert successor.told == [], "whoever reads tells"
     await followed.commit(topic, 2)
     async with following(followed.node) as successor:
-        successor.logs.heard(CONSUMER_OFFSETS)
+        successor.logs.heard(f"{CONSUMER_OFFSETS} 600")
         await successor.logs.run()
     ((_, _, value),) = [told_by(each) for each in await followed.written(CONSUMER_OFFSETS, G, behind=end)]
     assert value.offset == 2
@@ -357,14 +357,14 @@ async def test_nobody_reads_any_more(followed: Followed, monkeypatch: pytest.Mon
     assert len(readers) == 1
     assert followed.node.services.transactions.changed is not None
     monkeypatch.setattr(writer, "FOLLOWED_S", 0.0)
-    followed.logs.heard(CONSUMER_OFFSETS)
-    followed.logs.heard(TRANSACTION_STATE)
+    followed.logs.heard(f"{CONSUMER_OFFSETS} 600")
+    followed.logs.heard(f"{TRANSACTION_STATE} 600")
     followed.logs.shards_moved()
     await followed.logs.run()
     assert readers == []
     assert followed.node.services.transactions.changed is None
-    followed.logs.heard("orders")
-    followed.logs.heard("__share_group_state")
+    followed.logs.heard("orders 600")
+    followed.logs.heard("__share_group_state 600")
     assert readers == [], "of these nothing is written"
 
 
@@ -404,6 +404,41 @@ async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed)
     await followed.logs.run()
     await asking
     assert await followed.end(CONSUMER_OFFSETS, G) == 1
+
+
+async def test_who_only_asks_for_the_end_is_written_for_once_an_hour(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exporters ask for the ends of all topics every few seconds, and pay nobody's commits for it."""
+    readers = followed.node.groups.readers
+    monkeypatch.setattr(writer, "ASKED_S", 0.0)
+    asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
+    await asyncio.sleep(0)
+    assert len(readers) == 1
+    asking.cancel()
+    await followed.logs.run()
+    assert readers == [], "nobody has read it"
+    await followed.logs.ready(CONSUMER_OFFSETS)
+    assert readers == [], "not again so soon"
+    monkeypatch.setattr(writer, "ASKED_S", 60.0)
+    monkeypatch.setattr(writer, "ASK_AGAIN_S", 0.0)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    assert len(readers) == 1, "who reads is written for at once"
+    assert followed.told[-1] == f"{CONSUMER_OFFSETS} 600"
+
+
+async def test_another_node_writes_as_long_as_it_was_told(followed: Followed) -> None:
+    readers = followed.node.groups.readers
+    for payload in (f"{CONSUMER_OFFSETS}", f"{CONSUMER_OFFSETS} soon"):
+        followed.logs.heard(payload)
+        assert readers == []
+    followed.logs.heard(f"{CONSUMER_OFFSETS} 0")
+    await followed.logs.run()
+    assert readers == [], "for no time at all"
+    followed.logs.heard(f"{CONSUMER_OFFSETS} 60")
+    await followed.logs.run()
+    assert len(readers) == 1
 
 
 async def test_what_somebody_has_deleted_is_written_again(followed: Followed) -> None:
