@@ -21,7 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics, offsets_partitions, prepare
+from gateway.apis.internal_topics import InternalTopics, offsets_partitions, prepare, state_partition
 from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -311,6 +311,7 @@ class App:
         transactions = Transactions(TransactionStore(database), producers, tail, membership)
         transactions.appended, transactions.in_doubt = wakeups.appended, wakeups.in_doubt
         transactions.now_ms = clock.now_ms
+        transactions.state_partition = lambda transactional_id: state_partition(catalog, transactional_id)
         transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
         internal_logs = InternalLogs(

@@ -12,11 +12,13 @@ from collections.abc import Awaitable
 import structlog
 
 from gateway.apis.topics import plan_internal
+from gateway.cluster.leases import partition_of
 from gateway.log.catalog import Catalog
-from gateway.log.topic_names import CONSUMER_OFFSETS
+from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from gateway.net.context import RequestContext, Services
 from protocol.api_keys import ApiKey
 from storage.errors import StorageError
+from storage.types import Partition
 
 logger = structlog.get_logger(__name__)
 
@@ -62,6 +64,12 @@ def offsets_partitions(catalog: Catalog) -> int:
     """How many CONSUMER_OFFSETS has, or will have."""
     topic = catalog.get(CONSUMER_OFFSETS)
     return catalog.broker.offsets_topic_num_partitions if topic is None else len(topic.partitions)
+
+
+def state_partition(catalog: Catalog, transactional_id: str) -> Partition | None:
+    """The partition of TRANSACTION_STATE that is the id's."""
+    topic = catalog.get(TRANSACTION_STATE)
+    return None if topic is None else topic.partitions[partition_of(transactional_id, len(topic.partitions))]
 
 
 def prepare(context: RequestContext) -> Awaitable[None] | None:

@@ -28,7 +28,7 @@ from protocol.records import ControlType, end_marker
 from storage.errors import StorageError
 from storage.producers import ProducerStore
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
-from storage.types import AbortedTransaction, Node, PartitionKey
+from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 
 logger = structlog.get_logger(__name__)
 
@@ -67,6 +67,8 @@ class Transactions:
         """Told how each transaction ended: committed, aborted, fenced or timed_out."""
         self.changed: Callable[[str], None] | None = None
         """Called with each id whose row this node has written, while anybody wants to know."""
+        self.state_partition: Callable[[str], Partition | None] = lambda transactional_id: None
+        """Where Kafka keeps the id, if it is there: clients are sent to whoever leads that, as there."""
         self.now_ms: Callable[[], int] = wall_ms
         """By which markers are dated."""
 
@@ -77,6 +79,12 @@ class Transactions:
 
     def coordinator_of(self, transactional_id: str) -> Node:
         """The node that clients are sent to."""
+        partition = self.state_partition(transactional_id)
+        if partition is not None:
+            leader = self._membership.leaders.leader(partition.partition_key, partition.assignment)
+            found = next((node for node in self._membership.alive() if node.node_id == leader), None)
+            if found is not None:
+                return found
         return self._membership.leader_of(PartitionKey(_PLACEMENT + shard_of(transactional_id)))
 
     def coordinates(self, transactional_id: str) -> bool:

@@ -21,7 +21,7 @@ from protocol.messages.heartbeat import HeartbeatRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from protocol.messages.metadata import MetadataRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from protocol.records import iter_records, split_batches
@@ -29,7 +29,7 @@ from tests.frames.members import create_topic, fresh
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
-OFFSETS = "__consumer_offsets"
+OFFSETS, STATE = "__consumer_offsets", "__transaction_state"
 PARTITIONS = 3
 NOT_COORDINATOR = ErrorCode.NOT_COORDINATOR
 JOIN = JoinGroupRequest(
@@ -150,6 +150,33 @@ async def test_who_asks_for_the_end_is_told_it_behind_what_is_so(gateway_factory
         await commit(client, "g", topic, 6)
         ((record,),) = await read(client, [end], wait_ms=10_000)
         assert log.decode_value(log.OFFSET_COMMIT, record.value)[1].offset == 6
+
+
+async def test_a_transaction_is_coordinated_by_who_leads_its_partition(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    """As in Kafka, whose tools reckon so; all nodes say the same."""
+    count = 8
+    settings = {"transaction.state.log.num.partitions": str(count)}
+    nodes = [gateway_factory(settings, database_url=database_url) for _ in range(2)]
+    ids = [f"t{number}" for number in range(12)]
+    said: list[tuple[dict[str, int], dict[int, int]]] = []
+    async with asyncio.timeout(30):
+        while len(said) < 2 or said[0] != said[1] or len(set(said[0][1].values())) < 2:
+            said = [await coordinators_and_leaders(node.bootstrap, ids) for node in nodes]
+    coordinators, leaders = said[0]
+    assert coordinators == {each: leaders[partition_of(each, count)] for each in ids}
+
+
+async def coordinators_and_leaders(bootstrap: str, ids: list[str]) -> tuple[dict[str, int], dict[int, int]]:
+    async with await WireClient.connect(bootstrap) as client:
+        asked = FindCoordinatorRequest(coordinator_keys=tuple(ids), key_type=1)
+        found = (await client.send(asked, 4)).coordinators
+        (topic,) = (await client.send(MetadataRequest(topics=(MetadataRequestTopic(name=STATE),)), 9)).topics
+        return (
+            {each.key: each.node_id for each in found},
+            {each.partition_index: each.leader_id for each in topic.partitions},
+        )
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
