@@ -270,7 +270,7 @@ async def name_nodes(plan: NewTopic, broker: BrokerConfig, brokers: Brokers) -> 
     except KafkaError as error:
         raise KafkaError(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from error
     start = random.randrange(len(brokers.spread))
-    named = await mapped(lambda index: brokers.spread.replicas(start + index, factor), range(plan.partition_count))
+    named = await mapped(lambda index: brokers.spread.replicas(index, factor, start=start), range(plan.partition_count))
     return replace(plan, replicas=tuple(named))
 
 
@@ -630,7 +630,7 @@ async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers
         return None
     start, factor = brokers.spread.place_of(first.replicas[0]), len(first.replicas)
     added = range(len(known.partitions), topic.count)
-    return await mapped(lambda index: brokers.spread.replicas(start + index, factor), added)
+    return await mapped(lambda index: brokers.spread.replicas(index, factor, start=start), added)
 
 
 def _refused(refusal: Refusal, name: str) -> KafkaError:

@@ -31,10 +31,12 @@ class Spread:
         """Where in the circle the node stands; 0 where it does not."""
         return self._circle.index(leader) if leader in self._circle else 0
 
-    def replicas(self, place: int, factor: int) -> tuple[int, ...]:
-        """Of the partition that is `place`-th since the first node of the circle: leader first; as many as `factor`
-        where there are as many nodes."""
-        rounds, at = divmod(place, len(self._circle))
+    def replicas(self, index: int, factor: int, *, start: int = 0) -> tuple[int, ...]:
+        """Of a topic's partition `index`, if its first is led by the node at place `start` of the circle: leader first;
+        as many as `factor` where there are as many nodes. Rounds are counted from the first partition on, so that
+        each whole round gives every node as much as any other, wherever it begins."""
+        rounds, passed = divmod(index, len(self._circle))
+        at = (start + passed) % len(self._circle)
         shift = rounds % max(len(self._circle) - 1, 1)
         found = self._found.get((at, shift, factor))
         if found is None:

@@ -202,7 +202,7 @@ async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_ur
 
         await assigned(one, "named", (3, 1))
         assert await grow(4) == (ErrorCode.NONE, None)
-        expected = [(3, 1), (1, 3), (2, 1), (3, 2)]
+        expected = [(3, 1), (1, 2), (2, 3), (3, 2)]
         assert [await replicas(node) for node in (one, two, three_)] == [expected] * 3
         await gone(two, one, three_)
         assert await grow(6) == (ErrorCode.NONE, None)

@@ -76,8 +76,8 @@ def test_leaders_differ_by_one_and_racks_are_used(
     factor = min(factor, len(racks))
     alive = len(racks) - fenced
     spread = spread_over(*racks, fenced=fenced)
-    placed = [spread.replicas(start + index, factor) for index in range(count)]
-    assert placed == [spread_over(*racks, fenced=fenced).replicas(start + index, factor) for index in range(count)]
+    placed = [spread.replicas(index, factor, start=start) for index in range(count)]
+    assert placed == [spread_over(*racks, fenced=fenced).replicas(index, factor, start=start) for index in range(count)]
     for replicas in placed:
         assert len(set(replicas)) == len(replicas) == factor
         assert replicas[0] <= alive, "who is not alive leads nothing"
@@ -88,12 +88,13 @@ def test_leaders_differ_by_one_and_racks_are_used(
     assert max(led.values()) - min(led.values()) <= 1
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4))
-def test_of_racks_alike_all_nodes_hold_alike(per_rack: int, racks: int, factor: int, rounds: int) -> None:
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(0, 11))
+def test_of_racks_alike_all_nodes_hold_alike(per_rack: int, racks: int, factor: int, rounds: int, start: int) -> None:
+    """Wherever a topic begins."""
     nodes = [name for name in "abc"[:racks] for _ in range(per_rack)]
     factor = min(factor, len(nodes))
     spread = spread_over(*nodes)
     held: Counter[int] = Counter()
     for place in range(len(nodes) * rounds):
-        held.update(spread.replicas(place, factor))
+        held.update(spread.replicas(place, factor, start=start))
     assert set(held.values()) == {factor * rounds}
