@@ -222,7 +222,7 @@ class App:
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
         catalog.removed = lambda topic: jobs.due(Job.DELETION)
-        membership.placed = lambda: jobs.due(Job.IN_SYNC)
+        membership.placed = lambda: jobs.due(Job.METADATA)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -377,7 +377,7 @@ class App:
             count_gone=metrics.topics_removed.inc,
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
-        in_sync = InSyncReplicas(topics, catalog, lambda: membership.leaders, lambda: jobs.lease(Job.IN_SYNC))
+        in_sync = InSyncReplicas(topics, catalog, lambda: membership.leaders, lambda: jobs.lease(Job.METADATA))
         maintenance = Maintenance(
             database,
             log_store,

@@ -300,7 +300,7 @@ class LeaseKind(Enum):
     JOBS = "jobs"
 
 
-SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 16}
+SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
 """Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
 
 

@@ -12,6 +12,7 @@ clients' metrics are kept as by a Kafka broker that has no receiver for them: no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import IntEnum
 from functools import cache, partial
@@ -557,6 +558,14 @@ async def _alter_topic(topic_name: str, change: Change, services: Services, *, v
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    """Of this node itself one after the other: else certificates that were read before another change would be taken into
+    use behind it."""
+    own = resource_name == str(services.membership.node_id)
+    async with services.broker_configs if own else nullcontext():
+        await _alter_brokers_alone(resource_name, change, services, validate_only=validate_only)
+
+
+async def _alter_brokers_alone(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
     known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
     own_name = str(services.membership.node_id)
     if resource_name not in known:
@@ -586,7 +595,7 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     altered = parse_broker_configs(static, *layers)
     use_certificates: Callable[[], None] | None = None
     if resource_name == own_name:
-        if PROTOCOL_MAP in wanted:
+        if PROTOCOL_MAP in _differing(wanted, current):
             check_protocol_map(wanted[PROTOCOL_MAP], services.settings.listeners)
         named = {*change({}, effective), *(current.keys() - wanted.keys())}
         if services.certificates is not None and any(name.startswith(LISTENER_PREFIX) for name in named):

@@ -202,11 +202,12 @@ async def describe_delegation_token(
         asked = {owner.principal_name for owner in request.owners if owner.principal_type == USER}
         if not asked:
             return DescribeDelegationTokenResponse()
-    shown = [
-        _described(token, tokens.hmac(token.token_id))
-        async for token in in_pieces(await tokens.described(asked))
-        if tokens.is_ours(token.token_id, token.hmac_digest) and _may_see(token, context)
-    ]
+    async with tokens.describing:
+        shown = [
+            _described(token, tokens.hmac(token.token_id))
+            async for token in in_pieces(await tokens.described(asked))
+            if tokens.is_ours(token.token_id, token.hmac_digest) and _may_see(token, context)
+        ]
     return DescribeDelegationTokenResponse(tokens=tuple(shown))
 
 

@@ -36,8 +36,9 @@ class Job(IntEnum):
     FUNCTIONS = 5
     """Functions of releases that nobody runs."""
     TRANSACTION_TIMEOUTS = 6
-    TOKEN_EXPIRY = 7
-    IN_SYNC = 8
+    METADATA = 7
+    """Replicas in sync, and delegation tokens that have expired. The last of the leases that there are: with more,
+    nodes of two releases would place all of them otherwise, and hand them to and fro."""
 
 
 class Jobs:

@@ -26,7 +26,7 @@ from storage.transactions import TransactionPartition
 from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
-MANY_MEMBERS = 100
+MANY_MEMBERS = 20
 """A group of more is made into records on a thread."""
 
 
@@ -91,7 +91,7 @@ class GroupSource:
     async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
         groups = {record.group_id: (record, ms) for record, ms in await self._store.as_stored(owners)}
         offsets = await self._offsets.as_stored(owners)
-        for group_id in owners:
+        async for group_id in in_pieces(owners):
             found = groups.get(group_id)
             if found is None:
                 yield Owned(group_id)
@@ -157,7 +157,7 @@ class TransactionSource:
         open_ids = [each.record.producer_id for each in found.values() if each.started_ms is not None]
         partitions = await store.partitions(open_ids)
         groups = await store.groups(open_ids)
-        for owner in owners:
+        async for owner in in_pieces(owners):
             read = found.get(owner)
             if read is None:
                 yield Owned(owner)

@@ -13,7 +13,7 @@ commit, heartbeat or transaction, but for who asks where the log ends, who is an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -86,6 +86,8 @@ class _Followed:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """All has been looked at once, or cannot be."""
     is_too_large: bool = False
+    has_lost: bool = False
+    """The log may have lost records since this pass began."""
 
     def forget(self) -> None:
         """What is in the log is to be read again."""
@@ -190,6 +192,7 @@ class InternalLogs:
         """The log may have lost what was in it."""
         for followed in self._followed.values():
             followed.forget()
+            followed.has_lost = True
             self._wake("forgotten")
 
     def shards_moved(self) -> None:
@@ -236,24 +239,37 @@ class InternalLogs:
         changed, followed.changed = followed.changed, set()
         if followed.is_too_large:
             return
+        followed.has_lost = False
         if whole:
             await self._read_log(followed, topic)
-            known = [owner async for owner in in_pieces(followed.written)]
-            owners = dict.fromkeys([*known, *[owner async for owner in followed.source.owners()]])
-        else:
-            owners = dict.fromkeys(changed)
-        ids = list(owners)
-        for first in range(0, len(ids), OWNERS_AT_A_TIME):
-            own = [owner for owner in ids[first : first + OWNERS_AT_A_TIME] if followed.source.is_own(owner)]
-            await self._write_owners(followed, topic, own)
+        some: list[str] = []
+        async for owner in self._all(followed) if whole else in_pieces(changed):
+            if followed.source.is_own(owner):
+                some.append(owner)
+            if len(some) == OWNERS_AT_A_TIME:
+                await self._write_owners(followed, topic, some)
+                some = []
             if followed.key_count > MAX_KEYS:
-                logger.warning("internal topic is not written: too many keys", topic=topic.name, keys=MAX_KEYS)
-                followed.written, followed.is_too_large = {}, True
-                followed.begun.set()
                 break
-        if whole:
+        await self._write_owners(followed, topic, some)
+        if followed.key_count > MAX_KEYS:
+            logger.warning("internal topic is not written: too many keys", topic=topic.name, keys=MAX_KEYS)
+            followed.written, followed.is_too_large = {}, True
+            followed.begun.set()
+        if followed.has_lost:
+            # What this pass has read and written of the log meanwhile may be of what was.
+            followed.forget()
+        elif whole:
             followed.whole_due_s = self._loop.time() + WHOLE_S
             followed.begun.set()
+
+    async def _all(self, followed: _Followed) -> AsyncGenerator[str]:
+        """Owners of what stands in the log, and then the others that there are."""
+        async for owner in in_pieces(list(followed.written)):
+            yield owner
+        async for owner in followed.source.owners():
+            if owner not in followed.written:
+                yield owner
 
     async def _write_owners(self, followed: _Followed, topic: Topic, owners: Sequence[str]) -> None:
         if not owners:

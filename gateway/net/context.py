@@ -6,6 +6,7 @@ can call with values. It holds no state of its own.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import dataclass, field
 from enum import Flag
@@ -136,6 +137,8 @@ class Services:
     """None: everybody may do everything."""
     delegation: DelegationTokens | None = None
     """None without `delegation.token.secret.key`."""
+    broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who alters settings of brokers."""
     certificates: Certificates | None = None
     """Those of its listeners; None: nobody may change them."""
     replicas_strict: bool = False

@@ -119,7 +119,7 @@ class Maintenance:
         journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
         in_sync = []
         if self.in_sync is not None:
-            in_sync = [Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.IN_SYNC)]
+            in_sync = [Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.METADATA)]
         expire_ms, forget_ms = (
             broker.offsets_retention_check_interval_ms,
             broker.producer_id_expiration_check_interval_ms,
@@ -146,9 +146,7 @@ class Maintenance:
                 broker.transaction_remove_expired_transaction_cleanup_interval_ms,
                 Job.PRODUCER_EXPIRY,
             ),
-            Pass(
-                "token expiry", self.expire_tokens, broker.delegation_token_expiry_check_interval_ms, Job.TOKEN_EXPIRY
-            ),
+            Pass("token expiry", self.expire_tokens, broker.delegation_token_expiry_check_interval_ms, Job.METADATA),
             Pass("functions", self.drop_functions, FUNCTIONS_INTERVAL_MS, Job.FUNCTIONS),
             Pass("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
             Pass("offset expiry", _from_the_second_on(self.expire_offsets), expire_ms),

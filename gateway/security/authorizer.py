@@ -53,12 +53,17 @@ class Describing:
         return self._allow_everyone if decided is None else decided
 
 
+_NOBODYS = frozenset({ResourceType.USER, ResourceType.DELEGATION_TOKEN})
+"""Without ACLs these are nobody's, whatever else is everybody's: who may make tokens for a user is that user.
+Upstream's authorizer makes no difference."""
+
+
 class Authorizer:
     """Of one node. `acls`: those in force."""
 
     def __init__(self, acls: Callable[[], Acls], super_users: frozenset[str], *, allow_everyone: bool) -> None:
         """`super_users`: principals as `User:name`. `allow_everyone`: whether a resource without any ACL is
-        everybody's."""
+        everybody's; but no user and no delegation token is."""
         self._acls = acls
         self._super_users = super_users
         self._allow_everyone = allow_everyone
@@ -79,7 +84,9 @@ class Authorizer:
         if principal in self._super_users:
             return True
         decided = self._acls().decide(principal, host_of(who), operation, kind, name)
-        return self._allow_everyone if decided is None else decided
+        if decided is None:
+            return self._allow_everyone and kind not in _NOBODYS
+        return decided
 
     def describing(self) -> Describing:
         """By the ACLs in force; another object when one has changed."""

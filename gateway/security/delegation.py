@@ -21,7 +21,7 @@ from storage.tokens import TokenStore
 from storage.types import DelegationToken, NewDelegationToken, ScramCredential, TokenCredential
 
 MAX_TOKENS = 20_000
-MAX_TOKENS_OF_ONE = 5_000
+MAX_TOKENS_OF_ONE = 500
 """That one user has asked for: everybody may who has logged in."""
 ID_BYTES = 16
 MAX_DERIVING = 2
@@ -79,6 +79,8 @@ class DelegationTokens:
         self._max_lifetime_ms = max_lifetime_ms
         self._expiry_ms = expiry_ms
         self._deriving = asyncio.Semaphore(MAX_DERIVING)
+        self.describing = asyncio.Lock()
+        """Of one request at a time: all tokens may be a hundred megabytes."""
 
     async def create(
         self, owner: str, requester: str, renewers: Sequence[str], lifetime_ms: int

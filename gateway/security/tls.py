@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import ssl
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Generator
@@ -29,6 +30,8 @@ logger = structlog.stdlib.get_logger(__name__)
 
 MAX_HANDSHAKES = 500
 """Under way at once at one listener; each takes some tens of kilobytes and milliseconds."""
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Of keys or certificates."""
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _PEM = re.compile(r"(-----BEGIN [A-Z ]+-----)(.*?)(-----END [A-Z ]+-----)", re.DOTALL)
@@ -103,6 +106,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
     """Reads files. ConfigError names the setting whose key or certificates cannot be used."""
+    _check_file("ssl.keystore.location", settings.key_file)
+    _check_file("ssl.truststore.location", settings.trusted_file)
     context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
     context.pending, context.failed = {}, failed
     versions = sorted(_VERSIONS[name] for name in settings.protocols)
@@ -111,7 +116,7 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
     with _key_file(settings) as path:
         try:
             context.load_cert_chain(path, password=lambda: settings.key_password or "")
-        except (OSError, ssl.SSLError, ValueError) as error:
+        except (OSError, ssl.SSLError, TypeError, ValueError) as error:
             raise ConfigError(
                 "ssl.keystore.location", settings.key_file, _why(error, "no key with its chain")
             ) from error
@@ -122,7 +127,7 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
                 context.load_verify_locations(cafile=settings.trusted_file)
             else:
                 context.load_verify_locations(cadata=_pem(settings.trusted or ""))
-        except (OSError, ssl.SSLError, ValueError) as error:
+        except (OSError, ssl.SSLError, TypeError, ValueError) as error:
             why = _why(error, "no certificates")
             raise ConfigError("ssl.truststore.location", settings.trusted_file, why) from error
     return context
@@ -165,6 +170,20 @@ class Certificates:
             (await self.read(broker))()
         except ConfigError as error:
             logger.error("stored certificates refused: those given at start are used", error=str(error))
+
+
+def _check_file(setting: str, path: str | None) -> None:
+    """Reading a pipe or a device may never end, and nobody could end it."""
+    if path is None:
+        return
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ConfigError(setting, path, error.strerror or str(error)) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(setting, path, "must be a file")
+    if found.st_size > MAX_FILE_BYTES:
+        raise ConfigError(setting, path, f"has more than {MAX_FILE_BYTES} bytes")
 
 
 def _why(error: Exception, what: str) -> str:

@@ -1,5 +1,5 @@
 -- name: create_delegation_token
--- From now on, for $9 ms and with renewals for $10; nothing if there are $11 of all or $12 of this requester already.
+-- From now on, for $9 ms and with renewals for $10; nothing if $11 of all hold already, or $12 of this requester.
 with clock as (
     select (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
 ), times as (
@@ -15,8 +15,10 @@ insert into delegation_token (
 )
 select $1, $2, $3, $4, $5, $13, $6, $7, $8, t.now_ms, least(t.renewed_ms, t.max_ms), t.max_ms
 from times t
-where (select count(*) from delegation_token) < $11::bigint
-    and (select count(*) from delegation_token where requester = $4) < $12::bigint
+where (select count(*) from delegation_token o where o.expires_ms >= t.now_ms) < $11::bigint
+    and (
+        select count(*) from delegation_token o where o.requester = $4 and o.expires_ms >= t.now_ms
+    ) < $12::bigint
 returning issued_ms, expires_ms, max_ms;
 
 -- name: delegation_token_by_digest

@@ -50,5 +50,6 @@ def test_what_is_asked_one_after_the_other_can_be_read() -> None:
             or "describe_share" in case.name
             or "write_share_group_state" in case.name
             or "join_group" in case.name
+            or case.name == "describe_configs: a node and its loggers"  # wide by what is answered
         )
         assert not has_more_elements(request, LINES[int(case.api_key)].max_elements)

@@ -52,7 +52,7 @@ LAST = DeleteRecordsPartition(partition_index=0, offset=-1)
 async def lease_of(node: AdminNode) -> CoordinatorLease:
     """The job's lease, which nobody else may have."""
     store: NodeStore = node.membership._store  # noqa: SLF001
-    (lease,) = await store.acquire_leases(node.membership.node_id, [Job.IN_SYNC], TTL_MS, LeaseKind.JOBS)
+    (lease,) = await store.acquire_leases(node.membership.node_id, [Job.METADATA], TTL_MS, LeaseKind.JOBS)
     return lease
 
 
@@ -233,7 +233,7 @@ async def test_who_has_lost_the_lease_writes_nothing(database_url: str) -> None:
         await assigned(one, "named", (3, 2))
         await gone(three_, one, two)
         store: NodeStore = one.membership._store  # noqa: SLF001
-        await store.release_leases(one.membership.node_id, {Job.IN_SYNC: two.membership.node_id}, LeaseKind.JOBS)
+        await store.release_leases(one.membership.node_id, {Job.METADATA: two.membership.node_id}, LeaseKind.JOBS)
         by_two = await job(two)
         await run.run()
         assert await shown(one, "named") == [(2, (3, 2), (3, 2), (3,))]
