@@ -158,7 +158,9 @@ class App:
         sys.setswitchinterval(THREAD_SWITCH_S)
         database, history, histories = await self._open_database()
         topics = TopicStore(database)
-        broker = settings.broker.with_dynamic(await topics.load_broker_configs())
+        broker, refused = settings.broker.with_stored(await topics.load_broker_configs())
+        for error in refused.values():
+            logger.error("stored broker setting refused", error=str(error))
         node_store = NodeStore(database)
         clock = ClusterClock()
         await clock.compare(Monitor(database).now_ms)

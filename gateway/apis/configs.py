@@ -28,7 +28,6 @@ from gateway.config.broker import (
     UNLISTED,
     BrokerConfig,
     find_broker_config,
-    parse_broker_configs,
     refuse_without_effect,
     shown_value,
 )
@@ -558,8 +557,8 @@ async def _alter_topic(topic_name: str, change: Change, services: Services, *, v
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    """Of this node itself one after the other: else certificates that were read before another change would be taken into
-    use behind it."""
+    """Of this node itself one after the other: else certificates that were read before another change would be taken
+    into use behind it."""
     own = resource_name == str(services.membership.node_id)
     async with services.broker_configs if own else nullcontext():
         await _alter_brokers_alone(resource_name, change, services, validate_only=validate_only)
@@ -578,8 +577,8 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     current = of_all
     if resource_name != ALL_BROKERS:
         current = await services.topics.load_broker_configs(resource_name)
-    static = services.catalog.broker.static
-    broker = parse_broker_configs(static, of_all, {} if resource_name == ALL_BROKERS else current)
+    given = services.catalog.broker
+    broker, _ = given.with_stored(of_all, {} if resource_name == ALL_BROKERS else current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
@@ -592,7 +591,12 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     for name, value in _differing(wanted, current).items():
         refuse_without_effect(name, value)
     layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
-    altered = parse_broker_configs(static, *layers)
+    altered, refused = given.with_stored(*layers)
+    _, before = given.with_stored(*((current, layers[1]) if resource_name == ALL_BROKERS else (of_all, current)))
+    for name, error in refused.items():
+        # What another release has stored, and this one refuses, may stay or go.
+        if name in _differing(wanted, current) or name not in before:
+            raise error
     use_certificates: Callable[[], None] | None = None
     if resource_name == own_name:
         if PROTOCOL_MAP in _differing(wanted, current):

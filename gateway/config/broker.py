@@ -735,6 +735,25 @@ class BrokerConfig:
         """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
         return parse_broker_configs(self.static, dynamic, own)
 
+    def with_stored(
+        self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None
+    ) -> tuple[BrokerConfig, dict[str, ConfigError]]:
+        """As `with_dynamic` of what is stored, without what this release refuses and another took; that by name."""
+        try:
+            return self.with_dynamic(dynamic, own), {}
+        except ConfigError:
+            kept: tuple[dict[str, str], dict[str, str]] = {}, {}
+        refused: dict[str, ConfigError] = {}
+        for layer, stored in zip(kept, (dynamic, own or {}), strict=True):
+            for name, value in stored.items():
+                layer[name] = value
+                try:
+                    self.with_dynamic(*kept)
+                except ConfigError as error:
+                    refused[name] = error
+                    del layer[name]
+        return self.with_dynamic(*kept), refused
+
     def is_given(self, name: str) -> bool:
         """Whether it was set, at start or by AlterConfigs."""
         return name in self.static or name in self.dynamic or name in self.own

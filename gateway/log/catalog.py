@@ -20,7 +20,7 @@ from uuid import UUID
 import structlog
 
 from gateway.config import topic as topic_configs
-from gateway.config.broker import BrokerConfig, ConfigError
+from gateway.config.broker import BrokerConfig
 from gateway.config.topic import TopicConfig
 from gateway.log.catalog_changes import (
     ConfirmRemove,
@@ -521,11 +521,12 @@ class Catalog:
         own: Mapping[str, str] = self._stored_broker_configs.get(name, {}) if name is not None else {}
         if dynamic == self._broker.dynamic and own == self._broker.own:
             return
-        try:
-            self.set_broker(self._broker.with_dynamic(dynamic, own))
-        except ConfigError as error:
-            # Stored by a node of another release: the settings in force stay.
-            logger.error("stored broker settings refused", error=str(error))
+        broker, refused = self._broker.with_stored(dynamic, own)
+        for error in refused.values():
+            # Stored by a node of another release: the others are in force.
+            logger.error("stored broker setting refused", error=str(error))
+        if (broker.dynamic, broker.own) != (self._broker.dynamic, self._broker.own):
+            self.set_broker(broker)
 
     def _remember_gone(self, topic_id: UUID) -> None:
         self._gone[topic_id] = None

@@ -331,7 +331,7 @@ async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_
             ("PLAINTEXT:PLAINTEXT", static),
         ]
         for name in (password, path, MAP):
-            assert (await alter(node, BROKER, "1", (DELETE, name, None))).error_code == ErrorCode.NONE
+            assert (await alter(node, BROKER, "1", (DELETE, name, ""))).error_code == ErrorCode.NONE
         (entry,) = (await describe(node, BROKER, "1", password, path, MAP)).configs
         assert (entry.name, entry.value, entry.config_source) == (MAP, "PLAINTEXT:PLAINTEXT", static)
 
@@ -362,7 +362,7 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
         assert other.catalog.broker.message_max_bytes == 3_000_000
         await node.catalog.refresh_if_changed()
         assert node.catalog.broker.message_max_bytes == 4_000_000
-        assert (await alter(node, BROKER, "1", (DELETE, name, None))).error_code == ErrorCode.NONE
+        assert (await alter(node, BROKER, "1", (DELETE, name, ""))).error_code == ErrorCode.NONE
         assert await value_of(node, BROKER, "1", name) == ("3000000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
         assert node.catalog.broker.message_max_bytes == 3_000_000
 
@@ -635,7 +635,7 @@ async def test_subscriptions_to_clients_metrics(database_url: str) -> None:
         assert (await replace(node, METRICS, "other", [("metrics", "*")])).error_code == ErrorCode.NONE
         assert await listed(0) == await listed(1, METRICS) == [(METRICS, "cm"), (METRICS, "other")]
         assert set(await listed(0)) < set(await listed(1))
-        gone = [(DELETE, name, None) for _, name, _ in changes]
+        gone = [(DELETE, name, "") for _, name, _ in changes]
         assert (await alter(other, METRICS, "cm", *gone)).error_code == ErrorCode.NONE
         assert await shown(node) == {}
         assert await listed(0) == [(METRICS, "other")]
@@ -862,3 +862,18 @@ async def test_list_config_resources(database_url: str) -> None:
         with pytest.raises(KafkaError) as refused:
             await listed(TOPIC, 3)
         assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+async def test_what_another_release_has_stored_is_left_out_and_may_be_taken_away(database_url: str) -> None:
+    """It neither stops a node, nor what is stored beside it, nor changes of anything else."""
+    refused = "delegation.token.max.lifetime.ms"
+    stored = {refused: "soon", "log.retention.ms": "7"}
+    async with admin_node(database_url) as node:
+        await node.topics.set_broker_configs(stored, (), broker="")
+    async with admin_node(database_url) as node:
+        await node.catalog.refresh_if_changed()
+        assert node.catalog.broker.dynamic == {"log.retention.ms": "7"}
+        assert (await alter(node, BROKER, "", (SET, "message.max.bytes", "2000000"))).error_code == ErrorCode.NONE
+        assert (await alter(node, BROKER, "", (SET, refused, "later"))).error_code == ErrorCode.INVALID_REQUEST
+        assert (await alter(node, BROKER, "", (DELETE, refused, ""))).error_code == ErrorCode.NONE
+        assert await node.topics.load_broker_configs() == {"log.retention.ms": "7", "message.max.bytes": "2000000"}

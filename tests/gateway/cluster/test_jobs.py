@@ -13,6 +13,7 @@ from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.membership import Membership
 from storage.nodes import NodeStore
 from storage.pool import Database
+from storage.types import SHARD_COUNTS, LeaseKind
 
 TTL_MS = 60_000
 HOUR_MS = 3_600_000
@@ -178,3 +179,9 @@ async def test_a_pass_that_fails_is_tried_again_long_before_its_interval(
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await run()
+
+
+def test_every_job_has_one_of_the_leases_that_there_are() -> None:
+    """Another number of leases would place all of them otherwise: nodes of two releases would hand them to and fro."""
+    assert SHARD_COUNTS[LeaseKind.JOBS] == 8
+    assert all(0 <= job < 8 for job in Job)

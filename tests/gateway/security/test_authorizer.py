@@ -10,7 +10,7 @@ import structlog.testing
 
 from gateway.cluster.membership import Membership
 from gateway.config.broker import STANDARD_AUTHORIZER, ConfigError, parse_broker_configs, principals
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, Principal, RequestContext, Services
 from gateway.operate.loggers import FINEST
 from gateway.security import authorizer as authorizing
 from gateway.security.acls import Acls
@@ -114,3 +114,17 @@ async def test_nodes_that_disagree_about_the_authorizer_say_so_once(database_url
         (STANDARD_AUTHORIZER, by_first),
         ("", {**by_third, third.node_id: STANDARD_AUTHORIZER}),
     ]
+
+
+def test_users_and_tokens_are_nobodys_without_acls() -> None:
+    """Else whoever has logged in could make a token of any other user, super users included, and log in by it."""
+    everybody = Authorizer(Acls, frozenset({"User:root"}), allow_everyone=True)
+    alice, root = (ConnectionInfo("c", "/10.0.0.1", principal=Principal(name)) for name in ("alice", "root"))
+    for kind, operation in (
+        (ResourceType.USER, AclOperation.CREATE_TOKENS),
+        (ResourceType.USER, AclOperation.DESCRIBE_TOKENS),
+        (ResourceType.DELEGATION_TOKEN, AclOperation.DESCRIBE),
+    ):
+        assert not everybody.allows(alice, operation, kind, "User:root")
+        assert everybody.allows(root, operation, kind, "User:root")
+    assert everybody.allows(alice, AclOperation.READ, ResourceType.TOPIC, "t")

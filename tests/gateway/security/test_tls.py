@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import ssl
 from pathlib import Path
 
@@ -49,10 +50,21 @@ def test_files_and_texts_are_read(settings: TlsSettings, authority: Authority) -
         assert make_context(each, lambda reason: None).cert_store_stats()["x509_ca"] == 1
 
 
+BEYOND_ASCII = "-----BEGIN CERTIFICATE-----\nä\n-----END CERTIFICATE-----"
+
+
 def test_what_cannot_be_used_is_refused_without_its_content(settings: TlsSettings, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
+    pipe = tmp_path / "pipe.pem"
+    os.mkfifo(pipe)
     for changed, named in (
+        ({"key_file": str(pipe)}, "ssl.keystore.location"),
+        ({"trusted_file": "/dev/zero"}, "ssl.truststore.location"),
+        (
+            {"trusted_file": None, "trusted": "-----BEGIN CERTIFICATE-----\nä\n-----END CERTIFICATE-----"},
+            "ssl.truststore.location",
+        ),
         ({"key_file": str(tmp_path / "absent.pem")}, "ssl.keystore.location"),
         ({"key_file": str(nothing)}, "ssl.keystore.location"),
         ({"key_password": "wrong"}, "ssl.keystore.location"),
