@@ -176,7 +176,7 @@ async def read_share_group_state(
             found.update(dict.fromkeys(names[begin:], ENOUGH))
             break
         rows = await services.share_store.states(group_id, some)
-        for name, row in zip(some, rows, strict=True):
+        async for name, row in in_pieces(list(zip(some, rows, strict=True))):
             if row is None:
                 found[name] = UNREAD
             elif row.leader_epoch > asked[name].leader_epoch:
