@@ -207,7 +207,9 @@ class App:
             for listener in settings.listeners
         }
 
-        membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id)
+        membership = Membership(
+            node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id, settings.roles
+        )
         membership.authorizer = broker.authorizer_class_name
         await membership.require_own_addresses()
         await membership.join()
@@ -251,7 +253,7 @@ class App:
         marks = Marks(
             lambda: groups.settings.drains,
             asyncio.get_running_loop().time,
-            alone=lambda: len(membership.alive()) < 2,
+            alone=lambda: len(membership.brokers()) < 2,
             nodes_since_s=lambda: max(membership.changed_s, catalog.assigned_s),
         )
 
@@ -561,7 +563,10 @@ class App:
             return None if server.is_listening else "not accepting connections"
 
         async def coordinator() -> str | None:
-            return None if leases.held or len(services.membership.alive()) > 1 else "no lease is held"
+            membership = services.membership
+            if leases.held or len(membership.brokers()) > 1 or not membership.roles.is_broker:
+                return None
+            return "no lease is held"
 
         http = HttpServer(
             self.metrics,

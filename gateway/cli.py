@@ -20,6 +20,7 @@ import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import uvloop
@@ -31,7 +32,7 @@ from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.listeners import render_address
 from gateway.config.security import TlsSettings, listener_security
-from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, Settings, load
 from gateway.net.collection import Survivors
 from gateway.net.context import Role
 from gateway.operate import logs, workers
@@ -173,7 +174,7 @@ def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
     flags += [f"--set={assignment}" for assignment in given.set]
     flags += [f"--config={given.config}"] if given.config else []
     supervisor = workers.Supervisor(configuration, flags, as_json=logs.as_json(settings.log_format))
-    return asyncio.run(supervisor.run(_welcome))
+    return asyncio.run(supervisor.run(partial(_welcome, settings)))
 
 
 async def _run(configuration: Configuration) -> int:
@@ -210,7 +211,7 @@ async def _serve_until_told(configuration: Configuration) -> int:
             await asyncio.wait((starting,))
             return 0
         starting.result()
-        print(_welcome(app.bootstrap), flush=True)
+        print(_welcome(configuration.settings, app.bootstrap), flush=True)
         survivors = Survivors()
         # Of what comes later nearly all is freed by itself. Ten thousand groups that join spent a quarter of their time
         # in the collector at Python's 700.
@@ -233,7 +234,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _welcome(bootstrap: str) -> str:
+def _welcome(settings: Settings, bootstrap: str) -> str:
+    if not settings.roles.is_broker:
+        return (
+            f"Sluice is a controller at {bootstrap}. To ask it:\n"
+            f"  kafka-metadata-quorum.sh --bootstrap-controller {bootstrap} describe --status"
+        )
     return (
         f"Sluice serves Kafka clients at {bootstrap}. To try it:\n"
         f"  echo hello | kcat -b {bootstrap} -t greetings -P\n"

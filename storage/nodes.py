@@ -18,7 +18,13 @@ from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.schema import FUNCTION_SCHEMA
-from storage.types import Address, CoordinatorLease, Follower, LeaseKind, MetadataLog, Node, NodeId, NodeReport
+from storage.types import Address, CoordinatorLease, Follower, LeaseKind, MetadataLog, Node, NodeId, NodeReport, Roles
+
+BOTH = Roles()
+
+
+def _roles(row: Row) -> Roles:
+    return Roles(row["is_broker"], row["is_controller"], tuple(row["controller_listeners"]))
 
 
 def _lease(row: Row) -> CoordinatorLease:
@@ -57,11 +63,22 @@ class NodeStore:
         ttl_ms: int,
         wanted: int | None = None,
         authorizer: str = "",
+        roles: Roles = BOTH,
     ) -> NodeId:
         """The node's id for `ttl_ms` from now: the `wanted` one, for which StorageConflict if a live node has it; else
         the one its name had before, else the lowest (>= 1) of no live node."""
         row = await self._pool.fetch_row(
-            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA, wanted, authorizer
+            statement("register_node"),
+            name,
+            json.dumps(listeners),
+            rack,
+            ttl_ms,
+            FUNCTION_SCHEMA,
+            wanted,
+            authorizer,
+            roles.is_broker,
+            roles.is_controller,
+            list(roles.controller_listeners),
         )
         if row is None:
             raise StorageConflict(f"a node with node.id {wanted} is alive")
@@ -80,7 +97,7 @@ class NodeStore:
         rows = await self._pool.fetch(statement("node_reports"))
         return [
             NodeReport(
-                _node(row),
+                replace(_node(row), roles=_roles(row)),
                 row["registered_ms_ago"],
                 cast(dict[str, int], json.loads(row["leases"])),
                 row["revision_lag"],
@@ -110,12 +127,13 @@ class NodeStore:
                 levels=cast(dict[str, int], json.loads(row["levels"])),
                 read_ms=row["read_ms"],
                 authorizer=row["authorizer"],
+                roles=_roles(row),
             )
             for row in rows
         ]
 
     async def fenced(self) -> list[Node]:
-        """Nodes whose registration has run out and that nobody has unregistered, ordered by id."""
+        """Brokers whose registration has run out and that nobody has unregistered, ordered by id."""
         return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
 
     async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
@@ -124,7 +142,12 @@ class NodeStore:
         return MetadataLog(
             max((row["revision"] for row in rows), default=0),
             max((row["read_ms"] for row in rows), default=0),
-            tuple(Follower(_node(row), row["node_revision"], row["heard_ms"], row["lease_epoch"]) for row in rows),
+            tuple(
+                Follower(
+                    replace(_node(row), roles=_roles(row)), row["node_revision"], row["heard_ms"], row["lease_epoch"]
+                )
+                for row in rows
+            ),
         )
 
     async def finalize(self, levels: Mapping[str, int]) -> None:

@@ -428,6 +428,18 @@ TRANSACTION_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Roles:
+    """What a node is in the cluster (upstream: `process.roles`), and where it is asked as a controller."""
+
+    is_broker: bool = True
+    """Clients are told of it: it leads partitions and coordinates groups."""
+    is_controller: bool = True
+    """It does what one node does for all."""
+    controller_listeners: tuple[str, ...] = ()
+    """Names of listeners."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
     listeners: Mapping[str, Address] = field(hash=False)
@@ -445,6 +457,7 @@ class Node:
     """When this was read, by Postgres' clock (Unix ms)."""
     authorizer: str = field(default="", compare=False)
     """By which it goes; empty: none."""
+    roles: Roles = field(default=Roles(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from gateway.config.client_metrics import (
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
-from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners
+from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners, render_roles
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -343,6 +343,7 @@ def _node_facts(services: Services) -> dict[str, str | None]:
             PROTOCOL_MAP, ",".join(f"{listener.name}:{listener.security_protocol}" for listener in listeners)
         ),
         "controller.listener.names": ",".join(listener.name for listener in listeners if listener.is_controller),
+        "process.roles": render_roles(services.settings.roles),
     }
 
 
@@ -772,7 +773,7 @@ async def list_config_resources(
         if kind in wanted:
             resources.extend(
                 ConfigResource(resource_name=str(node.node_id), resource_type=kind)
-                for node in services.membership.alive()
+                for node in services.membership.brokers()
             )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
 

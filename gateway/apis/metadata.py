@@ -72,16 +72,16 @@ class Placement:
     one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
     def __init__(self, context: RequestContext) -> None:
-        listener = context.connection.listener
-        alive = context.services.membership.alive()
+        listener, membership = context.connection.listener, context.services.membership
+        alive = membership.brokers() if context.role is Role.BROKER else membership.alive()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
-        """Each with host and port."""
+        """Each with host and port; at a listener of controllers these."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
-        self._alive = [int(node.node_id) for node in alive]
+        self._alive: tuple[int, ...] = membership.broker_ids
         self._strict = context.services.replicas_strict
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._leaders = context.services.membership.leaders
+        self._leaders = membership.leaders
         self.view = (listener, self._leaders)
         """Answers of two placements with one view are the same."""
 

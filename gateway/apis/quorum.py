@@ -1,15 +1,19 @@
 """DescribeQuorum, AddRaftVoter, RemoveRaftVoter: the metadata log, who leads it, and who follows.
 
-The one idea: the metadata log is the catalog in Postgres, and an offset of it is a revision. Every node may write it,
-so every live one is a voter and none an observer; a node's log ends where its catalog had come to when it last renewed
-its registration. Postgres holds the log and appoints the leader: the node that has the lease of the job which takes
-deleted topics away. The lease's epoch rises with every change of owner, as a leader's does.
+The one idea: the metadata log is the catalog in Postgres, and an offset of it is a revision. Those that do what one
+node does for all are its voters, the other live nodes observe; a node's log ends where its catalog had come to when it
+last renewed its registration. Postgres holds the log and appoints the leader: the node that has the lease of the job
+which takes deleted topics away. The lease's epoch rises with every change of owner, as a leader's does.
 
-Voters are the live nodes, whoever they are, so none is added or removed by request: refused as by a cluster of
-`kraft.version` 0. Answers are those of KafkaRaftClient, AddVoterHandler and RemoveVoterHandler.
+Voters are the live controllers, whoever they are (`process.roles`; the brokers, where none is alive), so none is added
+or removed by request: refused as by a cluster of `kraft.version` 0. Answers are those of KafkaRaftClient,
+AddVoterHandler and RemoveVoterHandler.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from uuid import NAMESPACE_OID, uuid5
 
 from gateway.cluster.jobs import Job
 from gateway.config.listeners import render_listeners
@@ -29,6 +33,7 @@ from protocol.messages.describe_quorum import (
 from protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from protocol.schema import ZERO_UUID
 from storage.types import Follower, LeaseKind, MetadataLog
+from storage.types import Node as Member
 
 METADATA_TOPIC, METADATA_PARTITION = "__cluster_metadata", 0
 LEADS = Job.DELETION
@@ -48,18 +53,25 @@ async def describe_quorum(request: DescribeQuorumRequest, context: RequestContex
     if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
         return await _unknown(request)
     log = await context.services.membership.metadata_log(LeaseKind.JOBS, LEADS)
-    leader = next((each for each in log.followers if each.lease_epoch is not None), None)
+    voters = [each for each in log.followers if each.node.roles.is_controller] or list(log.followers)
+    leader = next((each for each in voters if each.lease_epoch is not None), None)
     if leader is None or leader.lease_epoch is None:
         return _answer(_failed(METADATA_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, NO_LEADER))
+    # Each of them follows the log where it lies. Voters of `kraft.version` 0 have no directory.
+    directory = uuid5(NAMESPACE_OID, context.services.cluster_id)
     described = PartitionData(
         partition_index=METADATA_PARTITION,
         leader_id=leader.node.node_id,
         leader_epoch=min(leader.lease_epoch, MAX_EPOCH),
         high_watermark=log.revision,
-        current_voters=tuple(_state(each, log, leads=each is leader) for each in log.followers),
+        current_voters=tuple(_state(each, log, leads=each is leader) for each in voters),
+        observers=tuple(
+            replace(_state(each, log, leads=False), replica_directory_id=directory)
+            for each in log.followers
+            if each not in voters
+        ),
     )
-    controllers = [each.name for each in context.services.settings.listeners if each.is_controller]
-    return _answer(described, tuple(_node(each, controllers) for each in log.followers))
+    return _answer(described, tuple(_node(each.node) for each in voters))
 
 
 def refuse_describe_quorum(
@@ -113,15 +125,14 @@ def _state(follower: Follower, log: MetadataLog, *, leads: bool) -> ReplicaState
     )
 
 
-def _node(follower: Follower, controllers: list[str]) -> Node:
+def _node(node: Member) -> Node:
     """Where it is asked as a controller."""
-    listeners = follower.node.listeners
     return Node(
-        node_id=follower.node.node_id,
+        node_id=node.node_id,
         listeners=tuple(
-            Listener(name=name, host=listeners[name][0], port=listeners[name][1])
-            for name in controllers
-            if name in listeners
+            Listener(name=name, host=node.listeners[name][0], port=node.listeners[name][1])
+            for name in node.roles.controller_listeners
+            if name in node.listeners
         ),
     )
 

@@ -299,7 +299,7 @@ class Brokers:
     @classmethod
     async def read(cls, services: Services, *, asked: bool) -> Brokers:
         """Those that are not alive only where they are `asked` for. Raises StorageError."""
-        alive = {int(node.node_id): node.rack for node in services.membership.alive()}
+        alive = {int(node.node_id): node.rack for node in services.membership.brokers()}
         others = await services.membership.fenced() if asked else ()
         fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}
         return cls({**alive, **fenced}, alive, Spread(alive, fenced))

@@ -23,7 +23,7 @@ import structlog
 
 from gateway.cluster.clock import boot_time_s
 from gateway.cluster.membership import Membership
-from gateway.cluster.placement import Leaders, shares
+from gateway.cluster.placement import shares
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.nodes import NodeStore
@@ -97,7 +97,7 @@ class Leases:
         self._pass = asyncio.Lock()
         self._look = asyncio.Lock()
         self._shares: dict[int, int] = {}
-        self._shares_of: Leaders | None = None
+        self._shares_of: tuple[int, ...] = ()
         self._surplus_since: float | None = None
         self._released = False
         self.handed_over = 0
@@ -174,10 +174,19 @@ class Leases:
 
     def wanted(self) -> dict[int, int]:
         """Which live node should hold each shard."""
-        leaders = self._membership.leaders
-        if leaders is not self._shares_of:
-            self._shares, self._shares_of = shares(self._shards, leaders.node_ids), leaders
+        node_ids = self._candidates()
+        if node_ids is not self._shares_of:
+            self._shares, self._shares_of = shares(self._shards, node_ids), node_ids
         return self._shares
+
+    def _candidates(self) -> tuple[int, ...]:
+        """Live nodes that should have leases of this kind: the same object while they are the same."""
+        of_jobs = self._kind is LeaseKind.JOBS
+        return self._membership.controller_ids if of_jobs else self._membership.broker_ids
+
+    def _may_hold(self) -> bool:
+        """Jobs are done by any node rather than by none."""
+        return self._kind is LeaseKind.JOBS or self._membership.roles.is_broker
 
     def _other_owner(self, shard: int) -> Node | None:
         owner = self._owners.get(shard)
@@ -201,7 +210,7 @@ class Leases:
             if self._held:
                 leases = [held.lease for held in self._held.values()]
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
-            if not self._released:
+            if not self._released and self._may_hold():
                 await self._take_free(node_id)
         # Nobody asks for the owners of jobs.
         if len(self._held) < len(self._shards) and self._kind is not LeaseKind.JOBS:
@@ -260,7 +269,7 @@ class Leases:
         self._released = True
         async with self._pass:
             node_id = self._membership.node_id
-            others = [node for node in self._membership.leaders.node_ids if node != node_id]
+            others = [node for node in self._candidates() if node != node_id]
             successors = shares(self._shards, others)
             held = list(self._held)
             self._lose(held)

@@ -3,6 +3,9 @@
 The one idea: the list is a copy of what Postgres says, refreshed by one pass that also prolongs this node's own
 registration. Clients are told of it as a routing hint; nothing is decided by it.
 
+A node is a broker, a controller, or both (`process.roles`). Brokers lead partitions and coordinate groups, and clients
+are told of them alone; controllers do what one node does for all. While no controller is alive the brokers stand in.
+
 A node is known by its name (the advertised address of its first listener): a process that starts again after a kill
 takes the same id at once instead of waiting for its predecessor to expire.
 """
@@ -21,7 +24,7 @@ from gateway.cluster.in_sync import FEATURE
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
-from storage.nodes import NodeStore, Unregistered
+from storage.nodes import BOTH, NodeStore, Unregistered
 from storage.types import (
     TRANSACTION_VERSION,
     Address,
@@ -31,6 +34,7 @@ from storage.types import (
     NodeId,
     Partition,
     PartitionKey,
+    Roles,
 )
 
 logger = structlog.get_logger(__name__)
@@ -49,6 +53,7 @@ class Membership:
         rack: str | None,
         ttl_ms: int,
         node_id: int | None = None,
+        roles: Roles = BOTH,
     ) -> None:
         """`listeners`: name → where its clients are told to connect; at least one. `node_id`: the only one that the
         node may have; None: it is given one."""
@@ -57,8 +62,15 @@ class Membership:
         self._rack = rack
         self._ttl_ms = ttl_ms
         self._wanted_id = node_id
+        self._roles = roles
         self._self_node: Node | None = None
         self._alive: list[Node] = []
+        self._brokers: list[Node] = []
+        self._controllers: list[Node] = []
+        self.broker_ids: tuple[NodeId, ...] = ()
+        """Of `brokers()`; another object only when they are others."""
+        self.controller_ids: tuple[NodeId, ...] = ()
+        """Of `controllers()`; another object only when they are others."""
         self._transaction_version = TRANSACTION_VERSION
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
@@ -103,8 +115,21 @@ class Membership:
         """Nodes that were alive at the last pass, by id; this one is always among them."""
         return self._alive
 
+    def brokers(self) -> list[Node]:
+        """Those of the live nodes that clients are told of, by id."""
+        return self._brokers
+
+    def controllers(self) -> list[Node]:
+        """Those of the live nodes that do what one does for all, by id: the brokers where no controller is alive."""
+        return self._controllers
+
+    @property
+    def roles(self) -> Roles:
+        """Of this node."""
+        return self._roles
+
     async def fenced(self) -> list[Node]:
-        """Nodes that are registered and not alive, by id. Raises StorageError."""
+        """Brokers that are registered and not alive, by id. Raises StorageError."""
         return await self._store.fenced()
 
     @property
@@ -121,7 +146,7 @@ class Membership:
     def leader_of(self, partition_key: PartitionKey) -> Node:
         """The node that clients are pointed to for what nobody has named nodes for."""
         leader = self._leaders.leader(partition_key)
-        return next(node for node in self._alive if node.node_id == leader)
+        return next(node for node in self._brokers if node.node_id == leader)
 
     @property
     def transaction_version(self) -> int:
@@ -171,9 +196,11 @@ class Membership:
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
         node_id = await self._store.register(
-            self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self.authorizer
+            self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self.authorizer, self._roles
         )
-        self._self_node = Node(node_id, self._listeners, self._rack, self._store.incarnation(node_id))
+        self._self_node = Node(
+            node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
+        )
         self._take(await self._store.alive())
         self._registered()
 
@@ -243,9 +270,13 @@ class Membership:
         before = {node.node_id for node in self._alive}
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
+        self._brokers = [node for node in self._alive if node.roles.is_broker]
+        self._controllers = [node for node in self._alive if node.roles.is_controller] or self._brokers
+        self.controller_ids = _renewed(self.controller_ids, self._controllers)
+        brokers, self.broker_ids = self.broker_ids, _renewed(self.broker_ids, self._brokers)
         only_in_sync = self._levels.get(FEATURE) == 0
-        if before != after or only_in_sync != self._leaders.only_in_sync:
-            leaders, node_id = Leaders(after, only_in_sync=only_in_sync), self.node_id
+        if brokers is not self.broker_ids or only_in_sync != self._leaders.only_in_sync:
+            leaders, node_id = Leaders(self.broker_ids, only_in_sync=only_in_sync), self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
             self.placed()
@@ -267,3 +298,9 @@ class Membership:
                 others=differing,
             )
         self._told_of = frozenset(differing)
+
+
+def _renewed(ids: tuple[NodeId, ...], nodes: Sequence[Node]) -> tuple[NodeId, ...]:
+    """Ids of the nodes: the same object while they are the same."""
+    found = tuple(node.node_id for node in nodes)
+    return ids if found == ids else found

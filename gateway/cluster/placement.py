@@ -29,7 +29,7 @@ def weight(node_id: int, key: int) -> int:
 
 
 class Leaders:
-    """The leaders of one set of live nodes under one rule; another set or rule is another object."""
+    """The leaders of one set of live brokers under one rule; another set or rule is another object."""
 
     __slots__ = ("_alive", "_found", "node_ids", "only_in_sync")
 
@@ -42,7 +42,7 @@ class Leaders:
 
     def leader(self, key: int, assignment: Assignment | None = None) -> int:
         """The node that clients of a partition are pointed to: any could serve it, so this spreads the load; NO_LEADER
-        where nobody may lead."""
+        where nobody may lead, or no broker is alive."""
         if assignment is not None:
             if self.only_in_sync:
                 return in_sync.leader(assignment, self._alive)
@@ -51,8 +51,8 @@ class Leaders:
             for node_id in assignment.replicas:
                 if node_id in self._alive:
                     return node_id
-        if len(self.node_ids) == 1:
-            return self.node_ids[0]
+        if len(self.node_ids) < 2:
+            return self.node_ids[0] if self.node_ids else in_sync.NO_LEADER
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= MAX_REMEMBERED:

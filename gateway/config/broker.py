@@ -808,7 +808,6 @@ _SHOWN = (
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
     _fixed("log.dirs", ConfigType.LIST, ("postgres",), "Where records are kept, as DescribeLogDirs names it."),
-    _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
     _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
 )
 
@@ -828,6 +827,7 @@ _NODE = (
         update=_OF_ONE_NODE,
     ),
     _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
+    _of_node("process.roles", "broker: serves clients; controller: does what one node does for all. Both if unset."),
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
 `gateway/config/listeners.py`."""

@@ -3,7 +3,8 @@
 
 The one idea: a listener is a name with two addresses. The node binds the first; whoever connected there is told the
 second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT. By a listener of
-`controller.listener.names` a node is asked as a controller (KIP-919), by any other as a broker.
+`controller.listener.names` a node is asked as a controller (KIP-919), by any other as a broker. What it is not
+(`process.roles`) it is asked nowhere.
 
 This module opens no socket: `gateway/net/server.py` binds, and what nodes tell each other of their listeners is
 `storage/nodes.py`'s.
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.definition import ConfigError
-from storage.types import Address
+from storage.types import Address, Roles
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
@@ -24,6 +25,9 @@ PROTOCOL_MAP = "listener.security.protocol.map"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
+
+BROKER, CONTROLLER = "broker", "controller"
+BOTH = frozenset((BROKER, CONTROLLER))
 
 _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
 
@@ -66,8 +70,30 @@ def parse_address(text: str) -> Address:
     return host, int(port)
 
 
+def parse_roles(text: str | None) -> frozenset[str]:
+    """What a node is by `process.roles`: both where it is not given. ConfigError for what is no role, and for none."""
+    if text is None:
+        return BOTH
+    roles = [role.strip() for role in text.split(",") if role.strip()]
+    if not roles or not BOTH.issuperset(roles):
+        raise ConfigError("process.roles", text, f"expected {BROKER}, {CONTROLLER} or both, separated by commas")
+    if len(set(roles)) < len(roles):
+        raise ConfigError("process.roles", text, "names one twice")
+    return frozenset(roles)
+
+
+def render_roles(roles: Roles) -> str:
+    """As `process.roles` writes them."""
+    return ",".join(name for name, plays in ((BROKER, roles.is_broker), (CONTROLLER, roles.is_controller)) if plays)
+
+
 def parse_listeners(
-    listeners: str, advertised: str | None, protocol_map: str | None, host_name: str, controllers: str | None = None
+    listeners: str,
+    advertised: str | None,
+    protocol_map: str | None,
+    host_name: str,
+    controllers: str | None = None,
+    roles: frozenset[str] = BOTH,
 ) -> list[Listener]:
     """The listeners in the order given, those of brokers first; ConfigError names the setting that is wrong, and why.
 
@@ -76,7 +102,7 @@ def parse_listeners(
     is advertised; one that is not could name no node to its clients.
     """
     bound = _addresses("listeners", listeners)
-    of_controllers = _controllers(controllers, bound)
+    of_controllers = _controllers(controllers, bound, roles)
     told = bound if advertised is None else _addresses("advertised.listeners", advertised)
     as_bound = bound.keys() if advertised is None else of_controllers - told.keys()
     told = {**told, **{name: bound[name] for name in as_bound}}
@@ -102,13 +128,26 @@ def parse_listeners(
     return sorted(made, key=lambda listener: listener.is_controller)
 
 
-def _controllers(text: str | None, bound: Mapping[str, Address]) -> frozenset[str]:
-    """Which of the listeners are controllers'. All of them: then no client could produce or read."""
+def _controllers(text: str | None, bound: Mapping[str, Address], roles: frozenset[str]) -> frozenset[str]:
+    """Which of the listeners are controllers'. A broker has one that is not, and what is only a controller none."""
+    setting = "controller.listener.names"
     names = frozenset(name for part in (text or "").split(",") if (name := part.strip().upper()))
+    if CONTROLLER not in roles:
+        # As in Kafka's own files, where brokers name the listeners of others.
+        if own := bound.keys() & names:
+            raise ConfigError(
+                setting, text, f"process.roles has no controller, and listeners has {', '.join(sorted(own))}"
+            )
+        return frozenset()
     if unknown := names - bound.keys():
-        raise ConfigError("controller.listener.names", text, f"there is no listener {', '.join(sorted(unknown))}")
-    if not bound.keys() - names:
-        raise ConfigError("controller.listener.names", text, "a listener is needed at which the node is a broker")
+        raise ConfigError(setting, text, f"there is no listener {', '.join(sorted(unknown))}")
+    others = bound.keys() - names
+    if BROKER in roles and not others:
+        raise ConfigError(setting, text, "a listener is needed at which the node is a broker")
+    if BROKER not in roles and others:
+        raise ConfigError(
+            setting, text, f"process.roles has no broker, and listeners has {', '.join(sorted(others))} besides"
+        )
     return names
 
 

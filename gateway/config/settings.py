@@ -21,18 +21,21 @@ from typing import Any, cast
 from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, find_broker_config, parse_broker_configs
 from gateway.config.definition import HIDDEN, ConfigType
 from gateway.config.listeners import (
+    BROKER,
+    CONTROLLER,
     DEFAULT_NAME,
     WILDCARDS,
     Listener,
     parse_address,
     parse_listeners,
+    parse_roles,
     render_address,
 )
 from gateway.config.security import listener_security
 from gateway.operate.logs import LOG_LEVELS, LogFormat
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
-from storage.types import Address
+from storage.types import Address, Roles
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 AUTO = "auto"
@@ -50,7 +53,8 @@ class Settings:
     """The options, typed. Field names are the options' with underscores."""
 
     listeners: tuple[Listener, ...]
-    """At least one at which it is a broker; these come first. The address of the first is how the node is called."""
+    """Those at which it is a broker come first. The address of the first is how the node is called."""
+    roles: Roles
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
@@ -321,7 +325,8 @@ def load(
     given = {value.name: value for value in broker_values}
     listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
     options = {value.name: value for value in values}
-    listeners = _load_listeners(listen, advertise, options, given, warnings)
+    roles = _load_roles(given)
+    listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
     _check_security(listeners, broker, given)
     # The short forms are shown as what they came to, where they decide.
     if "listeners" not in given and "advertised.listeners" not in given:
@@ -332,8 +337,31 @@ def load(
             warnings.append(f"rack (from {options['rack'].origin}) is not looked at: broker.rack is given")
         parsed["rack"] = given["broker.rack"].text or None
     values.extend(broker_values)
-    settings = Settings(**parsed, listeners=listeners, broker=broker)
+    settings = Settings(
+        **parsed,
+        listeners=listeners,
+        roles=Roles(
+            is_broker=BROKER in roles,
+            is_controller=CONTROLLER in roles,
+            controller_listeners=tuple(listener.name for listener in listeners if listener.is_controller),
+        ),
+        broker=broker,
+    )
     return Configuration(settings, tuple(values), tuple(warnings))
+
+
+def _load_roles(broker: Mapping[str, Value]) -> frozenset[str]:
+    given = broker.get("process.roles")
+    try:
+        return parse_roles(None if given is None else given.text)
+    except ConfigError as error:
+        raise _as_given(error, broker) from error
+
+
+def _as_given(error: ConfigError, broker: Mapping[str, Value]) -> ConfigurationError:
+    value = broker.get(error.name)
+    origin = "default" if value is None else value.origin
+    return ConfigurationError(error.name, error.value or "", origin, error.reason)
 
 
 def _load_listeners(
@@ -341,6 +369,7 @@ def _load_listeners(
     advertise: Address | None,
     options: Mapping[str, Value],
     broker: Mapping[str, Value],
+    roles: frozenset[str],
     warnings: list[str],
 ) -> tuple[Listener, ...]:
     """The listeners by Kafka's names where these are given, by their short forms where not."""
@@ -368,11 +397,10 @@ def _load_listeners(
             None if protocol_map is None else protocol_map.text,
             socket.gethostname(),
             None if controllers is None else controllers.text,
+            roles,
         )
     except ConfigError as error:
-        value = broker.get(error.name)
-        origin = "default" if value is None else value.origin
-        raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+        raise _as_given(error, broker) from error
     if told_text is None:
         warnings.extend(
             f"clients are told to connect to {render_address(listener.advertised)}, this host's name: "

@@ -198,7 +198,7 @@ class Exporter:
 
     async def snapshot(self) -> Snapshot:
         """One look at the cluster; never raises for storage, so that the node's own metrics are always shown."""
-        brokers = tuple(self._membership.alive())
+        brokers = tuple(self._membership.brokers())
         limit = self._max_series
         # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
         # asked a second time.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from gateway.commands.render import Row, show
-from gateway.config.listeners import render_address
+from gateway.config.listeners import render_address, render_roles
 from gateway.config.settings import Settings
 from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres
@@ -24,7 +24,7 @@ from storage.types import NodeReport
 EXIT_FAILED = 1
 DELETION_COLUMNS = ("topic", "topic_id", "deleted_s", "partitions_left", "failures", "retry_in_s", "error")
 MAX_DELETIONS = 1_000
-COLUMNS = ("node", "listeners", "rack", "leases", "revision_lag", "up_s")
+COLUMNS = ("node", "roles", "listeners", "rack", "leases", "revision_lag", "up_s")
 
 Configure = Callable[[argparse.Namespace], Settings]
 
@@ -87,6 +87,7 @@ def _row(report: NodeReport) -> Row:
     node = report.node
     return {
         "node": int(node.node_id),
+        "roles": render_roles(node.roles),
         "listeners": {name: render_address(address) for name, address in node.listeners.items()},
         "rack": node.rack,
         "leases": dict(report.leases),

@@ -1,6 +1,7 @@
 -- name: register_node
--- The id for a process that starts under a name, calls the functions of the schema $5, and goes by the authorizer $7; of
--- the id $6, where it is not null, no row if another live process has it.
+-- The id for a process that starts under a name, calls the functions of the schema $5, goes by the authorizer $7, and is
+-- a broker ($8), a controller ($9) or both, asked as a controller at the listeners $10; of the id $6, where it is not
+-- null, no row if another live process has it.
 with registered as materialized (
     select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4, $6) where node_id is not null
 ), noted as (
@@ -13,6 +14,12 @@ with registered as materialized (
     select node_id, incarnation, $7 from registered
     on conflict (node_id) do update
     set incarnation = excluded.incarnation, authorizer = excluded.authorizer
+), cast_as as (
+    insert into node_role (node_id, incarnation, is_broker, is_controller, controller_listeners)
+    select node_id, incarnation, $8, $9, $10::text[] from registered
+    on conflict (node_id) do update
+    set incarnation = excluded.incarnation, is_broker = excluded.is_broker, is_controller = excluded.is_controller,
+        controller_listeners = excluded.controller_listeners
 )
 select node_id, incarnation from registered;
 
@@ -32,7 +39,8 @@ returning
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release
--- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, and when this was read.
+-- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, what each node is, and
+-- when this was read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
     least(
@@ -41,19 +49,25 @@ select
     ) as transaction_version,
     (select coalesce(jsonb_object_agg(name, level), '{}') from finalized_feature)::text as levels,
     coalesce(a.authorizer, '') as authorizer,
+    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
+    coalesce(o.controller_listeners, '{}') as controller_listeners,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
 left join former_transaction_version f on f.function_schema = r.function_schema
 left join node_authorizer a on a.node_id = n.node_id and a.incarnation = n.incarnation
+left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: fenced_nodes
--- Nodes whose registration has run out and that nobody has unregistered.
-select node_id, listeners, rack, incarnation, announced from node
-where expires_at <= clock_timestamp() and listeners <> '{}'
-order by node_id;
+-- Brokers whose registration has run out and that nobody has unregistered. Who withdraws has one incarnation more than it
+-- registered with.
+select n.node_id, n.listeners, n.rack, n.incarnation, n.announced
+from node n
+left join node_role o on o.node_id = n.node_id and n.incarnation - o.incarnation in (0, 1)
+where n.expires_at <= clock_timestamp() and n.listeners <> '{}' and coalesce(o.is_broker, true)
+order by n.node_id;
 
 -- name: withdraw_node
 -- Ends a registration, unless it has been superseded.
@@ -146,8 +160,11 @@ select
             group by l.kind
         ) held
     ) as leases,
-    case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag
+    case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag,
+    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
+    coalesce(o.controller_listeners, '{}') as controller_listeners
 from node n cross join cluster c
+left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
@@ -157,8 +174,11 @@ order by n.node_id;
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced, nullif(n.catalog_revision, 0) as node_revision,
     (extract(epoch from greatest(n.registered_at, n.renewed_at)) * 1000)::bigint as heard_ms,
-    l.lease_epoch, c.revision, (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
+    l.lease_epoch, c.revision, (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms,
+    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
+    coalesce(o.controller_listeners, '{}') as controller_listeners
 from node n cross join cluster c
+left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 left join coordinator_lease l
     on l.kind = $1 and l.shard = $2 and l.expires_at > clock_timestamp()
     and l.node_id = n.node_id and l.incarnation = n.incarnation

@@ -132,14 +132,32 @@ def test_a_test_gets_the_nodes_that_are_said_of_it_or_of_its_class() -> None:
 
 def test_tests_share_no_brokers_that_are_others_than_they_are_given() -> None:
     given = {"SomeTest.three": 3}
-    maker = outside.Gateways(cast("Any", None), given, from_0=("SomeTest.zero",), strict=("SomeTest.strict",))
-    tests = ("SomeTest.three", "SomeTest.zero", "SomeTest.strict", "SomeTest.other", "SomeTest.another")
+    maker = outside.Gateways(
+        cast("Any", None), given, from_0=("SomeTest.zero",), strict=("SomeTest.strict",), roles=("SomeTest.roles",)
+    )
+    tests = ("SomeTest.three", "SomeTest.zero", "SomeTest.strict", "SomeTest.roles", "SomeTest.one", "SomeTest.other")
     assert [maker.particulars(test) for test in tests] == [
-        *((3, False, False), (1, True, False), (1, False, True)),
-        *[(1, False, False)] * 2,
+        *((3, False, False, False), (1, True, False, False), (1, False, True, False), (1, False, False, True)),
+        *[(1, False, False, False)] * 2,
     ]
     brokers = outside.Brokers(maker, sharing=("SomeTest",))
     keys = [brokers.key_of({"test": test, "brokers": 3, "settings": {}}) for test in tests]
-    assert len(set(keys)) == 4
-    assert keys[3] == keys[4]
+    assert len(set(keys)) == 5
+    assert keys[4] == keys[5]
     assert brokers.key_of({"test": "OtherTest.three", "brokers": 3, "settings": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "with_roles", "places"),
+    [
+        ({"brokers": 3}, False, [(0, None), (1, None)]),
+        ({"brokers": 1, "controllers": 3, "combined": False}, False, [(0, 0), (1, 1)]),
+        ({"brokers": 2, "controllers": 1, "combined": False}, True, [(None, 0), (0, None), (1, None)]),
+        ({"brokers": 1, "controllers": 2, "combined": True}, True, [(0, 0), (None, 1)]),
+        ({"brokers": 2, "controllers": 1, "combined": True}, True, [(0, 0), (1, None)]),
+    ],
+)
+def test_nodes_have_the_roles_that_are_asked_for_where_these_make_a_difference(
+    asked: dict[str, Any], *, with_roles: bool, places: list[tuple[int | None, int | None]]
+) -> None:
+    assert outside._places(asked, 2, with_roles=with_roles) == places  # noqa: SLF001 - what is started, and in what order

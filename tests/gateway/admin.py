@@ -41,11 +41,11 @@ from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from storage.history import HistoryStore
 from storage.log import LogStore
-from storage.nodes import NodeStore
+from storage.nodes import BOTH, NodeStore
 from storage.pool import Database
 from storage.share import ShareStore
 from storage.topics import TopicStore
-from storage.types import Topic
+from storage.types import Roles, Topic
 from storage.users import UserStore
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
@@ -96,6 +96,7 @@ class AdminNode:
         broker: dict[str, str],
         *,
         authorizes: bool = False,
+        roles: Roles = BOTH,
     ) -> None:
         self.database = database
         self.topics = TopicStore(database)
@@ -103,7 +104,7 @@ class AdminNode:
         self.tail = Tail(2**20)
         self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker))
         self.catalog.follows_acls = authorizes
-        self.membership = Membership(NodeStore(database), listeners, rack, 60_000)
+        self.membership = Membership(NodeStore(database), listeners, rack, 60_000, roles=roles)
         unused = cast("Any", None)
         self.services = Services(
             settings=load({"listen": "0.0.0.0:9092"}, (), {}).settings,
@@ -196,11 +197,19 @@ async def admin_node(
     rack: str | None = None,
     broker: dict[str, str] | None = None,
     authorizes: bool = False,
+    roles: Roles = BOTH,
 ) -> AsyncGenerator[AdminNode]:
     """A node that has joined and knows the catalog."""
     database = await Database.open(url, hot_connections=2, cold_connections=1)
     try:
-        node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {}, authorizes=authorizes)
+        node = AdminNode(
+            database,
+            listeners or {"PLAINTEXT": (name, 9092)},
+            rack,
+            broker or {},
+            authorizes=authorizes,
+            roles=roles,
+        )
         await node.membership.join()
         await node.catalog.serve_as(lambda: str(node.membership.node_id))
         yield node

@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 
 from storage.errors import StorageConflict
-from storage.nodes import NodeStore, Unregistered
+from storage.nodes import BOTH, NodeStore, Unregistered
 from storage.pool import Database
-from storage.types import CoordinatorLease, Node, NodeId
+from storage.types import CoordinatorLease, LeaseKind, Node, NodeId, Roles
 
 TTL_MS = 60_000
 LAPSE_NODE = "update node set expires_at = clock_timestamp() where node_id = $1"
@@ -92,6 +92,31 @@ async def test_each_listener_has_an_address_of_its_own(nodes: NodeStore, others:
     listeners = {"OUTSIDE": ("kafka.example.org", 9094), "INTERNAL": ("::1", 9092)}
     node_id = await nodes.register("gateway-a", listeners, "rack-a", TTL_MS)
     assert await others.alive() == [Node(node_id, listeners, "rack-a")]
+
+
+async def test_what_a_node_is_the_others_read(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+    controller = Roles(is_broker=False, controller_listeners=("CONTROLLER",))
+    broker = Roles(is_controller=False)
+    for port, roles in ((1, controller), (2, broker)):
+        await nodes.register(f"host:{port}", at(port), None, TTL_MS, roles=roles)
+    await register(nodes, 3)
+    read = [controller, broker, BOTH]
+    assert [node.roles for node in await others.alive()] == read
+    assert [report.node.roles for report in await others.reports()] == read
+    log = await others.metadata_log(LeaseKind.JOBS, 0)
+    assert [follower.node.roles for follower in log.followers] == read
+    await sql.execute("update sluice.node set expires_at = '-infinity'")
+    assert [node.node_id for node in await others.fenced()] == [2, 3], "a controller is no broker that could be fenced"
+
+
+async def test_a_process_that_says_nothing_of_its_roles_is_both(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+    """As of a release that does not know of them, under a name that one which does had before."""
+    node_id = await nodes.register("host:1", at(1), None, TTL_MS, roles=Roles(is_broker=False))
+    await sql.execute("update sluice.node set incarnation = incarnation + 1")
+    assert [(node.node_id, node.roles) for node in await nodes.alive()] == [(node_id, BOTH)]
+    again = Roles(is_controller=False)
+    await nodes.register("host:1", at(1), None, TTL_MS, roles=again)
+    assert [node.roles for node in await nodes.alive()] == [again]
 
 
 async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: asyncpg.Connection) -> None:

@@ -85,6 +85,8 @@ class AllowList:
     """Classes or `Class.method` whose nodes are counted from 0, as in a cluster inside a test's process."""
     strict: tuple[str, ...] = ()
     """Classes or `Class.method` whose nodes have `replicas.strict`."""
+    roles: tuple[str, ...] = ()
+    """Classes or `Class.method` whose nodes are brokers or controllers as the test asks (`process.roles`)."""
 
     @classmethod
     def load(cls) -> AllowList:
@@ -99,6 +101,7 @@ class AllowList:
             frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
             tuple(entries.get("from_0", [])),
             tuple(entries.get("strict", [])),
+            tuple(entries.get("roles", [])),
         )
 
     @property
@@ -236,7 +239,13 @@ def run(folder: Path) -> None:
                 continue
             chosen.setdefault(part.version, {})[row] = f"{part.name}#{_base(test)}"
     with contextlib.ExitStack() as stack:
-        opened = door(allowed.nodes, sharing=allowed.sharing, from_0=allowed.from_0, strict=allowed.strict)
+        opened = door(
+            allowed.nodes,
+            sharing=allowed.sharing,
+            from_0=allowed.from_0,
+            strict=allowed.strict,
+            roles=allowed.roles,
+        )
         address = stack.enter_context(opened) if chosen and not kafka else ""
         for version in sorted(chosen):
             heap = "2g" if kafka else "768m"

@@ -39,11 +39,13 @@ LOWEST = {
 }
 """A broker refuses what is below its bound, so the bound follows where a test does not give it."""
 OURS = (
-    *("listeners", "advertised.listeners", "controller.listener.names"),
+    *("listeners", "advertised.listeners", "controller.listener.names", "process.roles"),
     *("node.id", "broker.id", "broker.rack", "log.dirs"),
 )
 """Where a broker lies and what it is called is not for a test to say."""
 CONTROLLER = "CONTROLLER"
+FIRST_CONTROLLER = 3000
+"""What the first has for an id that is nothing else, as in a cluster inside a test's process."""
 PROTOCOL_MAP = "listener.security.protocol.map"
 OF_OUR_LISTENER = "PLAINTEXT:PLAINTEXT"
 """The only one that a node has here, so that a map without it is not for it."""
@@ -51,8 +53,15 @@ LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
 
 
+class _Place(NamedTuple):
+    """Of one node: its number among the brokers, and among the controllers; None if it is none."""
+
+    broker: int | None
+    controller: int | None
+
+
 class _Started(NamedTuple):
-    """Nodes; where their clients say who they are, if they are asked; and where they are asked as controllers."""
+    """Brokers; where their clients say who they are, if they are asked; and where controllers are asked."""
 
     nodes: list[BrokerProcess]
     secured: Sequence[str] = ()
@@ -75,7 +84,8 @@ class _Cluster:
 class Gateways:
     """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one.
     Nodes of those `from_0` are counted from there, as a cluster inside a test's process counts them. Those of `strict`
-    ones count their replicas."""
+    ones count their replicas. Those of `roles` ones are brokers, controllers or both as they are asked for, those of
+    others are both."""
 
     def __init__(
         self,
@@ -83,11 +93,13 @@ class Gateways:
         most_nodes: Mapping[str, int],
         from_0: Collection[str] = (),
         strict: Collection[str] = (),
+        roles: Collection[str] = (),
     ) -> None:
         self._server = server
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
         self._strict = frozenset(strict)
+        self._roles = frozenset(roles)
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **served(asked["settings"])}
@@ -102,48 +114,76 @@ class Gateways:
         secured: list[str] = []
         controllers: list[str] = []
         test = str(asked["test"])
-        most, counted, strict = self.particulars(test)
+        most, counted, strict, with_roles = self.particulars(test)
         if strict:
             settings["replicas.strict"] = "true"
         racks: list[str] = asked.get("racks", [])
-        for number in range(min(int(asked["brokers"]), most)):
-            rack = racks[number] if number < len(racks) else ""
+        for place in _places(asked, most, with_roles=with_roles):
+            number = place.broker
+            rack = racks[number] if number is not None and number < len(racks) else ""
             directory = stack.enter_context(short_directory())
             port, controller_port = free_ports(2)
+            own: dict[str, str] = {}
+            bound: list[str] = []
             # A cluster inside a test's process calls itself so.
-            addresses = {
-                "listeners": f"PLAINTEXT://127.0.0.1:{port}",
-                "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
-            }
+            told: list[str] = []
+            if number is not None:
+                bound.append(f"PLAINTEXT://127.0.0.1:{port}")
+                told.append(f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}")
+                if counted:
+                    own["node.id"] = str(number)
             if protocol:
                 (other,) = free_ports(1)
                 secured.append(f"127.0.0.1:{other}")
-                addresses["listeners"] += f",{protocol}://127.0.0.1:{other}"
-                addresses["advertised.listeners"] += f",{protocol}://localhost:{other}"
-            if number < int(asked.get("controllers", 0)):
-                addresses["listeners"] += f",{CONTROLLER}://127.0.0.1:{controller_port}"
-                addresses["advertised.listeners"] += f",{CONTROLLER}://localhost:{controller_port}"
-                addresses["controller.listener.names"] = CONTROLLER
+                bound.append(f"{protocol}://127.0.0.1:{other}")
+                told.append(f"{protocol}://localhost:{other}")
+            if place.controller is not None:
+                bound.append(f"{CONTROLLER}://127.0.0.1:{controller_port}")
+                told.append(f"{CONTROLLER}://localhost:{controller_port}")
+                own["controller.listener.names"] = CONTROLLER
                 controllers.append(f"127.0.0.1:{controller_port}")
-            if counted:
-                addresses["node.id"] = str(number)
+            if with_roles:
+                own["process.roles"] = ",".join(
+                    role for role, plays in zip(("broker", "controller"), place, strict=True) if plays is not None
+                )
+            if number is None:
+                own["node.id"] = str(FIRST_CONTROLLER + (place.controller or 0))
+            own |= {"listeners": ",".join(bound), "advertised.listeners": ",".join(told)}
             node = GatewayProcess(
                 directory,
                 database_url=url,
-                settings={**settings, **addresses},
+                settings={**settings, **own},
                 environment={"SLUICE_RACK": rack} if rack else {},
             )
             stack.callback(_end, node)
             node.start()
-            nodes.append(node)
+            if number is not None:
+                nodes.append(node)
         return _Started(nodes, secured, controllers)
 
-    def particulars(self, test: str) -> tuple[int, bool, bool]:
-        """At the most how many nodes `Class.method` gets, whether they are counted from 0, and whether they count their
-        replicas."""
+    def particulars(self, test: str) -> tuple[int, bool, bool, bool]:
+        """At the most how many nodes `Class.method` gets, whether they are counted from 0, whether they count their
+        replicas, and whether they are brokers or controllers as it asks."""
         names = (test, test.partition(".")[0])
-        counted, strict = (not given.isdisjoint(names) for given in (self._from_0, self._strict))
-        return most_nodes(self._most_nodes, test), counted, strict
+        counted, strict, roles = (not given.isdisjoint(names) for given in (self._from_0, self._strict, self._roles))
+        return most_nodes(self._most_nodes, test), counted, strict, roles
+
+
+def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_Place]:
+    """The nodes to start, in that order. `most` is how many there may be where roles make no difference."""
+    brokers, controllers = int(asked["brokers"]), int(asked.get("controllers", 0))
+    if not with_roles:
+        count = min(max(brokers, controllers), most)
+        return [_Place(number, number if number < controllers else None) for number in range(count)]
+    if not asked.get("combined", True):
+        return [
+            *(_Place(None, number) for number in range(controllers)),
+            *(_Place(number, None) for number in range(brokers)),
+        ]
+    return [
+        _Place(number if number < brokers else None, number if number < controllers else None)
+        for number in range(max(brokers, controllers))
+    ]
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
@@ -211,7 +251,10 @@ class Brokers:
         if test.partition(".")[0] not in self._sharing:
             return None
         return json.dumps(
-            [asked["brokers"], asked.get("controllers"), asked["settings"], self._maker.particulars(test)],
+            [
+                *(asked["brokers"], asked.get("controllers"), asked.get("combined"), asked["settings"]),
+                self._maker.particulars(test),
+            ],
             sort_keys=True,
         )
 
@@ -318,6 +361,7 @@ def door(
     sharing: Collection[str] = (),
     from_0: Collection[str] = (),
     strict: Collection[str] = (),
+    roles: Collection[str] = (),
     kafka: bool = False,
 ) -> Iterator[str]:
     """The door's address, for as long as the context lasts; then all that was opened there is ended."""
@@ -327,7 +371,7 @@ def door(
         else:
             server = stack.enter_context(databases())
             server.make_template(_migrated)
-            brokers = Brokers(Gateways(server, nodes, from_0, strict), sharing)
+            brokers = Brokers(Gateways(server, nodes, from_0, strict, roles), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
         class Door(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.unregister_broker import UnregisterBrokerRequest
 from protocol.schema import ZERO_UUID
 from storage.errors import StorageUnavailable
-from storage.types import Topic
+from storage.types import Roles, Topic
 from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
 
 NOT_ASKED = -(2**31)
@@ -532,3 +532,29 @@ async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(d
             (1, "node-1", 9093, None, False)
         ]
         assert answer.controller_id == 1
+
+
+async def test_who_is_only_a_controller_is_no_broker(database_url: str) -> None:
+    """Clients of brokers hear nothing of it, whatever its listeners are called; who asks controllers does."""
+    cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))
+    async with (
+        admin_node(database_url, roles=cast) as controller,
+        admin_node(database_url, name="node-2") as broker,
+    ):
+        await broker.create("t", 4)
+        await controller.membership.renew()
+        answer = await broker.ask(ApiKey.METADATA, MetadataRequest(topics=None), 12)
+        assert [each.node_id for each in answer.brokers] == [2]
+        (topic,) = answer.topics
+        assert {part.leader_id for part in topic.partitions} == {2}
+        assert {part.replica_nodes for part in topic.partitions} == {(2,)}
+        described = await broker.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), 1)
+        assert [each.broker_id for each in described.brokers] == [2]
+        asked = DescribeClusterRequest(endpoint_type=2)
+        described = await controller.ask(ApiKey.DESCRIBE_CLUSTER, asked, 2, role=Role.CONTROLLER)
+        assert [each.broker_id for each in described.brokers] == [1, 2], "the other is asked at that listener, too"
+        await controller.membership.withdraw()
+        await broker.membership.renew()
+        asked = DescribeClusterRequest(include_fenced_brokers=True)
+        described = await broker.ask(ApiKey.DESCRIBE_CLUSTER, asked, 2)
+        assert [each.broker_id for each in described.brokers] == [2]

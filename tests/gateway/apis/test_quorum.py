@@ -16,9 +16,10 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_raft_voter import AddRaftVoterRequest, Listener
 from protocol.messages.describe_quorum import DescribedPartition, DescribedTopic, DescribeQuorumRequest
 from protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
+from protocol.schema import ZERO_UUID
 from storage.nodes import NodeStore
 from storage.pool import Database
-from storage.types import LeaseKind
+from storage.types import LeaseKind, Roles
 from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
 
 METADATA = "__cluster_metadata"
@@ -65,10 +66,9 @@ async def lead(database: Database, node: AdminNode) -> int:
 async def test_the_catalog_is_the_log_and_the_lease_says_who_leads(database_url: str, version: int) -> None:
     listeners = {"PLAINTEXT": ("node-1", 9092), "CONTROLLER": ("node-1", 9093)}
     async with (
-        admin_node(database_url, listeners=listeners) as leader,
+        admin_node(database_url, listeners=listeners, roles=Roles(controller_listeners=("CONTROLLER",))) as leader,
         admin_node(database_url, name="node-2") as follower,
     ):
-        is_controller(leader)
         epoch = await lead(leader.database, leader)
         await leader.create("t")
         follower.membership.catalog_revision = lambda: 1
@@ -112,6 +112,38 @@ async def test_a_node_that_has_caught_up_has_since_it_was_last_heard_of(
         state = partition.current_voters[1]
         assert state.log_end_offset == partition.high_watermark
         assert state.last_fetch_timestamp == state.last_caught_up_timestamp == renewed_ms
+
+
+async def test_controllers_vote_and_brokers_observe(database_url: str) -> None:
+    named = {"CONTROLLER": ("node-1", 9093)}
+    cast = Roles(is_broker=False, controller_listeners=("CONTROLLER",))
+    async with (
+        admin_node(database_url, listeners=named, roles=cast) as controller,
+        admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as broker,
+    ):
+        await lead(controller.database, controller)
+        broker.membership.catalog_revision = lambda: 10**6
+        await broker.membership.renew()
+        answer, partition = await describe(broker)
+        assert partition.leader_id == 1
+        assert [each.replica_id for each in partition.current_voters] == [1]
+        (observer,) = partition.observers
+        assert (observer.replica_id, observer.log_end_offset) == (2, partition.high_watermark)
+        assert observer.last_caught_up_timestamp == observer.last_fetch_timestamp > 0
+        assert observer.replica_directory_id != ZERO_UUID
+        assert partition.current_voters[0].replica_directory_id == ZERO_UUID, "as of a voter of kraft.version 0"
+        (node,) = answer.nodes
+        assert [(each.name, each.host, each.port) for each in node.listeners] == [("CONTROLLER", "node-1", 9093)], (
+            "though the node that was asked has no such listener"
+        )
+        await controller.membership.withdraw()
+        _, partition = await describe(broker)
+        assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        store: NodeStore = controller.membership._store  # noqa: SLF001 - who registered has the leases
+        await store.release_leases(controller.membership.node_id, {LEADS: None}, LeaseKind.JOBS)
+        await lead(broker.database, broker)
+        _, partition = await describe(broker)
+        assert (partition.leader_id, [each.replica_id for each in partition.current_voters]) == (2, [2]), "it stands in"
 
 
 async def test_another_leader_has_another_epoch(database_url: str) -> None:

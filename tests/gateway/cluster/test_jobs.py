@@ -11,9 +11,9 @@ import pytest
 
 from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.membership import Membership
-from storage.nodes import NodeStore
+from storage.nodes import BOTH, NodeStore
 from storage.pool import Database
-from storage.types import SHARD_COUNTS, LeaseKind
+from storage.types import SHARD_COUNTS, LeaseKind, Roles
 
 TTL_MS = 60_000
 HOUR_MS = 3_600_000
@@ -27,9 +27,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 class Node:
-    def __init__(self, database: Database, port: int = 9092) -> None:
+    def __init__(self, database: Database, port: int = 9092, roles: Roles = BOTH) -> None:
         store = NodeStore(database)
-        self.membership = Membership(store, {"PLAINTEXT": ("127.0.0.1", port)}, None, TTL_MS)
+        self.membership = Membership(store, {"PLAINTEXT": ("127.0.0.1", port)}, None, TTL_MS, roles=roles)
         self.jobs = Jobs(store, self.membership, TTL_MS)
 
     async def start(self) -> Node:
@@ -81,6 +81,27 @@ async def test_each_job_has_one_node_and_the_jobs_are_shared(database: Database)
     assert not first.held & second.held
     assert second.held
     assert first.jobs.handed_over == second.jobs.held
+
+
+async def test_jobs_are_the_controllers_while_one_is_alive(database: Database) -> None:
+    broker = await Node(database, 9092, Roles(is_controller=False)).start()
+    assert broker.held == set(Job), "rather than by nobody"
+    controller = await Node(database, 9093, Roles(is_broker=False)).start()
+    for _ in Job:
+        await broker.look()
+        await controller.look()
+    assert (broker.held, controller.held) == (set(), set(Job))
+    other = await Node(database, 9094, Roles(is_controller=False)).start()
+    await controller.look()
+    assert (other.held, controller.held) == (set(), set(Job)), "another broker gets none"
+    await controller.membership.withdraw()
+    await controller.jobs.release()
+    for _ in Job:
+        await broker.look()
+        await other.look()
+    assert broker.held | other.held == set(Job)
+    assert broker.held
+    assert other.held
 
 
 async def test_a_pass_begins_with_the_lease_and_not_without(database: Database) -> None:

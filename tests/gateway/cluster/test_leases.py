@@ -15,9 +15,9 @@ from gateway.cluster.leases import SHARDS, Leases, shard_of
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
-from storage.nodes import NodeStore
+from storage.nodes import BOTH, NodeStore
 from storage.pool import Database
-from storage.types import CoordinatorLease, LeaseKind, NodeId, PartitionKey
+from storage.types import CoordinatorLease, LeaseKind, NodeId, PartitionKey, Roles
 from storage.types import Node as StoredNode
 
 TTL_MS = 60_000
@@ -33,10 +33,10 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 class Node:
     """One process's view: its registration and its leases, on a clock that the test moves."""
 
-    def __init__(self, database: Database, port: int = 9092, ttl_ms: int = TTL_MS) -> None:
+    def __init__(self, database: Database, port: int = 9092, ttl_ms: int = TTL_MS, roles: Roles = BOTH) -> None:
         self.store = NodeStore(database)
         self.now = 1000.0
-        self.membership = Membership(self.store, {"PLAINTEXT": ("127.0.0.1", port)}, None, ttl_ms)
+        self.membership = Membership(self.store, {"PLAINTEXT": ("127.0.0.1", port)}, None, ttl_ms, roles=roles)
         self.leases = Leases(self.store, self.membership, ttl_ms, monotonic=lambda: self.now)
         self.acquired: list[CoordinatorLease] = []
         self.lost: list[int] = []
@@ -71,6 +71,21 @@ async def test_a_lone_node_coordinates_every_group(database: Database) -> None:
     assert lease is not None
     assert (lease.shard, lease.node_id) == (shard_of("group"), node.membership.node_id)
     assert node.leases.coordinator_of("group") == node.membership.self_node
+
+
+async def test_a_node_that_is_only_a_controller_coordinates_nothing(database: Database) -> None:
+    controller = await Node(database, 9092, roles=Roles(is_broker=False)).start()
+    assert controller.leases.held == 0, "not even alone"
+    with pytest.raises(KafkaError) as refused:
+        controller.leases.coordinator_of("group")
+    assert refused.value.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    broker = await Node(database, 9093).start()
+    assert broker.leases.held == SHARDS
+    assert not await broker.leases.balance(), "there is nobody to share with"
+    await controller.membership.renew()
+    await controller.leases.renew()
+    assert controller.leases.held == 0
+    assert controller.leases.coordinator_of("group").node_id == broker.membership.node_id
 
 
 async def test_a_lease_counts_from_when_its_renewal_was_sent(database: Database) -> None:

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.membership import Membership
 from storage.errors import StorageConflict
-from storage.nodes import NodeStore
+from storage.nodes import BOTH, NodeStore
 from storage.pool import Database
 from storage.queries import statement
+from storage.types import Node as StoredNode
+from storage.types import PartitionKey, Roles
 
 TTL_MS = 60_000
 
@@ -24,8 +27,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 class Node:
-    def __init__(self, database: Database, port: int, number: int | None = None) -> None:
-        self.membership = Membership(NodeStore(database), {"PLAINTEXT": ("127.0.0.1", port)}, None, TTL_MS, number)
+    def __init__(self, database: Database, port: int, number: int | None = None, roles: Roles = BOTH) -> None:
+        listeners = {"PLAINTEXT": ("127.0.0.1", port)}
+        self.membership = Membership(NodeStore(database), listeners, None, TTL_MS, number, roles)
         self.ended = 0
         self.membership.superseded = self._end
 
@@ -50,6 +54,57 @@ async def test_a_node_that_may_have_no_other_number_ends_when_another_process_ha
         await slept.membership.renew()
     assert slept.ended == lives
     assert not other.ended
+
+
+CONTROLLER, BROKER = Roles(is_broker=False), Roles(is_controller=False)
+
+
+def _ids(nodes: list[StoredNode]) -> list[int]:
+    return [int(node.node_id) for node in nodes]
+
+
+async def test_brokers_lead_and_controllers_do_the_rest(database: Database) -> None:
+    roles = (CONTROLLER, BROKER, BOTH)
+    nodes = [Node(database, 9092 + number, roles=each) for number, each in enumerate(roles)]
+    for node in nodes:
+        await node.membership.join()
+    for node in nodes:
+        await node.membership.renew()
+        membership = node.membership
+        assert _ids(membership.alive()) == [1, 2, 3]
+        assert _ids(membership.brokers()) == list(membership.broker_ids) == [2, 3]
+        assert _ids(membership.controllers()) == list(membership.controller_ids) == [1, 3]
+        assert {membership.leader_of(PartitionKey(key)).node_id for key in range(50)} == {2, 3}
+        before = membership.leaders, membership.broker_ids, membership.controller_ids
+        await membership.renew()
+        after = membership.leaders, membership.broker_ids, membership.controller_ids
+        assert all(one is other for one, other in zip(before, after, strict=True)), "nothing is worked out anew"
+
+
+async def test_a_controller_that_comes_or_goes_moves_no_leader(database: Database) -> None:
+    broker, controller = Node(database, 9092), Node(database, 9093, roles=CONTROLLER)
+    await broker.membership.join()
+    leaders = broker.membership.leaders
+    await controller.membership.join()
+    await broker.membership.renew()
+    assert _ids(broker.membership.alive()) == [1, 2]
+    assert broker.membership.leaders is leaders
+    await controller.membership.withdraw()
+    await broker.membership.renew()
+    assert broker.membership.leaders is leaders
+    assert _ids(broker.membership.controllers()) == [1]
+
+
+async def test_without_brokers_nobody_leads_and_without_controllers_brokers_stand_in(database: Database) -> None:
+    controller, broker = Node(database, 9092, roles=CONTROLLER), Node(database, 9093, roles=BROKER)
+    await controller.membership.join()
+    assert controller.membership.brokers() == []
+    assert controller.membership.leaders.leader(7) == NO_LEADER
+    await broker.membership.join()
+    assert _ids(broker.membership.controllers()) == [1]
+    await controller.membership.withdraw()
+    await broker.membership.renew()
+    assert _ids(broker.membership.controllers()) == list(broker.membership.controller_ids) == [2]
 
 
 async def test_a_node_that_is_numbered_gets_another_number(database: Database) -> None:

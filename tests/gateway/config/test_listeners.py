@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.definition import ConfigError
-from gateway.config.listeners import MAX_LISTENERS, Listener, parse_listeners, render_listeners
+from gateway.config.listeners import (
+    MAX_LISTENERS,
+    Listener,
+    parse_listeners,
+    parse_roles,
+    render_listeners,
+    render_roles,
+)
+from storage.types import Roles
 
 HERE = "this-host"
 
@@ -74,6 +82,54 @@ def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> No
             Listener("PLAINTEXT", "PLAINTEXT", ("0.0.0.0", 9092), ("kafka", 1)),
             Listener("CONTROLLER", "PLAINTEXT", ("0.0.0.0", 9093), told, is_controller=True),
         ]
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [(None, {"broker", "controller"}), ("broker", {"broker"}), (" controller , broker", {"broker", "controller"})],
+)
+def test_roles_are_read_as_kafka_reads_them(text: str | None, roles: set[str]) -> None:
+    assert parse_roles(text) == roles
+
+
+@pytest.mark.parametrize("text", ["", " , ", "broker,voter", "Broker", "broker,broker"])
+def test_what_is_no_list_of_roles_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_roles(text)
+    assert refused.value.name == "process.roles"
+
+
+def test_roles_are_written_as_they_are_read() -> None:
+    assert render_roles(Roles()) == "broker,controller"
+    assert render_roles(Roles(is_broker=False)) == "controller"
+
+
+def test_a_node_that_is_only_a_controller_has_their_listeners_alone() -> None:
+    (made,) = parse_listeners("CONTROLLER://c:9093", None, None, HERE, "CONTROLLER", frozenset({"controller"}))
+    assert made == Listener("CONTROLLER", "PLAINTEXT", ("c", 9093), ("c", 9093), is_controller=True)
+
+
+def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None:
+    """As the files of Kafka's brokers do."""
+    (made,) = parse_listeners("PLAINTEXT://b:9092", None, None, HERE, "CONTROLLER", frozenset({"broker"}))
+    assert not made.is_controller
+
+
+@pytest.mark.parametrize(
+    ("listeners", "controllers", "role", "reason"),
+    [
+        ("A://a:1", None, "controller", "process.roles has no broker, and listeners has A besides"),
+        ("A://a:1,B://a:2", "B", "controller", "process.roles has no broker, and listeners has A besides"),
+        ("A://a:1", "B", "controller", "there is no listener B"),
+        ("A://a:1,B://a:2", "B", "broker", "process.roles has no controller, and listeners has B"),
+    ],
+)
+def test_a_listener_of_what_a_node_is_not_is_refused(
+    listeners: str, controllers: str | None, role: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        parse_listeners(listeners, None, "A:PLAINTEXT,B:PLAINTEXT", HERE, controllers, frozenset({role}))
+    assert refused.value.name == "controller.listener.names"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ OTHER_DEFAULTS = {
     "num.network.threads": ("3", "1"),
     "num.replica.fetchers": ("1", "0"),
     "offsets.topic.replication.factor": ("3", "1"),
-    "process.roles": ("<none>", "broker,controller"),
     "sasl.enabled.mechanisms": ("GSSAPI", ""),
     "socket.listen.backlog.size": ("50", str(BACKLOG)),
     "socket.receive.buffer.bytes": ("102400", "-1"),

@@ -42,14 +42,24 @@ public final class Outside implements AutoCloseable {
      * the brokers' in the order of their ids, empty where one has none.
      */
     public static Outside open(int brokers, Map<String, String> settings, List<String> racks, String test) {
-        return open(brokers, 0, settings, racks, test);
+        return open(brokers, 0, true, settings, racks, test);
     }
 
-    /** The first `controllers` of the brokers are asked as controllers, too. */
+    /** `combined`: the first brokers are the controllers; else these are processes of their own. */
     public static Outside open(
-            int brokers, int controllers, Map<String, String> settings, List<String> racks, String test) {
+            int brokers,
+            int controllers,
+            boolean combined,
+            Map<String, String> settings,
+            List<String> racks,
+            String test) {
         return open(Map.of(
-                "brokers", brokers, "controllers", controllers, "settings", settings, "racks", racks, "test", test));
+                "brokers", brokers,
+                "controllers", controllers,
+                "combined", combined,
+                "settings", settings,
+                "racks", racks,
+                "test", test));
     }
 
     /**

@@ -36,8 +36,8 @@ import upstream.Seen;
 /**
  * In the place of Kafka's class of this name: the cluster that a {@code @ClusterTest} is given lies outside.
  *
- * <p>Whether a controller has a process of its own makes no difference outside, so of a test that asks for both ways
- * one is left out.
+ * <p>Whether a controller has a process of its own makes a difference to few tests, so of one that asks for both ways
+ * that is asked in which it has.
  */
 public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
     private final String baseDisplayName;
@@ -100,8 +100,9 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
                     racks.add(own.getOrDefault("broker.rack", ""));
                 }
                 outside = Outside.open(
-                        Math.max(clusterConfig.numBrokers(), clusterConfig.numControllers()),
+                        clusterConfig.numBrokers(),
                         clusterConfig.numControllers(),
+                        isCombined,
                         new HashMap<>(clusterConfig.serverProperties()),
                         racks,
                         test);
@@ -189,9 +190,14 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return seen;
         }
 
+        /** None, but for tests that ask for no more than their numbers ({@link Seen}): behind these is nothing. */
         @Override
         public Map<Integer, ControllerServer> controllers() {
-            return Map.of();
+            Map<Integer, ControllerServer> seen = new TreeMap<>();
+            if (Seen.by(test)) {
+                controllerIds().forEach(id -> seen.put(id, null));
+            }
+            return seen;
         }
 
         @Override
