@@ -91,14 +91,13 @@ async def look_up_topics(
     }
 
 
-def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
-    """The partition, or why the client may not ask about it (KIP-320)."""
+def find_partition(topic: Topic | ErrorCode, partition_index: int) -> Partition | ErrorCode:
+    """The partition, or why there is none for who asks."""
     if isinstance(topic, ErrorCode):
         return topic
     if not 0 <= partition_index < len(topic.partitions):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    partition = topic.partitions[partition_index]
-    return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+    return topic.partitions[partition_index]
 
 
 def find_served(
@@ -110,7 +109,7 @@ def find_served(
     by_follower: bool = False,
 ) -> Partition | ErrorCode:
     """As `find_partition`, of one that this node is asked to answer for: see `judge_role`."""
-    partition = find_partition(topic, partition_index, NO_LEADER_EPOCH)
+    partition = find_partition(topic, partition_index)
     if isinstance(partition, ErrorCode):
         return partition
     return judge_role(partition, current_leader_epoch, context, by_follower=by_follower) or partition
