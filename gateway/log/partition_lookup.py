@@ -37,6 +37,13 @@ def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def check_leader(partition: Partition, context: RequestContext) -> ErrorCode:
+    """What is said of a partition for which its leader answers: where replicas are counted, that must be this node."""
+    if context.services.replicas_strict:
+        return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return check_led(partition, context)
+
+
 Epochs = Sequence[tuple[int, int]]
 """A partition's leader epochs but the first, each with the offset at which it began, in order."""
 
@@ -119,14 +126,11 @@ def judge_role(partition: Partition, claimed: int, context: RequestContext, *, b
     """Why this node does not answer for the partition, in the order of upstream's ReplicaManager and Partition: where
     replicas are counted, who holds none knows no epoch either; what nobody may lead nobody serves. `claimed`: the
     client's leader epoch; `by_follower`: any replica may answer, not the leader alone."""
-    strict = context.services.replicas_strict
-    if strict and not is_replica(partition, context):
+    if context.services.replicas_strict and not is_replica(partition, context):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if refusal := check_leader_epoch(claimed, partition.leader_epoch):
         return refusal
-    if by_follower or not strict:
-        return check_led(partition, context)
-    return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return check_led(partition, context) if by_follower else check_leader(partition, context)
 
 
 def is_replica(partition: Partition, context: RequestContext) -> bool:
