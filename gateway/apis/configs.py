@@ -28,9 +28,9 @@ from gateway.config.broker import (
     UNLISTED,
     BrokerConfig,
     find_broker_config,
-    refuse_without_effect,
     shown_value,
 )
+from gateway.config.broker_parsing import parse_broker_configs, parse_stored, refuse_without_effect
 from gateway.config.client_metrics import (
     CLIENT_METRICS_CONFIGS,
     MAX_SUBSCRIPTIONS,
@@ -249,7 +249,7 @@ def _describe_broker(
     others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
-        broker = broker.with_dynamic(broker.dynamic)
+        broker = parse_broker_configs(broker.static, broker.dynamic)
     elif read_broker_id(resource.resource_name, "Broker") != services.membership.node_id:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -580,9 +580,9 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     given = services.catalog.broker
 
     def with_configs(configs: Mapping[str, str]) -> tuple[BrokerConfig, dict[str, ConfigError]]:
-        """As `with_stored`, where the resource has these."""
+        """As `parse_stored`, where the resource has these."""
         layers = (configs, given.own) if resource_name == ALL_BROKERS else (of_all, configs)
-        return given.with_stored(*layers)
+        return parse_stored(given.static, *layers)
 
     broker, before = with_configs(current)
 
