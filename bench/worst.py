@@ -23,10 +23,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -170,6 +170,9 @@ class Held:
     late_ms: float
     took_s: float
     note: str
+
+
+State = TypeVar("State")
 
 
 # --- requests as large as they may be, from the declarations ---------------------------------------------------------
@@ -729,43 +732,22 @@ def of_share_groups(topic_id: UUID) -> Iterator[Case]:
             ),
         ),
     )
+    begun = partial(initialize_share_group_state.PartitionData, state_epoch=-1)
     initialize = InitializeShareGroupStateRequest(
         group_id=IDLE_SHARE_GROUP,
-        topics=(
-            InitializeStateData(
-                topic_id=topic_id,
-                partitions=tuple(
-                    initialize_share_group_state.PartitionData(partition=index, state_epoch=-1) for index in indexes
-                ),
-            ),
-        ),
+        topics=(wide_state(InitializeStateData, topic_id, begun),),
     )
     read = ReadShareGroupStateRequest(
         group_id=IDLE_SHARE_GROUP,
-        topics=(
-            ReadStateData(
-                topic_id=topic_id,
-                partitions=tuple(read_share_group_state.PartitionData(partition=index) for index in indexes),
-            ),
-        ),
+        topics=(wide_state(ReadStateData, topic_id, read_share_group_state.PartitionData),),
     )
     summed_up = ReadShareGroupStateSummaryRequest(
         group_id=IDLE_SHARE_GROUP,
-        topics=(
-            ReadStateSummaryData(
-                topic_id=topic_id,
-                partitions=tuple(read_share_group_state_summary.PartitionData(partition=index) for index in indexes),
-            ),
-        ),
+        topics=(wide_state(ReadStateSummaryData, topic_id, read_share_group_state_summary.PartitionData),),
     )
     forget = DeleteShareGroupStateRequest(
         group_id=IDLE_SHARE_GROUP,
-        topics=(
-            DeleteStateData(
-                topic_id=topic_id,
-                partitions=tuple(delete_share_group_state.PartitionData(partition=index) for index in indexes),
-            ),
-        ),
+        topics=(wide_state(DeleteStateData, topic_id, delete_share_group_state.PartitionData),),
     )
     altering, describing = ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS
     yield Case("alter_share_group_offsets: a wide topic", altering, 0, [begin])
@@ -780,6 +762,11 @@ def of_share_groups(topic_id: UUID) -> Iterator[Case]:
     yield Case("read_share_group_state: a wide topic", ApiKey.READ_SHARE_GROUP_STATE, 0, [read])
     yield Case("read_share_group_state_summary: a wide topic", ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, [summed_up])
     yield Case("delete_share_group_state: a wide topic", ApiKey.DELETE_SHARE_GROUP_STATE, 0, [forget])
+
+
+def wide_state(topic: Callable[..., State], topic_id: UUID, partition: Callable[..., object]) -> State:
+    """What one API asks, in its own messages, of the group's state in every partition of the wide topic."""
+    return topic(topic_id=topic_id, partitions=tuple(partition(partition=index) for index in range(WIDE_PARTITIONS)))
 
 
 def state_written(topic_id: UUID, begin: int) -> WriteShareGroupStateRequest:

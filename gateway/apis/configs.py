@@ -28,9 +28,9 @@ from gateway.config.broker import (
     UNLISTED,
     BrokerConfig,
     find_broker_config,
-    refuse_without_effect,
     shown_value,
 )
+from gateway.config.broker_parsing import parse_broker_configs, parse_stored, refuse_without_effect
 from gateway.config.client_metrics import (
     CLIENT_METRICS_CONFIGS,
     MAX_SUBSCRIPTIONS,
@@ -249,7 +249,7 @@ def _describe_broker(
     others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
-        broker = broker.with_dynamic(broker.dynamic)
+        broker = parse_broker_configs(broker.static, broker.dynamic)
     elif read_broker_id(resource.resource_name, "Broker") != services.membership.node_id:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -579,21 +579,26 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     if resource_name != ALL_BROKERS:
         current = await services.topics.load_broker_configs(resource_name)
     given = services.catalog.broker
-    broker, _ = given.with_stored(of_all, {} if resource_name == ALL_BROKERS else current)
+
+    def with_configs(configs: Mapping[str, str]) -> tuple[BrokerConfig, dict[str, ConfigError]]:
+        """As `parse_stored`, where the resource has these."""
+        layers = (configs, given.own) if resource_name == ALL_BROKERS else (of_all, configs)
+        return parse_stored(given.static, *layers)
+
+    broker, before = with_configs(current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
         if key is None:
             return None
-        layers = broker.layers(name)
-        return key, layers[0][1] if layers else None
+        # What this node has for itself alone says nothing of all nodes.
+        hidden = ConfigSource.DYNAMIC_BROKER_CONFIG if resource_name == ALL_BROKERS else None
+        return key, next((value for source, value in broker.layers(name) if source is not hidden), None)
 
     wanted = change(current, effective)
     for name, value in _differing(wanted, current).items():
         refuse_without_effect(name, value)
-    layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
-    altered, refused = given.with_stored(*layers)
-    _, before = given.with_stored(*((current, layers[1]) if resource_name == ALL_BROKERS else (of_all, current)))
+    altered, refused = with_configs(wanted)
     for name, error in refused.items():
         # What another release has stored, and this one refuses, may stay or go.
         if name in _differing(wanted, current) or name not in before:

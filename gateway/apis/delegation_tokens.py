@@ -17,7 +17,7 @@ import structlog
 from gateway.net.context import ANONYMOUS, Principal, RequestContext
 from gateway.net.pieces import in_pieces
 from gateway.security.authorizer import may
-from gateway.security.delegation import concerns, may_renew
+from gateway.security.delegation import DelegationTokens, concerns, may_renew
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_delegation_token import CreateDelegationTokenRequest, CreateDelegationTokenResponse
@@ -53,6 +53,22 @@ def _refuse_strangers(context: RequestContext) -> None:
     unknown = protocol == "PLAINTEXT" or (protocol == "SSL" and connection.principal == ANONYMOUS)
     if unknown or connection.principal.by_token:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+
+
+def _tokens_for(context: RequestContext) -> DelegationTokens:
+    """The node's tokens, for who may ask about them. Raises KafkaError."""
+    _refuse_strangers(context)
+    if context.services.delegation is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    return context.services.delegation
+
+
+async def _find(tokens: DelegationTokens, token_hmac: bytes) -> tuple[DelegationToken, bool]:
+    """As `DelegationTokens.find`. Raises KafkaError."""
+    found = await tokens.find(token_hmac)
+    if found is None:
+        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
+    return found
 
 
 # --- CreateDelegationToken --------------------------------------------------------------------------------------------
@@ -132,14 +148,8 @@ def refuse_create_delegation_token(
 async def renew_delegation_token(
     request: RenewDelegationTokenRequest, context: RequestContext
 ) -> RenewDelegationTokenResponse:
-    tokens = context.services.delegation
-    _refuse_strangers(context)
-    if tokens is None:
-        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
-    found = await tokens.find(request.hmac)
-    if found is None:
-        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
-    token, expired = found
+    tokens = _tokens_for(context)
+    token, expired = await _find(tokens, request.hmac)
     if expired:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
     if not may_renew(token, context.connection.principal.name):
@@ -160,14 +170,8 @@ async def expire_delegation_token(
     request: ExpireDelegationTokenRequest, context: RequestContext
 ) -> ExpireDelegationTokenResponse:
     """Sessions that have begun by the token go on until it would have expired when they began."""
-    tokens, user = context.services.delegation, context.connection.principal
-    _refuse_strangers(context)
-    if tokens is None:
-        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
-    found = await tokens.find(request.hmac)
-    if found is None:
-        raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
-    token, expired = found
+    tokens, user = _tokens_for(context), context.connection.principal
+    token, expired = await _find(tokens, request.hmac)
     if not may_renew(token, user.name):
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
     at_once = request.expiry_time_period_ms < 0
@@ -193,10 +197,7 @@ async def describe_delegation_token(
     request: DescribeDelegationTokenRequest, context: RequestContext
 ) -> DescribeDelegationTokenResponse:
     """Of everybody where nobody is named. Those that have expired are shown until they are removed."""
-    tokens = context.services.delegation
-    _refuse_strangers(context)
-    if tokens is None:
-        raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    tokens = _tokens_for(context)
     asked: set[str] | None = None
     if request.owners is not None:
         asked = {owner.principal_name for owner in request.owners if owner.principal_type == USER}

@@ -58,7 +58,7 @@ def _deletable(
     topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
 ) -> Partition | ErrorCode:
     """The partition, or why nothing of it may be deleted here, in upstream's order."""
-    partition = find_partition(topic, part.partition_index, NO_LEADER_EPOCH)
+    partition = find_partition(topic, part.partition_index)
     if isinstance(topic, ErrorCode) or isinstance(partition, ErrorCode):
         return partition
     if topic.internal:

@@ -94,9 +94,8 @@ async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> 
 
 def _leader_of(partition: Partition, services: Services) -> Node | KafkaError:
     """Whoever leads the partition has what share groups have done with it."""
-    leader = services.membership.leaders.leader(partition.partition_key, partition.assignment)
-    found = next((node for node in services.membership.alive() if node.node_id == leader), None)
-    return found or KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody leads the partition")
+    leader = services.membership.leader_of_partition(partition)
+    return leader or KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody leads the partition")
 
 
 async def _share_coordinators(keys: Sequence[str], context: RequestContext) -> list[Node | KafkaError]:

@@ -15,7 +15,7 @@ import structlog
 from gateway.apis.metadata import Led
 from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
-from gateway.log.partition_lookup import check_led, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import check_leader, check_led, resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
@@ -321,10 +321,9 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
     if not 0 <= data.index < len(topic.partitions):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
     services, partition = context.services, topic.partitions[data.index]
-    if code := check_led(partition, context):
-        return Refused(code, f"{topic.name}-{data.index} has no leader")
-    if services.replicas_strict and not services.membership.leads(partition):
-        return Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another node leads {topic.name}-{data.index}")
+    if code := check_leader(partition, context):
+        name = f"{topic.name}-{data.index}"
+        return Refused(code, f"{name} has no leader" if check_led(partition, context) else f"another node leads {name}")
     config = services.catalog.config(topic)
     records = None if data.records is None else memoryview(data.records)
     return _Planned(topic.name, partition, Unchecked(records, context.version, config))

@@ -138,15 +138,8 @@ def refuse_initialize_share_group_state(
     request: InitializeShareGroupStateRequest, version: int, code: ErrorCode, message: str | None
 ) -> InitializeShareGroupStateResponse:
     return InitializeShareGroupStateResponse(
-        results=tuple(
-            initializing.InitializeStateResult(
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    initializing.PartitionResult(partition=part.partition, error_code=code, error_message=message)
-                    for part in topic.partitions
-                ),
-            )
-            for topic in request.topics
+        results=_refused(
+            request.topics, code, message, initializing.PartitionResult, initializing.InitializeStateResult
         )
     )
 
@@ -218,16 +211,7 @@ def refuse_read_share_group_state(
     request: ReadShareGroupStateRequest, version: int, code: ErrorCode, message: str | None
 ) -> ReadShareGroupStateResponse:
     return ReadShareGroupStateResponse(
-        results=tuple(
-            reading.ReadStateResult(
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    reading.PartitionResult(partition=part.partition, error_code=code, error_message=message)
-                    for part in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
+        results=_refused(request.topics, code, message, reading.PartitionResult, reading.ReadStateResult)
     )
 
 
@@ -312,16 +296,7 @@ def refuse_write_share_group_state(
     request: WriteShareGroupStateRequest, version: int, code: ErrorCode, message: str | None
 ) -> WriteShareGroupStateResponse:
     return WriteShareGroupStateResponse(
-        results=tuple(
-            writing.WriteStateResult(
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    writing.PartitionResult(partition=part.partition, error_code=code, error_message=message)
-                    for part in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
+        results=_refused(request.topics, code, message, writing.PartitionResult, writing.WriteStateResult)
     )
 
 
@@ -353,16 +328,7 @@ def refuse_delete_share_group_state(
     request: DeleteShareGroupStateRequest, version: int, code: ErrorCode, message: str | None
 ) -> DeleteShareGroupStateResponse:
     return DeleteShareGroupStateResponse(
-        results=tuple(
-            deleting.DeleteStateResult(
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    deleting.PartitionResult(partition=part.partition, error_code=code, error_message=message)
-                    for part in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
+        results=_refused(request.topics, code, message, deleting.PartitionResult, deleting.DeleteStateResult)
     )
 
 
@@ -409,16 +375,7 @@ def refuse_read_share_group_state_summary(
     request: ReadShareGroupStateSummaryRequest, version: int, code: ErrorCode, message: str | None
 ) -> ReadShareGroupStateSummaryResponse:
     return ReadShareGroupStateSummaryResponse(
-        results=tuple(
-            summing.ReadStateSummaryResult(
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    summing.PartitionResult(partition=part.partition, error_code=code, error_message=message)
-                    for part in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
+        results=_refused(request.topics, code, message, summing.PartitionResult, summing.ReadStateSummaryResult)
     )
 
 
@@ -472,6 +429,25 @@ async def _by_topic(
     async for name in in_pieces(names):
         parts.setdefault(name[0], []).append(answer(name))
     return tuple([result(topic_id, tuple(some)) async for topic_id, some in in_pieces(parts.items())])
+
+
+def _refused(
+    topics: Iterable[Any],
+    code: ErrorCode,
+    message: str | None,
+    answer: Callable[..., object],
+    result: Callable[..., Result],
+) -> tuple[Result, ...]:
+    """The code on every partition, in the order of the request."""
+    return tuple(
+        result(
+            topic_id=topic.topic_id,
+            partitions=tuple(
+                answer(partition=part.partition, error_code=code, error_message=message) for part in topic.partitions
+            ),
+        )
+        for topic in topics
+    )
 
 
 def _error(found: Found) -> dict[str, Any]:

@@ -358,7 +358,7 @@ async def _mark_topic(
 
 
 async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int, context: RequestContext) -> ErrorCode:
-    partition = find_partition(topic, index, NO_LEADER_EPOCH)
+    partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return partition
     if context.services.replicas_strict and (refusal := judge_role(partition, NO_LEADER_EPOCH, context)):

@@ -32,7 +32,6 @@ FIRST_VERSION_OF_BROKERS = 4
 """From which on AddPartitionsToTxn holds many transactions."""
 MAX_TRANSACTIONS = 1_000
 """Of one request: each is asked for by itself, so that these take a second or two."""
-NO_LEADER_EPOCH = -1
 
 
 async def add_partitions_to_txn(
@@ -69,7 +68,7 @@ async def _take_in(
     operation = AclOperation.WRITE if context.version < FIRST_VERSION_OF_BROKERS else None
     known = await look_up_topics((topic.name for topic in asked.topics), context, operation)
     found = {
-        (topic.name, index): find_partition(known[topic.name], index, NO_LEADER_EPOCH)
+        (topic.name, index): find_partition(known[topic.name], index)
         async for topic in in_pieces(asked.topics)
         async for index in in_pieces(topic.partitions)
     }

@@ -148,6 +148,11 @@ class Membership:
         leader = self._leaders.leader(partition_key)
         return next(node for node in self._brokers if node.node_id == leader)
 
+    def leader_of_partition(self, partition: Partition) -> Node | None:
+        """The node that clients of the partition are pointed to; None where nobody may lead it."""
+        leader = self._leaders.leader(partition.partition_key, partition.assignment)
+        return next((node for node in self._alive if node.node_id == leader), None)
+
     @property
     def transaction_version(self) -> int:
         """What all live nodes let clients go by: whose transactions go by it may write to any of them."""

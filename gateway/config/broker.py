@@ -5,8 +5,8 @@ broker's disk, decides) is listed beside it as fixed or without effect, so that 
 not so; what else Kafka has is shown and never taken (`without_effect.py`). Three layers make a value: the default, what
 was given at start, and what AlterConfigs stored for all nodes.
 
-It does not know where values come from (`gateway/config/settings.py`) nor who stores the dynamic ones
-(`storage/topics.py`).
+How texts become a `BrokerConfig` is `broker_parsing.py`'s. Neither knows where values come from
+(`gateway/config/settings.py`) nor who stores the dynamic ones (`storage/topics.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gateway.config.definition import (
     HIDDEN,
     MAX_INT,
     MAX_LONG,
-    ConfigError,
     ConfigKey,
     ConfigSource,
     ConfigType,
@@ -39,8 +38,6 @@ from gateway.config.definition import (
     some_of,
 )
 from gateway.config.without_effect import WITHOUT_EFFECT
-
-__all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """Those that are served, by SASL's names."""
@@ -97,7 +94,7 @@ def _with_classic(protocols: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Every broker setting that changes what the gateway does, typed. Build with `parse_broker_configs`."""
+    """Every broker setting that changes what the gateway does, typed. Built by `broker_parsing.py`."""
 
     # groups
     group_initial_rebalance_delay_ms: int = setting(
@@ -731,29 +728,6 @@ class BrokerConfig:
         """Whether a consumer is sent to a replica in its rack (KIP-392)."""
         return self.replica_selector_class == RACK_AWARE_SELECTOR
 
-    def with_dynamic(self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None) -> BrokerConfig:
-        """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
-        return parse_broker_configs(self.static, dynamic, own)
-
-    def with_stored(
-        self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None
-    ) -> tuple[BrokerConfig, dict[str, ConfigError]]:
-        """As `with_dynamic` of what is stored, without what this release refuses and another took; that by name."""
-        try:
-            return self.with_dynamic(dynamic, own), {}
-        except ConfigError:
-            kept: tuple[dict[str, str], dict[str, str]] = {}, {}
-        refused: dict[str, ConfigError] = {}
-        for layer, stored in zip(kept, (dynamic, own or {}), strict=True):
-            for name, value in stored.items():
-                layer[name] = value
-                try:
-                    self.with_dynamic(*kept)
-                except ConfigError as error:
-                    refused[name] = error
-                    del layer[name]
-        return self.with_dynamic(*kept), refused
-
     def is_given(self, name: str) -> bool:
         """Whether it was set, at start or by AlterConfigs."""
         return name in self.static or name in self.dynamic or name in self.own
@@ -839,10 +813,11 @@ _INTERNAL = (
     _internal("log.initial.task.delay.ms", _LONG, 30_000, "How soon after a start logs are first looked after."),
 )
 
-_FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
+FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
+"""A field of `BrokerConfig` → its setting."""
 
 BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
-    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
+    {key.name: key for key in (*FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
 )
 """Every broker setting by name: typed fields, shown ones, facts of the node, and internal ones."""
 
@@ -859,7 +834,7 @@ and what is this gateway's alone. Where one was given, or is asked for by its na
 
 _OF_LISTENERS = frozenset(
     name
-    for name in _FIELDS
+    for name in FIELDS
     if name.startswith(("ssl_", "sasl_oauthbearer_"))
     or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
 ) | {"connections_max_reauth_ms"}
@@ -878,7 +853,7 @@ def find_broker_config(name: str) -> ConfigKey | None:
     if found is not None or not name.startswith(LISTENER_PREFIX):
         return found
     for field_name in _OF_LISTENERS:
-        key = _FIELDS[field_name]
+        key = FIELDS[field_name]
         if name.endswith(f".{key.name}") and len(name) > len(LISTENER_PREFIX) + len(key.name) + 1:
             return dataclasses.replace(key, name=name)
     if name.endswith(tuple(f"{mechanism}{JAAS_CONFIG}" for mechanism in _OF_MECHANISM)):
@@ -891,110 +866,3 @@ def shown_value(name: str, value: str) -> str:
     """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
     key = find_broker_config(name) or WITHOUT_EFFECT.get(name)
     return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value
-
-
-def parse_broker_configs(
-    given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
-) -> BrokerConfig:
-    """The configuration that these settings make; `dynamic` ones outrank those given at start, and the node's `own`
-    outrank both.
-
-    ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
-    contradicts another.
-    """
-    dynamic, own = dynamic or {}, own or {}
-    for name in given:
-        _known(name, given[name]).parse(given[name])
-    validate_dynamic(dynamic)
-    validate_dynamic(own, of_one_node=True)
-    merged = {**given, **dynamic, **own}
-    fields: dict[str, Any] = {
-        field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
-    }
-    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
-    if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
-        raise ConfigError(
-            "group.min.session.timeout.ms",
-            str(config.group_min_session_timeout_ms),
-            f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
-        )
-    numbers = {int(given[name]) for name in NODE_ID_NAMES if name in given}
-    if len(numbers) > 1:
-        raise ConfigError("broker.id", given["broker.id"], f"node.id is set too, to {given['node.id']}")
-    for group_type in ("consumer", "streams", "share"):
-        _check_intervals(group_type, config)
-    lowest, highest = config.group_share_min_record_lock_duration_ms, config.group_share_max_record_lock_duration_ms
-    if not lowest <= config.group_share_record_lock_duration_ms <= highest:
-        raise ConfigError(
-            "group.share.record.lock.duration.ms",
-            str(config.group_share_record_lock_duration_ms),
-            f"not between {lowest} and {highest}, its bounds",
-        )
-    if config.group_streams_num_standby_replicas > config.group_streams_max_standby_replicas:
-        raise ConfigError(
-            "group.streams.num.standby.replicas",
-            str(config.group_streams_num_standby_replicas),
-            f"above group.streams.max.standby.replicas ({config.group_streams_max_standby_replicas})",
-        )
-    if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
-        raise ConfigError(
-            "log.cleaner.min.compaction.lag.ms",
-            str(config.log_cleaner_min_compaction_lag_ms),
-            f"above log.cleaner.max.compaction.lag.ms ({config.log_cleaner_max_compaction_lag_ms})",
-        )
-    return config
-
-
-def _check_intervals(group_type: str, config: BrokerConfig) -> None:
-    for name in ("session.timeout", "heartbeat.interval"):
-        field = name.replace(".", "_")
-        lowest: int = getattr(config, f"group_{group_type}_min_{field}_ms")
-        highest: int = getattr(config, f"group_{group_type}_max_{field}_ms")
-        value: int = getattr(config, f"group_{group_type}_{field}_ms")
-        if not lowest <= value <= highest:
-            bounds = f"group.{group_type}.min.{name}.ms ({lowest}) and group.{group_type}.max.{name}.ms ({highest})"
-            raise ConfigError(f"group.{group_type}.{name}.ms", str(value), f"not between {bounds}")
-    session_timeout_ms: int = getattr(config, f"group_{group_type}_session_timeout_ms")
-    heartbeat_interval_ms: int = getattr(config, f"group_{group_type}_heartbeat_interval_ms")
-    if heartbeat_interval_ms >= session_timeout_ms:
-        raise ConfigError(
-            f"group.{group_type}.heartbeat.interval.ms",
-            str(heartbeat_interval_ms),
-            f"not below group.{group_type}.session.timeout.ms ({session_timeout_ms})",
-        )
-
-
-def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, for one node or for all, or not to this value.
-    A name that nobody knows is kept, as by upstream, where it may belong to a plugin."""
-    for name, value in dynamic.items():
-        key = find_broker_config(name)
-        if key is None:
-            continue
-        shown = shown_value(name, value)
-        if key.update is Update.OF_ONE_NODE:
-            # Both in upstream's words.
-            if name.startswith("ssl."):
-                only = "These security configs can be dynamically updated only per-listener using the listener prefix"
-                raise ConfigError(name, shown, only, f"{only}: Set({name})")
-            if not of_one_node:
-                only = "Cannot update these configs at default cluster level, broker id must be specified"
-                raise ConfigError(name, shown, only, f"{only}: Set({name})")
-        elif key.update is not Update.DYNAMIC:
-            raise ConfigError(name, shown, "cannot be changed while the gateway runs")
-        key.parse(value)
-
-
-def _known(name: str, value: str) -> ConfigKey:
-    key = find_broker_config(name)
-    if key is None:
-        refuse_without_effect(name, value)
-        raise ConfigError(name, HIDDEN, "unknown broker setting")
-    return key
-
-
-def refuse_without_effect(name: str, value: str) -> None:
-    """ConfigError says why, if Kafka has such a setting and it does nothing here."""
-    key = WITHOUT_EFFECT.get(name)
-    if key is not None:
-        raise ConfigError(name, shown_value(name, value), key.documentation)

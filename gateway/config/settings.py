@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, find_broker_config, parse_broker_configs
-from gateway.config.definition import HIDDEN, ConfigType
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, find_broker_config
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.listeners import (
     BROKER,
     CONTROLLER,

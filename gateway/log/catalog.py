@@ -21,6 +21,7 @@ import structlog
 
 from gateway.config import topic as topic_configs
 from gateway.config.broker import BrokerConfig
+from gateway.config.broker_parsing import parse_stored
 from gateway.config.topic import TopicConfig
 from gateway.log.catalog_changes import (
     ConfirmRemove,
@@ -521,7 +522,7 @@ class Catalog:
         own: Mapping[str, str] = self._stored_broker_configs.get(name, {}) if name is not None else {}
         if dynamic == self._broker.dynamic and own == self._broker.own:
             return
-        broker, refused = self._broker.with_stored(dynamic, own)
+        broker, refused = parse_stored(self._broker.static, dynamic, own)
         for error in refused.values():
             # Stored by a node of another release: the others are in force.
             logger.error("stored broker setting refused", error=str(error))

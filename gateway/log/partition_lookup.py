@@ -37,6 +37,13 @@ def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def check_leader(partition: Partition, context: RequestContext) -> ErrorCode:
+    """What is said of a partition for which its leader answers: where replicas are counted, that must be this node."""
+    if context.services.replicas_strict:
+        return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return check_led(partition, context)
+
+
 Epochs = Sequence[tuple[int, int]]
 """A partition's leader epochs but the first, each with the offset at which it began, in order."""
 
@@ -91,14 +98,13 @@ async def look_up_topics(
     }
 
 
-def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
-    """The partition, or why the client may not ask about it (KIP-320)."""
+def find_partition(topic: Topic | ErrorCode, partition_index: int) -> Partition | ErrorCode:
+    """The partition, or why there is none for who asks."""
     if isinstance(topic, ErrorCode):
         return topic
     if not 0 <= partition_index < len(topic.partitions):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    partition = topic.partitions[partition_index]
-    return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+    return topic.partitions[partition_index]
 
 
 def find_served(
@@ -110,7 +116,7 @@ def find_served(
     by_follower: bool = False,
 ) -> Partition | ErrorCode:
     """As `find_partition`, of one that this node is asked to answer for: see `judge_role`."""
-    partition = find_partition(topic, partition_index, NO_LEADER_EPOCH)
+    partition = find_partition(topic, partition_index)
     if isinstance(partition, ErrorCode):
         return partition
     return judge_role(partition, current_leader_epoch, context, by_follower=by_follower) or partition
@@ -120,14 +126,11 @@ def judge_role(partition: Partition, claimed: int, context: RequestContext, *, b
     """Why this node does not answer for the partition, in the order of upstream's ReplicaManager and Partition: where
     replicas are counted, who holds none knows no epoch either; what nobody may lead nobody serves. `claimed`: the
     client's leader epoch; `by_follower`: any replica may answer, not the leader alone."""
-    strict = context.services.replicas_strict
-    if strict and not is_replica(partition, context):
+    if context.services.replicas_strict and not is_replica(partition, context):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if refusal := check_leader_epoch(claimed, partition.leader_epoch):
         return refusal
-    if by_follower or not strict:
-        return check_led(partition, context)
-    return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return check_led(partition, context) if by_follower else check_leader(partition, context)
 
 
 def is_replica(partition: Partition, context: RequestContext) -> bool:

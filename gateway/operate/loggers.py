@@ -23,8 +23,6 @@ LEVELS = {"FATAL": 50, "ERROR": 40, "WARN": 30, "INFO": 20, "DEBUG": 10, "TRACE"
 """Kafka's names. A line of ours is never finer than DEBUG; TRACE lets through what a library has below it."""
 
 _ROOMS = ("gateway", "protocol", "storage")
-_ATTRIBUTES = ("logger", "log")
-"""What a module calls its logger."""
 
 KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "kafka": _ROOMS,
@@ -63,12 +61,12 @@ def names() -> list[str]:
 
 
 def our_names() -> list[str]:
-    """The modules of ours that are loaded and write lines."""
+    """The modules of ours that are loaded and write lines: by a logger that each calls `logger`."""
     return [
         name
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in _ROOMS
-        and any(isinstance(getattr(module, each, None), structlog.typing.BindableLogger) for each in _ATTRIBUTES)
+        and isinstance(getattr(module, "logger", None), structlog.typing.BindableLogger)
     ]
 
 

@@ -81,10 +81,9 @@ class Transactions:
         """The node that clients are sent to."""
         partition = self.state_partition(transactional_id)
         if partition is not None:
-            leader = self._membership.leaders.leader(partition.partition_key, partition.assignment)
-            found = next((node for node in self._membership.alive() if node.node_id == leader), None)
-            if found is not None:
-                return found
+            leader = self._membership.leader_of_partition(partition)
+            if leader is not None:
+                return leader
         return self._membership.leader_of(PartitionKey(_PLACEMENT + shard_of(transactional_id)))
 
     def coordinates(self, transactional_id: str) -> bool:

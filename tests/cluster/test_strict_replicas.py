@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -63,8 +63,8 @@ class Three:
     def __init__(self, nodes: list[GatewayProcess], clients: list[WireClient], topic: str, topic_id: UUID) -> None:
         self.nodes, self.clients, self.topic, self.topic_id = nodes, clients, topic, topic_id
 
-    async def codes(self, ask: Callable[[WireClient], object]) -> Codes:
-        one, two, three = [await ask(client) for client in self.clients]  # type: ignore[misc]
+    async def codes(self, ask: Callable[[WireClient], Awaitable[int]]) -> Codes:
+        one, two, three = [await ask(client) for client in self.clients]
         return one, two, three
 
     async def produced(self, client: WireClient, version: int = 9, acks: int = -1) -> ProduceResponse:

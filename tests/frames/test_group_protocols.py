@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.broker import ConfigError, parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.definition import ConfigError
 from protocol.errors import ErrorCode
 from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRequest
 from protocol.messages.api_versions import ApiVersionsRequest

@@ -25,7 +25,7 @@ from gateway.apis.replicas import alter_partition_reassignments, elect_leaders, 
 from gateway.apis.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
 from gateway.cluster.membership import Membership
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.settings import load
 from gateway.config.topic import TOPIC_CONFIGS
 from gateway.log.catalog import Catalog

@@ -367,6 +367,16 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
         assert node.catalog.broker.message_max_bytes == 3_000_000
 
 
+async def test_a_list_of_all_brokers_grows_from_what_all_have(database_url: str) -> None:
+    name = "log.cleanup.policy"
+    async with admin_node(database_url) as node:
+        assert (await alter(node, BROKER, "1", (SET, name, ""))).error_code == ErrorCode.NONE
+        assert (await alter(node, BROKER, "", (APPEND, name, "compact"))).error_code == ErrorCode.NONE
+        assert (await value_of(node, BROKER, "", name))[0] == "delete,compact"
+        assert (await alter(node, BROKER, "1", (APPEND, name, "compact"))).error_code == ErrorCode.NONE
+        assert (await value_of(node, BROKER, "1", name))[0] == "compact"
+
+
 async def test_a_broker_setting_that_nobody_knows_is_kept_and_its_value_not_shown(database_url: str) -> None:
     async with admin_node(database_url) as node:
         with structlog.testing.capture_logs() as logged:

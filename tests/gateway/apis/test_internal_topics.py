@@ -12,6 +12,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.heartbeat import HeartbeatRequest
+from storage.types import Topic
 from tests.gateway.group_node import GroupNode, group_node
 
 HEARTBEAT = HeartbeatRequest(group_id="g", member_id="m", generation_id=1)
@@ -40,7 +41,8 @@ async def test_who_is_told_of_the_topic_need_not_look(database_url: str) -> None
     async with group_node(database_url) as node:
         node.groups.begun = False
         (topic,) = await node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
-        node.groups.cluster_changed(Cluster({CONSUMER_OFFSETS: ClusterTopic(topic.topic_id, CONSUMER_OFFSETS, 50)}))  # type: ignore[union-attr]
+        assert isinstance(topic, Topic)
+        node.groups.cluster_changed(Cluster({CONSUMER_OFFSETS: ClusterTopic(topic.topic_id, CONSUMER_OFFSETS, 50)}))
         assert node.groups.begun
         node.groups.cluster_changed(Cluster())
         assert node.groups.begun, "who deletes it ends no group"

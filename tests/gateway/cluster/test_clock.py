@@ -11,7 +11,7 @@ import pytest
 
 from gateway.apis.produce import produce
 from gateway.cluster.clock import ClusterClock
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
 from gateway.coordinator.model import Group
 from gateway.groups.groups import MACHINES

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
-from gateway.config.definition import ConfigSource, Update, render
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.definition import ConfigError, ConfigSource, Update, render
 
 KAFKA_DEFAULTS = {
     "delegation.token.secret.key": None,
@@ -167,7 +168,7 @@ def test_layers() -> None:
         (ConfigSource.DEFAULT_CONFIG, "1048588"),
     ]
     assert config.layers("log.retention.ms") == []
-    assert config.with_dynamic({}).message_max_bytes == 10
+    assert parse_broker_configs(config.static, {}).message_max_bytes == 10
 
 
 def test_what_may_change_while_the_gateway_runs() -> None:
@@ -178,7 +179,7 @@ def test_what_may_change_while_the_gateway_runs() -> None:
 
 
 def test_how_long_idle_producers_are_kept_changes_while_a_node_runs() -> None:
-    config = parse_broker_configs({}).with_dynamic({"producer.id.expiration.ms": "1000"})
+    config = parse_broker_configs({}, {"producer.id.expiration.ms": "1000"})
     assert config.producer_id_expiration_ms == 1000
 
 

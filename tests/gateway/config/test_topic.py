@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigSource, render
 from gateway.config.topic import (
     REPLICATION_FACTOR,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED, ConfigError, parse_broker_configs
-from gateway.config.definition import ConfigKey, ConfigType, Update, render
+from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.definition import ConfigError, ConfigKey, ConfigType, Update, render
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.net.server import BACKLOG
 

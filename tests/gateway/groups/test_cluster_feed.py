@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest_asyncio
 
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.model import Settings
 from gateway.groups.cluster_feed import ClusterFeed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.apis.configs import ResourceType, incremental_alter_configs
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.handoff import HandoffMode
 from gateway.groups.settings import group_settings
 from protocol.errors import ErrorCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.apis.topics import plan_automatic
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.log.topic_names import RenderedNames
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import NewTopic

@@ -13,7 +13,7 @@ import structlog.testing
 import gateway.operate.maintenance as maintenance_module
 from gateway.cluster.jobs import Job
 from gateway.cluster.leases import SHARDS, shard_of
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.operate.deletions import Deletions

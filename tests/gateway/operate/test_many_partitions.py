@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from gateway.config.broker import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
 from gateway.coordinator.model import Group, GroupState
 from gateway.groups.groups import MACHINES, Groups

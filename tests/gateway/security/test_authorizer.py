@@ -9,7 +9,9 @@ import pytest
 import structlog.testing
 
 from gateway.cluster.membership import Membership
-from gateway.config.broker import STANDARD_AUTHORIZER, ConfigError, parse_broker_configs, principals
+from gateway.config.broker import STANDARD_AUTHORIZER, principals
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.definition import ConfigError
 from gateway.net.context import ConnectionInfo, Principal, RequestContext, Services
 from gateway.operate.loggers import FINEST
 from gateway.security import authorizer as authorizing

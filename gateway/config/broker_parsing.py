@@ -1,0 +1,141 @@
+"""From the texts of broker settings to a `BrokerConfig`, or the setting that is wrong and why.
+
+The one idea: a configuration is made whole, from all of its layers at once, since settings may contradict each other
+across them; one that was made contradicts itself nowhere. What there is to set is `broker.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.config.broker import FIELDS, NODE_ID_NAMES, BrokerConfig, find_broker_config, shown_value
+from gateway.config.definition import HIDDEN, ConfigError, ConfigKey, Update
+from gateway.config.without_effect import WITHOUT_EFFECT
+
+
+def parse_broker_configs(
+    given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """The configuration that these settings make; `dynamic` ones outrank those given at start, and the node's `own`
+    outrank both.
+
+    ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
+    contradicts another.
+    """
+    dynamic, own = dynamic or {}, own or {}
+    for name in given:
+        _known(name, given[name]).parse(given[name])
+    validate_dynamic(dynamic)
+    validate_dynamic(own, of_one_node=True)
+    merged = {**given, **dynamic, **own}
+    fields: dict[str, Any] = {
+        field_name: key.parse(merged[key.name]) for field_name, key in FIELDS.items() if key.name in merged
+    }
+    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
+    if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
+        raise ConfigError(
+            "group.min.session.timeout.ms",
+            str(config.group_min_session_timeout_ms),
+            f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
+        )
+    numbers = {int(given[name]) for name in NODE_ID_NAMES if name in given}
+    if len(numbers) > 1:
+        raise ConfigError("broker.id", given["broker.id"], f"node.id is set too, to {given['node.id']}")
+    for group_type in ("consumer", "streams", "share"):
+        _check_intervals(group_type, config)
+    lowest, highest = config.group_share_min_record_lock_duration_ms, config.group_share_max_record_lock_duration_ms
+    if not lowest <= config.group_share_record_lock_duration_ms <= highest:
+        raise ConfigError(
+            "group.share.record.lock.duration.ms",
+            str(config.group_share_record_lock_duration_ms),
+            f"not between {lowest} and {highest}, its bounds",
+        )
+    if config.group_streams_num_standby_replicas > config.group_streams_max_standby_replicas:
+        raise ConfigError(
+            "group.streams.num.standby.replicas",
+            str(config.group_streams_num_standby_replicas),
+            f"above group.streams.max.standby.replicas ({config.group_streams_max_standby_replicas})",
+        )
+    if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
+        raise ConfigError(
+            "log.cleaner.min.compaction.lag.ms",
+            str(config.log_cleaner_min_compaction_lag_ms),
+            f"above log.cleaner.max.compaction.lag.ms ({config.log_cleaner_max_compaction_lag_ms})",
+        )
+    return config
+
+
+def parse_stored(
+    given: Mapping[str, str], dynamic: Mapping[str, str], own: Mapping[str, str] | None = None
+) -> tuple[BrokerConfig, dict[str, ConfigError]]:
+    """As `parse_broker_configs` of what is stored, without what this release refuses and another took; that by name."""
+    try:
+        return parse_broker_configs(given, dynamic, own), {}
+    except ConfigError:
+        kept: tuple[dict[str, str], dict[str, str]] = {}, {}
+    refused: dict[str, ConfigError] = {}
+    for layer, stored in zip(kept, (dynamic, own or {}), strict=True):
+        for name, value in stored.items():
+            layer[name] = value
+            try:
+                parse_broker_configs(given, *kept)
+            except ConfigError as error:
+                refused[name] = error
+                del layer[name]
+    return parse_broker_configs(given, *kept), refused
+
+
+def _check_intervals(group_type: str, config: BrokerConfig) -> None:
+    for name in ("session.timeout", "heartbeat.interval"):
+        field = name.replace(".", "_")
+        lowest: int = getattr(config, f"group_{group_type}_min_{field}_ms")
+        highest: int = getattr(config, f"group_{group_type}_max_{field}_ms")
+        value: int = getattr(config, f"group_{group_type}_{field}_ms")
+        if not lowest <= value <= highest:
+            bounds = f"group.{group_type}.min.{name}.ms ({lowest}) and group.{group_type}.max.{name}.ms ({highest})"
+            raise ConfigError(f"group.{group_type}.{name}.ms", str(value), f"not between {bounds}")
+    session_timeout_ms: int = getattr(config, f"group_{group_type}_session_timeout_ms")
+    heartbeat_interval_ms: int = getattr(config, f"group_{group_type}_heartbeat_interval_ms")
+    if heartbeat_interval_ms >= session_timeout_ms:
+        raise ConfigError(
+            f"group.{group_type}.heartbeat.interval.ms",
+            str(heartbeat_interval_ms),
+            f"not below group.{group_type}.session.timeout.ms ({session_timeout_ms})",
+        )
+
+
+def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -> None:
+    """ConfigError if one of these cannot be set while the gateway runs, for one node or for all, or not to this value.
+    A name that nobody knows is kept, as by upstream, where it may belong to a plugin."""
+    for name, value in dynamic.items():
+        key = find_broker_config(name)
+        if key is None:
+            continue
+        shown = shown_value(name, value)
+        if key.update is Update.OF_ONE_NODE:
+            # Both in upstream's words.
+            if name.startswith("ssl."):
+                only = "These security configs can be dynamically updated only per-listener using the listener prefix"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+            if not of_one_node:
+                only = "Cannot update these configs at default cluster level, broker id must be specified"
+                raise ConfigError(name, shown, only, f"{only}: Set({name})")
+        elif key.update is not Update.DYNAMIC:
+            raise ConfigError(name, shown, "cannot be changed while the gateway runs")
+        key.parse(value)
+
+
+def _known(name: str, value: str) -> ConfigKey:
+    key = find_broker_config(name)
+    if key is None:
+        refuse_without_effect(name, value)
+        raise ConfigError(name, HIDDEN, "unknown broker setting")
+    return key
+
+
+def refuse_without_effect(name: str, value: str) -> None:
+    """ConfigError says why, if Kafka has such a setting and it does nothing here."""
+    key = WITHOUT_EFFECT.get(name)
+    if key is not None:
+        raise ConfigError(name, shown_value(name, value), key.documentation)
