@@ -161,7 +161,14 @@ async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> Heart
     )
     if isinstance(reply, asyncio.Future):
         reply = await reply
-    return HeartbeatResponse(error_code=reply.error)
+    response = _BEATS.get(reply.error)
+    if response is None:
+        response = _BEATS[reply.error] = HeartbeatResponse(error_code=reply.error)
+    return response
+
+
+_BEATS: dict[ErrorCode, HeartbeatResponse] = {}
+"""One of each: nothing is asked for as often."""
 
 
 def refuse_heartbeat(

@@ -145,13 +145,14 @@ def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
 class _Route:
     """A line of the table with what the hot path needs at hand."""
 
-    __slots__ = ("api_key", "api_name", "handler", "line", "series", "storage_logged_at")
+    __slots__ = ("always_answers", "api_key", "api_name", "handler", "line", "series", "storage_logged_at")
 
     def __init__(self, line: Served, metrics: Metrics) -> None:
         self.line = line
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
         self.handler = line.handler
+        self.always_answers = line.awaits_answer is _answered
         self.storage_logged_at = float("-inf")
         self.series: dict[int, RequestSeries] = {
             version: metrics.request_series(self.api_name, version)
@@ -252,8 +253,13 @@ class Dispatch:
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Buffer] = ()
-            if route.line.awaits_answer(request):
-                chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
+            if route.always_answers or route.line.awaits_answer(request):
+                if throttle_ms or has_more_elements(response, AT_ONCE_ELEMENTS):
+                    chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
+                else:
+                    # Nearly always: it costs no coroutine.
+                    body = encode_response(response, version)
+                    chunks = _framed(encode_response_header(api_key, version, header.correlation_id), body)
         except ProtocolError:
             raise
         except KafkaError as error:
@@ -376,6 +382,11 @@ async def _encode(
         body = await encode_in_thread(response, version)
     else:
         body = encode_response(response, version)
+    return _framed(head, body)
+
+
+def _framed(head: bytes, body: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Length, header and body."""
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)
