@@ -8,7 +8,7 @@ producer's transaction commits is judged alike, and is pending until that ends (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -40,6 +40,19 @@ def _committed_offset(row: Row) -> CommittedOffset:
         metadata=loaded(row["metadata"]),
         commit_timestamp_ms=row["commit_timestamp_ms"],
         is_pending=row["is_pending"],
+    )
+
+
+def _as_stored(row: Row) -> OffsetAsStored:
+    return OffsetAsStored(
+        topic=loaded(row["topic"]),
+        topic_id=row["topic_id"],
+        partition_index=row["partition_index"],
+        committed_offset=row["committed_offset"],
+        leader_epoch=row["leader_epoch"],
+        metadata=loaded(row["metadata"]),
+        commit_timestamp_ms=row["commit_timestamp_ms"],
+        expire_timestamp_ms=row["expire_timestamp_ms"],
     )
 
 
@@ -122,19 +135,24 @@ class OffsetStore:
         rows = await self._cold.fetch(statement("offsets_as_stored"), [stored(group_id) for group_id in group_ids])
         found: dict[str, list[OffsetAsStored]] = {}
         async for row in in_turns(rows):
-            found.setdefault(loaded(row["group_id"]), []).append(
-                OffsetAsStored(
-                    topic=loaded(row["topic"]),
-                    topic_id=row["topic_id"],
-                    partition_index=row["partition_index"],
-                    committed_offset=row["committed_offset"],
-                    leader_epoch=row["leader_epoch"],
-                    metadata=loaded(row["metadata"]),
-                    commit_timestamp_ms=row["commit_timestamp_ms"],
-                    expire_timestamp_ms=row["expire_timestamp_ms"],
-                )
-            )
+            found.setdefault(loaded(row["group_id"]), []).append(_as_stored(row))
         return found
+
+    async def counts(self, group_ids: Sequence[str]) -> dict[str, int]:
+        """How many offsets each group has at the most; those that have none are missing."""
+        rows = await self._cold.fetch(statement("offset_counts"), [stored(group_id) for group_id in group_ids])
+        return {loaded(row["group_id"]): row["offset_count"] for row in rows}
+
+    async def walk(self, group_id: str, page: int) -> AsyncGenerator[OffsetAsStored]:
+        """All that a group has committed, of live topics, `page` at a time: ordered by topic id and partition."""
+        behind, given = (UUID(int=0), -1), page
+        while given == page:
+            rows = await self._cold.fetch(statement("offsets_behind"), stored(group_id), *behind, page)
+            given = len(rows)
+            async for row in in_turns(rows):
+                behind = row["topic_id"], row["partition_index"]
+                if row["topic"] is not None:
+                    yield _as_stored(row)
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
         """Removes the group's offsets of `partitions`, pending ones included, a bounded number at a time.

@@ -58,20 +58,19 @@ def records_of(group: Value, changed_ms: int) -> Iterator[Entry]:
             raise TypeError(f"no records are known of a {type(group).__name__}")
 
 
-def offsets_of(group_id: str, offsets: Iterable[OffsetAsStored]) -> Iterator[Entry]:
-    for each in offsets:
-        key = log.OffsetCommitKey(group=group_id, topic=each.topic, partition=each.partition_index)
-        expires = each.expire_timestamp_ms is not None
-        value = log.OffsetCommitValue(
-            offset=each.committed_offset,
-            leader_epoch=each.leader_epoch,
-            metadata=each.metadata,
-            commit_timestamp=each.commit_timestamp_ms,
-            expire_timestamp=-1 if each.expire_timestamp_ms is None else each.expire_timestamp_ms,
-            topic_id=each.topic_id,
-        )
-        version = EXPIRING_OFFSET_VERSION if expires else OFFSET_VERSION
-        yield encode_key(log.OFFSET_COMMIT, key), encode_value(log.OFFSET_COMMIT, version, value)
+def offset_entry(group_id: str, offset: OffsetAsStored) -> tuple[bytes, bytes]:
+    key = log.OffsetCommitKey(group=group_id, topic=offset.topic, partition=offset.partition_index)
+    expires = offset.expire_timestamp_ms is not None
+    value = log.OffsetCommitValue(
+        offset=offset.committed_offset,
+        leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+        commit_timestamp=offset.commit_timestamp_ms,
+        expire_timestamp=-1 if offset.expire_timestamp_ms is None else offset.expire_timestamp_ms,
+        topic_id=offset.topic_id,
+    )
+    version = EXPIRING_OFFSET_VERSION if expires else OFFSET_VERSION
+    return encode_key(log.OFFSET_COMMIT, key), encode_value(log.OFFSET_COMMIT, version, value)
 
 
 def beginning_of(group: Value, changed_ms: int) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ coordinator's, a transactional id that of the node which clients are sent to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -26,6 +26,8 @@ from storage.transactions import TransactionPartition
 from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
+MANY_OFFSETS, OFFSETS_AT_A_TIME = 200, 1_000
+"""A group of more has its own read by itself, so many at a time: the metadata of each may have 4 KiB."""
 MANY_MEMBERS = 20
 """A group of more is made into records on a thread."""
 
@@ -90,7 +92,8 @@ class GroupSource:
 
     async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
         groups = {record.group_id: (record, ms) for record, ms in await self._store.as_stored(owners)}
-        offsets = await self._offsets.as_stored(owners)
+        counts = await self._offsets.counts(owners)
+        offsets = await self._offsets.as_stored([each for each, count in counts.items() if count <= MANY_OFFSETS])
         async for group_id in in_pieces(owners):
             found = groups.get(group_id)
             if found is None:
@@ -101,7 +104,11 @@ class GroupSource:
                 beginning, now = await asyncio.to_thread(self._records, record, changed_ms)
             else:
                 beginning, now = self._records(record, changed_ms)
-            yield Owned(group_id, beginning, _with_offsets(group_id, now, offsets.get(group_id, ())))
+            if counts.get(group_id, 0) <= MANY_OFFSETS:
+                committed = in_pieces(offsets.get(group_id, ()))
+            else:
+                committed = self._offsets.walk(group_id, OFFSETS_AT_A_TIME)
+            yield Owned(group_id, beginning, _with_offsets(group_id, now, committed))
 
     def _records(self, record: GroupRecord, changed_ms: int) -> tuple[Sequence[Entry], Sequence[Entry]]:
         group = self._groups.as_stored(record)
@@ -122,12 +129,12 @@ class GroupSource:
 
 
 async def _with_offsets(
-    group_id: str, entries: Iterable[Entry], offsets: Sequence[OffsetAsStored]
+    group_id: str, entries: Iterable[Entry], offsets: AsyncIterable[OffsetAsStored]
 ) -> AsyncGenerator[Entry]:
     for entry in entries:
         yield entry
-    async for entry in in_pieces(of_groups.offsets_of(group_id, offsets)):
-        yield entry
+    async for offset in offsets:
+        yield of_groups.offset_entry(group_id, offset)
 
 
 class TransactionSource:

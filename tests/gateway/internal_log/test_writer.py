@@ -4,7 +4,7 @@ record."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.model import MemberId
 from gateway.coordinator.transactions import InitProducer
-from gateway.internal_log import writer
+from gateway.internal_log import sources, writer
 from gateway.internal_log.sources import GroupSource, TransactionSource
 from gateway.internal_log.writer import InternalLogs
 from gateway.log.appender import Appender
@@ -34,6 +34,8 @@ from protocol.messages.offset_commit import (
 )
 from protocol.records import Record, build_batch, iter_records
 from storage.log import LogStore
+from storage.pool import Row
+from storage.queries import statement
 from storage.types import NewBatch, ReadRequest, ReadResult, Topic
 from tests.gateway.group_node import GroupNode, group_node, reply_of, settle
 
@@ -463,3 +465,35 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
     followed.logs.forget()
     await followed.logs.run()
     assert len(await followed.written(CONSUMER_OFFSETS, G)) == 1
+
+
+async def test_offsets_of_a_group_that_has_very_many_are_read_a_part_at_a_time(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are those of topics that are gone, of which nothing is said."""
+    monkeypatch.setattr(sources, "MANY_OFFSETS", 3)
+    monkeypatch.setattr(sources, "OFFSETS_AT_A_TIME", 3)
+    pages: list[int] = []
+    fetch = followed.node.database.cold.fetch
+
+    async def counted(query: str, *arguments: object) -> Sequence[Row]:
+        rows = await fetch(query, *arguments)
+        if query == statement("offsets_behind"):
+            pages.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(followed.node.database.cold, "fetch", counted)
+    topics = [await followed.node.create_topic(name, 3) for name in ("a", "b", "c")]
+    for topic in topics:
+        for partition in range(3):
+            await followed.commit(topic, 7, group_id="large", partition=partition)
+    await followed.commit(topics[0], 7, group_id="small", partition=0)
+    await followed.node.topics.delete(topics[1].topic_id)
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    told = [told_by(record) for record in await followed.written(CONSUMER_OFFSETS, "large")]
+    assert sorted((key.topic, key.partition, value.offset) for _, key, value in told) == [
+        (name, partition, 7) for name in ("a", "c") for partition in range(3)
+    ]
+    assert pages == [3, 3, 3, 0]
+    assert len(await followed.written(CONSUMER_OFFSETS, "small")) == 1
