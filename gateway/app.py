@@ -383,7 +383,13 @@ class App:
             count_gone=metrics.topics_removed.inc,
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
-        in_sync = InSyncReplicas(topics, catalog, lambda: membership.leaders, lambda: jobs.lease(Job.METADATA))
+        in_sync = InSyncReplicas(
+            topics,
+            catalog,
+            lambda: membership.leaders,
+            lambda: jobs.lease(Job.METADATA),
+            lambda: membership.knows_who_is_gone,
+        )
         maintenance = Maintenance(
             database,
             log_store,

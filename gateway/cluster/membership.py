@@ -79,6 +79,7 @@ class Membership:
         """Whether clients of a partition are pointed to this node; another object when `leaders` is."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
+        self._lapsed_s = float("-inf")
         self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
@@ -137,6 +138,12 @@ class Membership:
         """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own
         registration, which would have run out by then."""
         return self._known_since_s
+
+    @property
+    def knows_who_is_gone(self) -> bool:
+        """Whether those that are missing are gone: this node's own registration has not run out for as long as one
+        lasts. Else all may have run out alike while Postgres was away, and the others be about to come back."""
+        return asyncio.get_running_loop().time() >= self._lapsed_s + self._ttl_ms / 1000
 
     @property
     def changed_s(self) -> float:
@@ -233,6 +240,8 @@ class Membership:
                 self.superseded()
                 raise
             return
+        if lapsed:
+            self._lapsed_s = asyncio.get_running_loop().time()
         self._take(await self._store.alive())
         if lapsed:
             logger.warning("the registration had run out: the others may not have known of this node")

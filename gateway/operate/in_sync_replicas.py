@@ -40,11 +40,14 @@ class InSyncReplicas:
         catalog: Catalog,
         leaders: Callable[[], Leaders],
         lease: Callable[[], CoordinatorLease | None],
+        knows: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`knows`: whether who is missing is gone, and not merely later than this node after an outage of all."""
         self._store = store
         self._catalog = catalog
         self._leaders = leaders
         self._lease = lease
+        self._knows = knows
         self._settled: tuple[Leaders, int] | None = None
 
     async def run(self) -> None:
@@ -52,6 +55,8 @@ class InSyncReplicas:
         leaders = self._leaders()
         if not leaders.only_in_sync:
             await self._forget()
+            return
+        if not self._knows():
             return
         await self._catalog.refresh_if_changed()
         before = leaders, self._catalog.revision

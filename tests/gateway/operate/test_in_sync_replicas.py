@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import asyncpg
 import pytest
 
 from gateway.apis.delete_records import delete_records
@@ -253,6 +255,34 @@ async def test_who_has_no_lease_at_the_moment_looks_again(database_url: str) -> 
         run = InSyncReplicas(one.topics, one.catalog, lambda: one.membership.leaders, lambda: held[0] if held else None)
         assert await after(run, one, two) == [(2, (3, 2), (3, 2), (3,))]
         held.append(await lease_of(one))
+        assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
+
+
+async def test_who_is_first_back_after_an_outage_of_all_puts_nobody_out_of_sync(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three_at_0(database_url) as ((one, two, three_), _):
+        await assigned(one, "named", (3, 2))
+        lease = await lease_of(one)
+        knows = lambda: one.membership.knows_who_is_gone  # noqa: E731
+        run = InSyncReplicas(one.topics, one.catalog, lambda: one.membership.leaders, lambda: lease, knows)
+        sql = await asyncpg.connect(database_url)
+        try:
+            await sql.execute("update sluice.node set expires_at = '-infinity'")
+        finally:
+            await sql.close()
+        await one.membership.renew()
+        assert [node.node_id for node in one.membership.alive()] == [1]
+        await run.run()
+        assert await shown(one, "named") == [(-1, (3, 2), (3, 2), (3, 2))], "it only sees that they are not there"
+        await back(two, one)
+        await back(three_, one, two)
+        assert await after(run, one, two, three_) == [(3, (3, 2), (3, 2), ())]
+        await gone(three_, one, two)
+        await run.run()
+        assert await shown(two, "named") == [(2, (3, 2), (3, 2), (3,))], "three may be late"
+        later_s = asyncio.get_running_loop().time() + TTL_MS / 1000
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later_s)
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
 
 
