@@ -213,6 +213,7 @@ class App:
             node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id, settings.roles
         )
         membership.authorizer = broker.authorizer_class_name
+        membership.only_named_lead = broker.replicas_strict
         await membership.require_own_addresses()
         await membership.join()
         catalog.leads = lambda: membership.leads

@@ -91,6 +91,8 @@ class Membership:
         """Called when `leaders` is another object."""
         self.authorizer = ""
         """By which this node goes: told with each registration."""
+        self.only_named_lead = False
+        """Whether a partition that has named nodes is led by one of them or by nobody (`replicas.strict`)."""
         self._told_of: frozenset[int] = frozenset()
         self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         """Called when this node has lost the id that its settings name: the process is to end."""
@@ -290,7 +292,8 @@ class Membership:
         brokers, self.broker_ids = self.broker_ids, _renewed(self.broker_ids, self._brokers)
         only_in_sync = self._levels.get(FEATURE) == 0
         if brokers is not self.broker_ids or only_in_sync != self._leaders.only_in_sync:
-            leaders, node_id = Leaders(self.broker_ids, only_in_sync=only_in_sync), self.node_id
+            leaders = Leaders(self.broker_ids, only_in_sync=only_in_sync, only_named=self.only_named_lead)
+            node_id = self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
             self.placed()

@@ -3,8 +3,8 @@
 The one idea: rendezvous hashing. Every node weighs every key; the heaviest node has it. Each process comes to the same
 answer from the same list of nodes without asking anybody, and a node's coming or going moves only what it gets or had:
 one part in n. Where an administrator has named a partition's nodes, the first of them that is alive leads it, and only
-where none is does the weight decide; or nobody leads it, where `in_sync.py`'s rules hold. It knows no clock, no lease
-and no Postgres.
+where none is does the weight decide; or nobody leads it, where `in_sync.py`'s rules hold or only the named may. It
+knows no clock, no lease and no Postgres.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ def weight(node_id: int, key: int) -> int:
 class Leaders:
     """The leaders of one set of live brokers under one rule; another set or rule is another object."""
 
-    __slots__ = ("_alive", "_found", "node_ids", "only_in_sync")
+    __slots__ = ("_alive", "_found", "node_ids", "only_in_sync", "only_named")
 
-    def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False) -> None:
-        """`only_in_sync`: of nodes that were named, only those in sync lead (`eligible.leader.replicas.version` 0)."""
+    def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False, only_named: bool = False) -> None:
+        """`only_in_sync`: of nodes that were named, only those in sync lead (`eligible.leader.replicas.version` 0).
+        `only_named`: nobody else leads where some were named (`replicas.strict`)."""
         self.node_ids = tuple(sorted(node_ids))
         self.only_in_sync = only_in_sync
+        self.only_named = only_named
         self._alive = frozenset(self.node_ids)
         self._found: dict[int, int] = {}
 
@@ -51,6 +53,8 @@ class Leaders:
             for node_id in assignment.replicas:
                 if node_id in self._alive:
                     return node_id
+            if self.only_named:
+                return in_sync.NO_LEADER
         if len(self.node_ids) < 2:
             return self.node_ids[0] if self.node_ids else in_sync.NO_LEADER
         found = self._found.get(key)
@@ -68,7 +72,9 @@ class Leaders:
 
     def leaves_unled(self, assignment: Assignment) -> bool:
         """Whether nobody may lead the partition, so that nobody serves it."""
-        return self.only_in_sync and in_sync.leader(assignment, self._alive) == in_sync.NO_LEADER
+        if self.only_in_sync:
+            return in_sync.leader(assignment, self._alive) == in_sync.NO_LEADER
+        return self.only_named and self._alive.isdisjoint(assignment.replicas)
 
 
 def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:

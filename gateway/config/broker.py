@@ -335,7 +335,8 @@ class BrokerConfig:
         _BOOLEAN,
         False,
         "Whether replicas are counted and only they serve, as in Kafka: no topic gets more of them than there are "
-        "nodes, and who does not lead a partition refuses what is for its leader. Not a Kafka setting.",
+        "nodes, who does not lead a partition refuses what is for its leader, and where no replica is alive nobody "
+        "leads. Not a Kafka setting.",
         update=_AT_START,
     )
     replica_selector_class: str | None = setting(

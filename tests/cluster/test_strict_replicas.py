@@ -133,6 +133,25 @@ async def test_the_leader_alone_takes_records(three: Three) -> None:
     assert (only(taken_in).base_offset, only(taken_in).current_leader.leader_id, taken_in.node_endpoints) == (2, -1, ())
 
 
+async def test_where_no_replica_is_alive_nobody_leads(three: Three) -> None:
+    async def code(client: WireClient) -> int:
+        return only(await three.produced(client)).error_code
+
+    third = three.clients[2]
+    three.nodes[0].kill()
+    await until(lambda: placed(third, three.topic), (1, (0, 1), (1,), (0,)))
+    three.nodes[1].kill()
+    await until(lambda: placed(third, three.topic), (-1, (0, 1), (), (0, 1)))
+    assert await code(third) == ELSEWHERE
+    part, _ = await three.fetched(third, 12)
+    assert part.error_code == ELSEWHERE
+    assert await three.listed(third) == ELSEWHERE
+    three.nodes[1].start()
+    await until(lambda: placed(third, three.topic), (1, (0, 1), (1,), (0,)))
+    async with await WireClient.connect(three.nodes[1].bootstrap) as second:
+        assert await code(second) == NONE
+
+
 async def test_who_waits_for_no_answer_hears_by_the_end_of_the_connection(three: Three) -> None:
     request = ProduceRequest(acks=0, timeout_ms=10_000, topic_data=produce(three.topic).topic_data)
     for node, refuses in zip(three.nodes, (False, True, True), strict=True):
@@ -219,14 +238,14 @@ async def test_a_fetch_that_has_waited_hears_that_the_leader_is_another(start: S
     topic = fresh("parked")
     async with connected(one) as (client,):
         await alive(client, 0, 1)
-        await create(client, topic, 0)
+        await create(client, topic, 0, 1)
         zero.kill()
-        await until(lambda: placed(client, topic), (1, (0,), (), (0,)))
+        await until(lambda: placed(client, topic), (1, (0, 1), (1,), (0,)))
         parked = client.send_nowait(replace(fetch(topic, 0), max_wait_ms=120_000), 11)
         zero.restart()
         async with connected(one, zero) as (other, on_zero):
             for each in (other, on_zero):
-                await until(lambda each=each: placed(each, topic), (0, (0,), (0,), ()))
+                await until(lambda each=each: placed(each, topic), (0, (0, 1), (0, 1), ()))
             assert only(await on_zero.send(produce(topic), 9)).error_code == NONE
         part = (await asyncio.wait_for(parked, PATIENCE_S)).responses[0].partitions[0]
         assert (part.error_code, taken(part)) == (ELSEWHERE, 0)
