@@ -240,6 +240,7 @@ class Brokers:
             "number": number,
             "bootstrap": ",".join(node.bootstrap for node in cluster.nodes),
             "controllers": ",".join(cluster.controllers),
+            "from_0": self._maker.particulars(str(asked["test"]))[1:2] == (True,),
         }
         if cluster.secured:
             opened["secured"] = ",".join(cluster.secured)
@@ -262,7 +263,8 @@ class Brokers:
     def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             cluster = self._clusters.pop(str(asked["number"]))
-        if cluster.key is None or not _emptied(cluster.nodes[0].bootstrap):
+        whole = all(node.running for node in cluster.nodes)
+        if cluster.key is None or not whole or not _emptied(cluster.nodes[0].bootstrap):
             cluster.stack.close()
             return {}
         with self._lock:
@@ -297,8 +299,8 @@ def _emptied(bootstrap: str) -> bool:
         topics = [name for name in admin.list_topics(timeout=ADMIN_SECONDS).topics if not name.startswith("__")]
         for deleted in admin.delete_topics(topics).values() if topics else ():
             deleted.result(ADMIN_SECONDS)
-    except KafkaException as error:
-        sys.stderr.write(f"not to be used again: {error}\n")
+    except (KafkaException, TimeoutError) as error:
+        sys.stderr.write(f"not to be used again: {error!r}\n")
         return False
     return True
 

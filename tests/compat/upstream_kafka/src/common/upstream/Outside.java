@@ -27,14 +27,17 @@ public final class Outside implements AutoCloseable {
     private final String bootstrap;
     private final String secured;
     private final String controllers;
+    private final boolean from0;
 
     /** Addresses are in the order of the brokers' ids. */
-    private Outside(String door, String number, String bootstrap, String secured, String controllers) {
+    private Outside(
+            String door, String number, String bootstrap, String secured, String controllers, boolean from0) {
         this.door = door;
         this.number = number;
         this.bootstrap = bootstrap;
         this.secured = secured;
         this.controllers = controllers;
+        this.from0 = from0;
     }
 
     /**
@@ -80,7 +83,13 @@ public final class Outside implements AutoCloseable {
         List<String> addresses = new ArrayList<>();
         made.path("metrics").forEach(address -> addresses.add(address.asText()));
         metrics = addresses;
-        return new Outside(door, made.get("number").asText(), latest, secured, local(made, "controllers"));
+        return new Outside(
+                door,
+                made.get("number").asText(),
+                latest,
+                secured,
+                local(made, "controllers"),
+                made.path("from_0").asBoolean());
     }
 
     /** As brokers call themselves inside of a test's process. */
@@ -105,6 +114,11 @@ public final class Outside implements AutoCloseable {
     /** Where clients say who they are, if they have to. */
     public String secured() {
         return secured;
+    }
+
+    /** Whether the first broker's number is 0, and not 1. */
+    public boolean countsFrom0() {
+        return from0;
     }
 
     public String controllers() {

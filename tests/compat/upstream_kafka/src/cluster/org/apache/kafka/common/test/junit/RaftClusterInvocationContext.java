@@ -80,6 +80,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         private String test = "";
         private Outside outside;
         private boolean stopped;
+        private final Set<Integer> down = new TreeSet<>();
 
         @Override
         public Type type() {
@@ -185,7 +186,8 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         public Map<Integer, KafkaBroker> brokers() {
             Map<Integer, KafkaBroker> seen = new TreeMap<>();
             if (Seen.by(test)) {
-                Seen.brokers(outside, Map.of()).forEach(broker -> seen.put(broker.config().brokerId(), broker));
+                Seen.brokers(outside, Map.of()).forEach(
+                        broker -> seen.put(broker.config().brokerId() - FIRST + first(), broker));
             }
             return seen;
         }
@@ -250,12 +252,26 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public void shutdownBroker(int id) {
-            outside.tell("stop", id - FIRST);
+            outside.tell("stop", id - first());
+            down.add(id);
         }
 
         @Override
         public void startBroker(int id) {
-            outside.tell("start", id - FIRST);
+            outside.tell("start", id - first());
+            down.remove(id);
+        }
+
+        @Override
+        public Map<Integer, KafkaBroker> aliveBrokers() {
+            Map<Integer, KafkaBroker> alive = brokers();
+            alive.keySet().removeAll(down);
+            return alive;
+        }
+
+        /** What the first broker has for a number. */
+        private int first() {
+            return outside.countsFrom0() ? 0 : FIRST;
         }
 
         @Override
