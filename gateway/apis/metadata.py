@@ -347,15 +347,21 @@ def _describe(
     for partition in topic.partitions:
         leader = placement.leader(partition)
         replicas = placement.replicas(partition, leader, factor)
+        in_sync = placement.in_sync(partition, replicas)
         error = placement.leader_error(leader, context.version)
+        leader_id = -1 if error else leader
+        if context.version == 0 and (missing := placement.offline(replicas)):
+            # As upstream: such a client knows nobody by a number alone.
+            replicas, in_sync = (tuple(node for node in named if node not in missing) for named in (replicas, in_sync))
+            error = error or ErrorCode.REPLICA_NOT_AVAILABLE
         partitions.append(
             MetadataResponsePartition(
                 error_code=error,
                 partition_index=partition.partition_index,
-                leader_id=-1 if error else leader,
+                leader_id=leader_id,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
-                isr_nodes=placement.in_sync(partition, replicas),
+                isr_nodes=in_sync,
                 offline_replicas=placement.offline(replicas),
             )
         )

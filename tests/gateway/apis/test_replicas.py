@@ -470,3 +470,25 @@ async def test_who_leads_owns(database_url: str) -> None:
         before = [node.catalog.assigned for node in nodes]
         await owned()
         assert [node.catalog.assigned for node in nodes] == before
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_the_oldest_clients_hear_of_no_replica_that_is_not_there(database_url: str, version: int) -> None:
+    """As upstream: to them a number without an address means nothing."""
+    async with three(database_url) as (one, two, three_):
+        await assigned(one, "named", (1, 3))
+        await gone(three_, one, two)
+        request = MetadataRequest(topics=(MetadataRequestTopic(name="named"),))
+        (part,) = (await two.ask(ApiKey.METADATA, request, version)).topics[0].partitions
+        if version == 0:
+            assert (part.error_code, part.leader_id) == (ErrorCode.REPLICA_NOT_AVAILABLE, 1)
+            assert (part.replica_nodes, part.isr_nodes) == ((1,), (1,))
+        else:
+            assert (part.error_code, part.leader_id) == (ErrorCode.NONE, 1)
+            assert (part.replica_nodes, part.isr_nodes) == ((1, 3), (1,))
+        await gone(one, two)
+        (part,) = (await two.ask(ApiKey.METADATA, request, version)).topics[0].partitions
+        assert (part.error_code, part.leader_id) == (
+            ErrorCode.REPLICA_NOT_AVAILABLE if version == 0 else ErrorCode.NONE,
+            2,
+        ), "another node leads"

@@ -116,9 +116,9 @@ public final class Outside implements AutoCloseable {
         return secured;
     }
 
-    /** Whether the first broker's number is 0, and not 1. */
-    public boolean countsFrom0() {
-        return from0;
+    /** The first broker's number; those of the others follow. */
+    public int first() {
+        return from0 ? 0 : 1;
     }
 
     public String controllers() {

@@ -5,9 +5,11 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.atomic.AtomicReference;
 import kafka.network.SocketServer;
 import kafka.server.KafkaBroker;
 import kafka.server.KafkaConfig;
+import org.apache.kafka.metadata.BrokerState;
 import org.mockito.Mockito;
 import org.mockito.invocation.InvocationOnMock;
 import org.mockito.stubbing.Answer;
@@ -29,18 +31,21 @@ public final class Seen {
         return TESTS.contains(test) || TESTS.contains(test.substring(0, test.indexOf('.')));
     }
 
-    /** In the order of their numbers, which begin at 1. `settings` are those of a broker inside. */
-    public static List<KafkaBroker> brokers(Outside outside, Map<String, ?> settings) {
+    /** In the order of their numbers. `settings` are those of brokers inside, one after the other; none: nobody asks. */
+    public static List<KafkaBroker> brokers(Outside outside, List<? extends Map<String, ?>> settings) {
         List<Integer> ports = outside.ports();
         List<KafkaBroker> brokers = new ArrayList<>();
         for (int index = 0; index < ports.size(); index++) {
-            brokers.add(broker(outside, index, ports.get(index), settings));
+            Map<String, ?> own = index < settings.size() ? settings.get(index) : Map.of();
+            brokers.add(broker(outside, index, ports.get(index), own));
         }
         return brokers;
     }
 
     private static KafkaBroker broker(Outside outside, int index, int port, Map<String, ?> settings) {
-        KafkaConfig config = config(index + 1, settings);
+        int number = outside.first() + index;
+        KafkaConfig config = config(number, settings);
+        AtomicReference<BrokerState> state = new AtomicReference<>(BrokerState.RUNNING);
         SocketServer server = Mockito.mock(SocketServer.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
             case "boundPort" -> port;
             case "toString" -> "port " + port;
@@ -52,18 +57,27 @@ public final class Seen {
             case "socketServer" -> server;
             case "clusterId" -> outside.clusterId();
             case "metadataCache" -> SeenMetadata.cache(outside, asked.getMethod().getReturnType());
-            case "dataPlaneRequestProcessor" -> processor(outside, asked.getMethod().getReturnType());
-            case "toString" -> "broker " + (index + 1) + " outside";
+            case "dataPlaneRequestProcessor" -> processor(outside, number, asked.getMethod().getReturnType());
+            case "brokerState" -> state.get();
+            case "toString" -> "broker " + number + " outside";
             case "awaitShutdown" -> null;
-            case "shutdown" -> tell(outside, "stop", index);
-            case "startup" -> tell(outside, "start", index);
+            case "shutdown" -> {
+                state.set(BrokerState.NOT_RUNNING);
+                yield tell(outside, "stop", index);
+            }
+            case "startup" -> {
+                tell(outside, "start", index);
+                state.set(BrokerState.RUNNING);
+                yield null;
+            }
             default -> throw inside(asked);
         });
     }
 
     /** Of a broker's requests; `type` is its class in the version that asks. */
-    private static Object processor(Outside outside, Class<?> type) {
+    private static Object processor(Outside outside, int number, Class<?> type) {
         return Mockito.mock(type, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
+            case "brokerId" -> number;
             case "clusterId" -> outside.clusterId();
             case "metadataCache" -> SeenMetadata.cache(outside, asked.getMethod().getReturnType());
             default -> throw inside(asked);

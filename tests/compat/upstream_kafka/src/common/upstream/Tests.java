@@ -29,6 +29,7 @@ import org.apache.kafka.clients.admin.CreateAclsResult;
 import org.apache.kafka.clients.admin.TopicListing;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
+import org.apache.kafka.metadata.BrokerState;
 import org.apache.kafka.metadata.LeaderAndIsr;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -211,14 +212,23 @@ public final class Tests {
         }
     }
 
-    /** That of the broker which is asked for, else of the first; none where a test sees no brokers. */
+    /** That of the broker which is asked for, else of the first that runs; none where a test sees no brokers. */
     public static final class Server {
         private Server() {}
 
         public static SocketServer of(@This Object test, @AllArguments Object[] asked) {
             var brokers = ((KafkaServerTestHarness) test).brokers();
-            int number = asked.length > 0 ? (Integer) asked[0] : FIRST;
-            return brokers.isEmpty() ? null : brokers.apply(number - FIRST).socketServer();
+            if (brokers.isEmpty()) {
+                return null;
+            }
+            if (asked.length > 0) {
+                return ((KafkaServerTestHarness) test).serverForId((Integer) asked[0]).get().socketServer();
+            }
+            return CollectionConverters.asJava(brokers).stream()
+                    .filter(broker -> broker.brokerState() == BrokerState.RUNNING)
+                    .findFirst()
+                    .orElseThrow()
+                    .socketServer();
         }
     }
 

@@ -84,7 +84,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         if (securityProtocol() != SecurityProtocol.PLAINTEXT) {
             Meters.bind();
         }
-        seen = Seen.by(test) ? Seen.brokers(outside, configs.get(0).originals()) : List.of();
+        seen = Seen.by(test)
+                ? Seen.brokers(outside, configs.stream().map(KafkaConfig::originals).toList())
+                : List.of();
         if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
             lowerTransactionVersion();
         }
@@ -197,7 +199,8 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     public void configureSecurityAfterServersStart() {}
 
     public Option<KafkaBroker> serverForId(int id) {
-        return Option.apply(id >= 1 && id <= seen.size() ? seen.get(id - 1) : null);
+        int index = id - outside.first();
+        return Option.apply(index >= 0 && index < seen.size() ? seen.get(index) : null);
     }
 
     public int boundPort(KafkaBroker server) {

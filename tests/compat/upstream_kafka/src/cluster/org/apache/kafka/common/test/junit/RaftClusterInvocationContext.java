@@ -75,7 +75,6 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     private final class Cluster implements ClusterInstance {
         private static final Duration PATIENCE = Duration.ofSeconds(15);
         private static final long PAUSE_MS = 20;
-        private static final int FIRST = 1;
 
         private String test = "";
         private Outside outside;
@@ -186,8 +185,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         public Map<Integer, KafkaBroker> brokers() {
             Map<Integer, KafkaBroker> seen = new TreeMap<>();
             if (Seen.by(test)) {
-                Seen.brokers(outside, Map.of()).forEach(
-                        broker -> seen.put(broker.config().brokerId() - FIRST + first(), broker));
+                Seen.brokers(outside, List.of()).forEach(broker -> seen.put(broker.config().brokerId(), broker));
             }
             return seen;
         }
@@ -252,13 +250,13 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public void shutdownBroker(int id) {
-            outside.tell("stop", id - first());
+            outside.tell("stop", id - outside.first());
             down.add(id);
         }
 
         @Override
         public void startBroker(int id) {
-            outside.tell("start", id - first());
+            outside.tell("start", id - outside.first());
             down.remove(id);
         }
 
@@ -267,11 +265,6 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             Map<Integer, KafkaBroker> alive = brokers();
             alive.keySet().removeAll(down);
             return alive;
-        }
-
-        /** What the first broker has for a number. */
-        private int first() {
-            return outside.countsFrom0() ? 0 : FIRST;
         }
 
         @Override
