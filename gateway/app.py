@@ -406,9 +406,9 @@ class App:
             clock,
             in_sync,
         )
-        listener = notify.Listener(
-            database, _hints(reconciler, jobs, wakeups, internal_logs), lambda: membership.node_id
-        )
+        # Who is only a controller has nothing to write of what others read.
+        hints = _hints(reconciler, jobs, wakeups, internal_logs if settings.roles.is_broker else None)
+        listener = notify.Listener(database, hints, lambda: membership.node_id)
         self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
@@ -658,7 +658,7 @@ def _delegation(broker: BrokerConfig, database: Database) -> DelegationTokens | 
 
 
 def _hints(
-    reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups, internal_logs: InternalLogs
+    reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups, internal_logs: InternalLogs | None
 ) -> dict[str, Callable[[str], None]]:
     """Who is told of what other nodes announce."""
 
@@ -670,7 +670,7 @@ def _hints(
         notify.REVISIONS: reconciler.revision_heard,
         notify.NODES: nodes_heard,
         notify.APPENDS: wakeups.heard,
-        notify.FOLLOWED: internal_logs.heard,
+        **({} if internal_logs is None else {notify.FOLLOWED: internal_logs.heard}),
     }
 
 

@@ -73,7 +73,7 @@ class Placement:
 
     def __init__(self, context: RequestContext) -> None:
         listener, membership = context.connection.listener, context.services.membership
-        alive = membership.brokers() if context.role is Role.BROKER else membership.alive()
+        alive = membership.brokers() if context.role is Role.BROKER else membership.controllers()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
         """Each with host and port; at a listener of controllers these."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}

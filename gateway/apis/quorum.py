@@ -53,7 +53,13 @@ async def describe_quorum(request: DescribeQuorumRequest, context: RequestContex
     if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
         return await _unknown(request)
     log = await context.services.membership.metadata_log(LeaseKind.JOBS, LEADS)
-    voters = [each for each in log.followers if each.node.roles.is_controller] or list(log.followers)
+    controllers = any(each.node.roles.is_controller for each in log.followers)
+    # Who still has the lease leads until it has been handed over.
+    voters = [
+        each
+        for each in log.followers
+        if each.node.roles.is_controller or each.lease_epoch is not None or not controllers
+    ]
     leader = next((each for each in voters if each.lease_epoch is not None), None)
     if leader is None or leader.lease_epoch is None:
         return _answer(_failed(METADATA_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, NO_LEADER))

@@ -329,6 +329,8 @@ class Brokers:
 
     def check_factor(self, factor: int) -> None:
         """Refuses what upstream's StripedReplicaPlacer does. KafkaError INVALID_REPLICATION_FACTOR."""
+        if not self.alive:
+            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "All brokers are currently fenced.")
         if factor > len(self.registered):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,

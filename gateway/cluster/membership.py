@@ -67,6 +67,8 @@ class Membership:
         self._alive: list[Node] = []
         self._brokers: list[Node] = []
         self._controllers: list[Node] = []
+        self.has_other_brokers = False
+        """Whether somebody else serves clients, and is to hear of appends."""
         self.broker_ids: tuple[NodeId, ...] = ()
         """Of `brokers()`; another object only when they are others."""
         self.controller_ids: tuple[NodeId, ...] = ()
@@ -86,7 +88,7 @@ class Membership:
         self.catalog_revision: Callable[[], int] = lambda: 0
         """What this node's catalog has come to: told with each renewal, for `sluice nodes`."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
-        """Called after each pass with the live nodes, and whether one is missing that was there before."""
+        """Called after each pass with the live nodes, and whether a process is missing that was there before."""
         self.placed: Callable[[], None] = lambda: None
         """Called when `leaders` is another object."""
         self.authorizer = ""
@@ -283,11 +285,12 @@ class Membership:
             self._levels = alive[0].levels  # read in one statement: all have the same
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)
         others = [node for node in alive if node.node_id != self.node_id]
-        before = {node.node_id for node in self._alive}
+        before, processes = {node.node_id for node in self._alive}, self._other_processes()
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
         self._brokers = [node for node in self._alive if node.roles.is_broker]
         self._controllers = [node for node in self._alive if node.roles.is_controller] or self._brokers
+        self.has_other_brokers = any(node.node_id != self.node_id for node in self._brokers)
         self.controller_ids = _renewed(self.controller_ids, self._controllers)
         brokers, self.broker_ids = self.broker_ids, _renewed(self.broker_ids, self._brokers)
         only_in_sync = self._levels.get(FEATURE) == 0
@@ -297,13 +300,17 @@ class Membership:
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
             self.placed()
-        if before != after:
+        if before != after or brokers is not self.broker_ids:
             self._changed_s = asyncio.get_running_loop().time()
             logger.info(
                 "live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive]
             )
         self._compare_authorizers(others)
-        self.seen(self._alive, bool(before - after))
+        self.seen(self._alive, bool(processes - self._other_processes()))
+
+    def _other_processes(self) -> set[tuple[NodeId, int]]:
+        """Of a node that was killed and is back there are two, of which the first may have left something unsaid."""
+        return {(node.node_id, node.incarnation) for node in self._alive if node.node_id != self.node_id}
 
     def _compare_authorizers(self, others: Sequence[Node]) -> None:
         """Clients may choose any node: what one refuses another would let them do."""

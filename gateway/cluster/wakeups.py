@@ -78,7 +78,7 @@ class Wakeups:
 
     def appended(self, key: PartitionKey, high_watermark: int) -> None:
         """A commit has become durable. Nobody is told while there is nobody."""
-        if len(self._membership.alive()) == 1:
+        if not self._membership.has_other_brokers:
             return
         if key in self._ends:
             self.counts["merged"] += 1
@@ -98,7 +98,7 @@ class Wakeups:
         """A commit ended without an outcome: it may become durable behind everybody's back. Who waits here is looked
         after as well, other nodes or none."""
         self._look_due.set()
-        if len(self._membership.alive()) > 1:
+        if self._membership.has_other_brokers:
             self._unknown = True
             self._gathered.set()
 

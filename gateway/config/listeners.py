@@ -145,9 +145,7 @@ def _controllers(text: str | None, bound: Mapping[str, Address], roles: frozense
     if BROKER in roles and not others:
         raise ConfigError(setting, text, "a listener is needed at which the node is a broker")
     if BROKER not in roles and others:
-        raise ConfigError(
-            setting, text, f"process.roles has no broker, and listeners has {', '.join(sorted(others))} besides"
-        )
+        raise ConfigError(setting, text, f"process.roles has no broker: it is to name {', '.join(sorted(others))}, too")
     return names
 
 

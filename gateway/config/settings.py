@@ -420,6 +420,9 @@ def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: 
             origin = given[error.name].origin if error.name in given else "default"
             raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
     names = {listener.name.lower() for listener in listeners}
+    if "controller.listener.names" in given:
+        # A broker's may be those of others, of which its file says everything that theirs do.
+        names |= {name.strip().lower() for name in (given["controller.listener.names"].text or "").split(",")}
     for name, value in given.items():
         of_listener = name.startswith("listener.name.")
         if of_listener and not any(name.startswith(f"listener.name.{each}.") for each in names):

@@ -41,10 +41,10 @@ class Snapshot(Collector):
     truncated: bool = False
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("kafka_brokers", "Live nodes.", (), [((), len(self.brokers))])
+        yield _gauge("kafka_brokers", "Live brokers.", (), [((), len(self.brokers))])
         yield _gauge(
             "kafka_broker_info",
-            "Live nodes by id, and where clients of each listener find them.",
+            "Live brokers by id, and where clients of each listener find them.",
             ("id", "listener", "address"),
             [
                 ((str(node.node_id), listener, render_address(address)), 1)

@@ -534,6 +534,17 @@ async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(d
         assert answer.controller_id == 1
 
 
+async def test_who_is_only_a_broker_is_no_controller(database_url: str) -> None:
+    """Whatever its listeners are called."""
+    async with (
+        admin_node(database_url),
+        admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as two,
+    ):
+        asked = DescribeClusterRequest(endpoint_type=2)
+        described = await two.ask(ApiKey.DESCRIBE_CLUSTER, asked, 2, role=Role.CONTROLLER)
+        assert [each.broker_id for each in described.brokers] == [1]
+
+
 async def test_who_is_only_a_controller_is_no_broker(database_url: str) -> None:
     """Clients of brokers hear nothing of it, whatever its listeners are called; who asks controllers does."""
     cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))

@@ -146,6 +146,16 @@ async def test_controllers_vote_and_brokers_observe(database_url: str) -> None:
         assert (partition.leader_id, [each.replica_id for each in partition.current_voters]) == (2, [2]), "it stands in"
 
 
+async def test_who_still_has_the_lease_leads_until_a_controller_takes_it(database_url: str) -> None:
+    cast = Roles(is_broker=False, controller_listeners=("CONTROLLER",))
+    async with admin_node(database_url, roles=Roles(is_controller=False)) as broker:
+        await lead(broker.database, broker)
+        async with admin_node(database_url, listeners={"CONTROLLER": ("node-2", 9093)}, roles=cast):
+            _, partition = await describe(broker)
+            assert (partition.error_code, partition.leader_id) == (ErrorCode.NONE, 1)
+            assert [each.replica_id for each in partition.current_voters] == [1, 2]
+
+
 async def test_another_leader_has_another_epoch(database_url: str) -> None:
     async with admin_node(database_url) as first, admin_node(database_url, name="node-2") as second:
         before = await lead(first.database, first)

@@ -15,9 +15,9 @@ from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,
 )
-from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.create_topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from storage.types import NewTopic, Topic
+from storage.types import NewTopic, Roles, Topic
 from tests.gateway.admin import AdminNode, admin_node
 
 RACKS = ("a", "b", "a")
@@ -154,3 +154,24 @@ async def test_without_the_setting_any_factor_is_taken(database_url: str) -> Non
         topic = one.catalog.get("orders")
         assert topic is not None
         assert topic.partitions[0].assignment is None
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+async def test_a_controller_places_nothing_while_all_brokers_are_fenced(database_url: str, strict: str) -> None:
+    settings = {"replicas.strict": strict}
+    refused, reason = ErrorCode.INVALID_REPLICATION_FACTOR, "All brokers are currently fenced."
+    unmade = (refused, f"Unable to replicate the partition 1 time(s): {reason}")
+    async with (
+        admin_node(database_url, broker=settings) as broker,
+        admin_node(database_url, name="node-2", broker=settings, roles=Roles(is_broker=False)) as controller,
+    ):
+        named = (CreatableReplicaAssignment(partition_index=0, broker_ids=(1,)),)
+        topic = CreatableTopic(name="named", num_partitions=-1, replication_factor=-1, assignments=named)
+        answer = await broker.ask(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=(topic,)), 7)
+        assert answer.topics[0].error_code == ErrorCode.NONE
+        await broker.membership.withdraw()
+        await controller.membership.renew()
+        for validate_only in (True, False):
+            made = await create(controller, "orders", 1, 1, validate_only=validate_only)
+            assert made == (unmade if strict == "true" else (ErrorCode.NONE, None))
+        assert await grow(controller, "named", 2) == (refused, reason)

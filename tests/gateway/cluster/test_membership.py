@@ -95,6 +95,36 @@ async def test_a_controller_that_comes_or_goes_moves_no_leader(database: Databas
     assert _ids(broker.membership.controllers()) == [1]
 
 
+async def test_a_process_that_another_has_followed_is_gone_though_its_node_is_there(database: Database) -> None:
+    """What it was about to say nobody says any more."""
+    node, killed = Node(database, 9092), Node(database, 9093)
+    for each in (node, killed):
+        await each.membership.join()
+    gone: list[bool] = []
+    node.membership.seen = lambda alive, missing: gone.append(missing)
+    await node.membership.renew()
+    again = Node(database, 9093)
+    await again.membership.join()
+    assert again.membership.node_id == killed.membership.node_id
+    await node.membership.renew()
+    await node.membership.renew()
+    assert gone == [False, True, False]
+
+
+async def test_who_is_a_broker_no_more_has_changed_who_serves(database: Database) -> None:
+    node, other = Node(database, 9092), Node(database, 9093)
+    for each in (node, other, node):
+        await each.membership.join()
+    assert node.membership.has_other_brokers
+    before_s, leaders = node.membership.changed_s, node.membership.leaders
+    await Node(database, 9093, roles=CONTROLLER).membership.join()
+    await node.membership.renew()
+    assert _ids(node.membership.alive()) == [1, 2]
+    assert not node.membership.has_other_brokers
+    assert node.membership.leaders is not leaders
+    assert node.membership.changed_s > before_s
+
+
 async def test_without_brokers_nobody_leads_and_without_controllers_brokers_stand_in(database: Database) -> None:
     controller, broker = Node(database, 9092, roles=CONTROLLER), Node(database, 9093, roles=BROKER)
     await controller.membership.join()

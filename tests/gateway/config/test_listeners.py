@@ -118,8 +118,8 @@ def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None
 @pytest.mark.parametrize(
     ("listeners", "controllers", "role", "reason"),
     [
-        ("A://a:1", None, "controller", "process.roles has no broker, and listeners has A besides"),
-        ("A://a:1,B://a:2", "B", "controller", "process.roles has no broker, and listeners has A besides"),
+        ("A://a:1", None, "controller", "process.roles has no broker: it is to name A, too"),
+        ("A://a:1,B://a:2", "B", "controller", "process.roles has no broker: it is to name A, too"),
         ("A://a:1", "B", "controller", "there is no listener B"),
         ("A://a:1,B://a:2", "B", "broker", "process.roles has no controller, and listeners has B"),
     ],

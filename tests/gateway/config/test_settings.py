@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+from storage.types import Roles
 
 MAP = "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"
 
@@ -309,6 +310,37 @@ def test_listeners_come_from_the_environment_and_from_the_file(tmp_path: Path) -
     environment = {"SLUICE_BROKER_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"}
     settings = load({}, (), environment, str(path)).settings
     assert [(each.name, each.bind) for each in settings.listeners] == [("PLAINTEXT", ("a", 1)), ("CLIENTS", ("b", 2))]
+
+
+def test_roles_are_read_and_shown_as_they_were_given() -> None:
+    given = load(
+        {},
+        ["listeners=CONTROLLER://c:1", "controller.listener.names=CONTROLLER"],
+        {"SLUICE_BROKER_PROCESS_ROLES": "controller"},
+    )
+    assert given.settings.roles == Roles(is_broker=False, controller_listeners=("CONTROLLER",))
+    assert load({}, (), {}).settings.roles == Roles()
+
+
+@pytest.mark.parametrize(
+    ("assignments", "reason"),
+    [
+        (["process.roles=voter"], r"process\.roles: 'voter' \(from flag --set\): expected broker, controller or both"),
+        (["process.roles=controller"], r"controller\.listener\.names: .* it is to name PLAINTEXT, too"),
+    ],
+)
+def test_wrong_roles_name_their_origin(assignments: list[str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        load({}, assignments, {})
+
+
+def test_a_broker_may_have_settings_of_the_listeners_of_controllers() -> None:
+    """As in Kafka's own files, where all say everything."""
+    known = ["process.roles=broker", "controller.listener.names=CONTROLLER"]
+    setting = "listener.name.controller.ssl.client.auth=none"
+    assert [each.name for each in load({}, [*known, setting], {}).settings.listeners] == ["PLAINTEXT"]
+    with pytest.raises(ConfigurationError, match="there is no listener of this name"):
+        load({}, [known[0], setting], {})
 
 
 def test_a_wrong_listener_names_its_origin() -> None:
