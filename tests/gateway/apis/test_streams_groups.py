@@ -77,7 +77,7 @@ class Making:
             authorizer=None,
             replicas_strict=False,
             catalog=SimpleNamespace(broker=BrokerConfig(), rendered_names=lambda: RenderedNames({})),
-            membership=SimpleNamespace(alive=list[Any]),
+            membership=SimpleNamespace(brokers=list[Any]),
             throttles=SimpleNamespace(mutations=lambda *_: SimpleNamespace(record=lambda _partitions: None)),
             topics=SimpleNamespace(create=self._create),
         )

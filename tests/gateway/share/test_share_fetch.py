@@ -140,7 +140,8 @@ class Node:
         membership = SimpleNamespace(
             leads=lambda partition: self.leader == NODE,  # pyright: ignore[reportUnknownLambdaType]
             leaders=SimpleNamespace(leader=lambda key, assignment: self.leader),  # pyright: ignore[reportUnknownLambdaType]
-            alive=list,
+            brokers=list,
+            broker_ids=(),
             levels={},
         )
         self.rows = Rows()
