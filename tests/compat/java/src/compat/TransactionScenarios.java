@@ -4,6 +4,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -20,6 +21,7 @@ import org.apache.kafka.clients.admin.ProducerState;
 import org.apache.kafka.clients.admin.TransactionDescription;
 import org.apache.kafka.clients.admin.TransactionListing;
 import org.apache.kafka.clients.admin.TransactionState;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
@@ -190,10 +192,11 @@ final class TransactionScenarios {
         for (int life = 1; done < values.size(); life++) {
             Check.that(life <= LIVES, done + " of " + values.size() + " are known to be committed: " + run.detail);
             KafkaProducer<byte[], byte[]> producer = transactional(run, id);
-            KafkaConsumer<byte[], byte[]> reader = member(run, group, source);
+            Moves moves = new Moves();
+            KafkaConsumer<byte[], byte[]> reader = member(run, group, source, moves);
             try {
                 while (done < values.size()) {
-                    List<ConsumerRecord<byte[], byte[]>> found = poll(reader, STEP, JOIN_SECONDS);
+                    List<ConsumerRecord<byte[], byte[]>> found = poll(reader, STEP, JOIN_SECONDS, moves);
                     if (found.isEmpty()) {
                         done = values.size(); // A transaction whose end was in doubt had been committed.
                         break;
@@ -391,19 +394,53 @@ final class TransactionScenarios {
 
     /** A member of a group that commits nothing. It polls records one by one, so that none comes that is not asked for. */
     private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic) {
+        return member(run, group, topic, new Moves());
+    }
+
+    private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic, Moves moves) {
         KafkaConsumer<byte[], byte[]> consumer = run.clients.consumer(
                 Map.of("group.id", group, "isolation.level", "read_committed", "max.poll.records", 1));
-        consumer.subscribe(List.of(topic));
+        consumer.subscribe(List.of(topic), moves);
         return consumer;
+    }
+
+    /** Whether a member has given partitions up: what it has polled of them and not committed it is given once more. */
+    private static final class Moves implements ConsumerRebalanceListener {
+        private boolean seen;
+
+        @Override
+        public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+            seen |= !partitions.isEmpty();
+        }
+
+        @Override
+        public void onPartitionsAssigned(Collection<TopicPartition> partitions) {}
+
+        /** Since it was asked last. */
+        private boolean next() {
+            boolean moved = seen;
+            seen = false;
+            return moved;
+        }
     }
 
     /** The next `count` records, fewer if they do not come in time, more if a poll brings more. */
     private static List<ConsumerRecord<byte[], byte[]>> poll(
             KafkaConsumer<byte[], byte[]> consumer, int count, double seconds) {
+        return poll(consumer, count, seconds, new Moves());
+    }
+
+    /** Of a member: since it was last given partitions. A client whose only broker was away joins its group anew. */
+    private static List<ConsumerRecord<byte[], byte[]>> poll(
+            KafkaConsumer<byte[], byte[]> consumer, int count, double seconds, Moves moves) {
         List<ConsumerRecord<byte[], byte[]>> records = new ArrayList<>();
         long deadline = System.nanoTime() + (long) (seconds * 1e9);
         while (records.size() < count && System.nanoTime() < deadline) {
-            consumer.poll(Duration.ofMillis(100)).forEach(records::add);
+            var polled = consumer.poll(Duration.ofMillis(100));
+            if (moves.next()) {
+                records.clear();
+            }
+            polled.forEach(records::add);
         }
         return records;
     }
