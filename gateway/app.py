@@ -256,7 +256,7 @@ class App:
         marks = Marks(
             lambda: groups.settings.drains,
             asyncio.get_running_loop().time,
-            alone=lambda: len(membership.brokers()) < 2,
+            alone=lambda: not membership.has_other_brokers,
             nodes_since_s=lambda: max(membership.changed_s, catalog.assigned_s),
         )
 
@@ -573,7 +573,7 @@ class App:
 
         async def coordinator() -> str | None:
             membership = services.membership
-            if leases.held or len(membership.brokers()) > 1 or not membership.roles.is_broker:
+            if leases.held or membership.has_other_brokers or not membership.roles.is_broker:
                 return None
             return "no lease is held"
 

@@ -18,12 +18,24 @@ from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.schema import FUNCTION_SCHEMA
-from storage.types import Address, CoordinatorLease, Follower, LeaseKind, MetadataLog, Node, NodeId, NodeReport, Roles
-
-BOTH = Roles()
+from storage.types import (
+    BOTH,
+    Address,
+    CoordinatorLease,
+    Follower,
+    LeaseKind,
+    MetadataLog,
+    Node,
+    NodeId,
+    NodeReport,
+    Roles,
+)
 
 
 def _roles(row: Row) -> Roles:
+    """A program that does not know of roles has not said any: it is both."""
+    if row["is_broker"] is None:
+        return BOTH
     return Roles(row["is_broker"], row["is_controller"], tuple(row["controller_listeners"]))
 
 

@@ -130,18 +130,17 @@ class OffsetStore:
             rows.append(await self._hot.fetch(statement("fetch_all_offsets"), group_ids, require_stable))
         return ((loaded(row["group_id"]), _committed_offset(row)) for row in chain.from_iterable(rows))
 
-    async def as_stored(self, group_ids: Sequence[str]) -> Mapping[str, list[OffsetAsStored]]:
-        """All that the groups have committed, by group, of live topics; ordered by topic and partition."""
-        rows = await self._cold.fetch(statement("offsets_as_stored"), [stored(group_id) for group_id in group_ids])
+    async def as_stored(self, group_ids: Sequence[str], at_most: int) -> Mapping[str, list[OffsetAsStored]] | None:
+        """All that the groups have committed, by group, of live topics; ordered by topic and partition. None: there is
+        more than `at_most`."""
+        ids = [stored(group_id) for group_id in group_ids]
+        rows = await self._cold.fetch(statement("offsets_as_stored"), ids, at_most + 1)
+        if len(rows) > at_most:
+            return None
         found: dict[str, list[OffsetAsStored]] = {}
         async for row in in_turns(rows):
             found.setdefault(loaded(row["group_id"]), []).append(_as_stored(row))
         return found
-
-    async def counts(self, group_ids: Sequence[str]) -> dict[str, int]:
-        """How many offsets each group has at the most; those that have none are missing."""
-        rows = await self._cold.fetch(statement("offset_counts"), [stored(group_id) for group_id in group_ids])
-        return {loaded(row["group_id"]): row["offset_count"] for row in rows}
 
     async def walk(self, group_id: str, page: int) -> AsyncGenerator[OffsetAsStored]:
         """All that a group has committed, of live topics, `page` at a time: ordered by topic id and partition."""

@@ -439,6 +439,9 @@ class Roles:
     """Names of listeners."""
 
 
+BOTH = Roles()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
@@ -457,7 +460,7 @@ class Node:
     """When this was read, by Postgres' clock (Unix ms)."""
     authorizer: str = field(default="", compare=False)
     """By which it goes; empty: none."""
-    roles: Roles = field(default=Roles(), compare=False)
+    roles: Roles = field(default=BOTH, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

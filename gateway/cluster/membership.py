@@ -24,8 +24,9 @@ from gateway.cluster.in_sync import FEATURE
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
-from storage.nodes import BOTH, NodeStore, Unregistered
+from storage.nodes import NodeStore, Unregistered
 from storage.types import (
+    BOTH,
     TRANSACTION_VERSION,
     Address,
     LeaseKind,
@@ -162,7 +163,7 @@ class Membership:
     def leader_of_partition(self, partition: Partition) -> Node | None:
         """The node that clients of the partition are pointed to; None where nobody may lead it."""
         leader = self._leaders.leader(partition.partition_key, partition.assignment)
-        return next((node for node in self._alive if node.node_id == leader), None)
+        return next((node for node in self._brokers if node.node_id == leader), None)
 
     @property
     def transaction_version(self) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.definition import ConfigError
-from storage.types import Address, Roles
+from storage.types import BOTH, Address, Roles
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
@@ -27,7 +27,6 @@ SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
 
 BROKER, CONTROLLER = "broker", "controller"
-BOTH = frozenset((BROKER, CONTROLLER))
 
 _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
 
@@ -70,16 +69,16 @@ def parse_address(text: str) -> Address:
     return host, int(port)
 
 
-def parse_roles(text: str | None) -> frozenset[str]:
+def parse_roles(text: str | None) -> Roles:
     """What a node is by `process.roles`: both where it is not given. ConfigError for what is no role, and for none."""
     if text is None:
         return BOTH
     roles = [role.strip() for role in text.split(",") if role.strip()]
-    if not roles or not BOTH.issuperset(roles):
+    if not roles or not {BROKER, CONTROLLER}.issuperset(roles):
         raise ConfigError("process.roles", text, f"expected {BROKER}, {CONTROLLER} or both, separated by commas")
     if len(set(roles)) < len(roles):
         raise ConfigError("process.roles", text, "names one twice")
-    return frozenset(roles)
+    return Roles(is_broker=BROKER in roles, is_controller=CONTROLLER in roles)
 
 
 def render_roles(roles: Roles) -> str:
@@ -93,7 +92,7 @@ def parse_listeners(
     protocol_map: str | None,
     host_name: str,
     controllers: str | None = None,
-    roles: frozenset[str] = BOTH,
+    roles: Roles = BOTH,
 ) -> list[Listener]:
     """The listeners in the order given, those of brokers first; ConfigError names the setting that is wrong, and why.
 
@@ -128,11 +127,11 @@ def parse_listeners(
     return sorted(made, key=lambda listener: listener.is_controller)
 
 
-def _controllers(text: str | None, bound: Mapping[str, Address], roles: frozenset[str]) -> frozenset[str]:
+def _controllers(text: str | None, bound: Mapping[str, Address], roles: Roles) -> frozenset[str]:
     """Which of the listeners are controllers'. A broker has one that is not, and what is only a controller none."""
     setting = "controller.listener.names"
     names = frozenset(name for part in (text or "").split(",") if (name := part.strip().upper()))
-    if CONTROLLER not in roles:
+    if not roles.is_controller:
         # As in Kafka's own files, where brokers name the listeners of others.
         if own := bound.keys() & names:
             raise ConfigError(
@@ -142,9 +141,9 @@ def _controllers(text: str | None, bound: Mapping[str, Address], roles: frozense
     if unknown := names - bound.keys():
         raise ConfigError(setting, text, f"there is no listener {', '.join(sorted(unknown))}")
     others = bound.keys() - names
-    if BROKER in roles and not others:
+    if roles.is_broker and not others:
         raise ConfigError(setting, text, "a listener is needed at which the node is a broker")
-    if BROKER not in roles and others:
+    if not roles.is_broker and others:
         raise ConfigError(setting, text, f"process.roles has no broker: it is to name {', '.join(sorted(others))}, too")
     return names
 

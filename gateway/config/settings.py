@@ -14,7 +14,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +22,6 @@ from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, find_broker_conf
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.listeners import (
-    BROKER,
-    CONTROLLER,
     DEFAULT_NAME,
     WILDCARDS,
     Listener,
@@ -341,17 +339,13 @@ def load(
     settings = Settings(
         **parsed,
         listeners=listeners,
-        roles=Roles(
-            is_broker=BROKER in roles,
-            is_controller=CONTROLLER in roles,
-            controller_listeners=tuple(listener.name for listener in listeners if listener.is_controller),
-        ),
+        roles=replace(roles, controller_listeners=tuple(each.name for each in listeners if each.is_controller)),
         broker=broker,
     )
     return Configuration(settings, tuple(values), tuple(warnings))
 
 
-def _load_roles(broker: Mapping[str, Value]) -> frozenset[str]:
+def _load_roles(broker: Mapping[str, Value]) -> Roles:
     given = broker.get("process.roles")
     try:
         return parse_roles(None if given is None else given.text)
@@ -370,7 +364,7 @@ def _load_listeners(
     advertise: Address | None,
     options: Mapping[str, Value],
     broker: Mapping[str, Value],
-    roles: frozenset[str],
+    roles: Roles,
     warnings: list[str],
 ) -> tuple[Listener, ...]:
     """The listeners by Kafka's names where these are given, by their short forms where not."""

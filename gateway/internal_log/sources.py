@@ -26,8 +26,8 @@ from storage.transactions import TransactionPartition
 from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
-MANY_OFFSETS, OFFSETS_AT_A_TIME = 200, 1_000
-"""A group of more has its own read by itself, so many at a time: the metadata of each may have 4 KiB."""
+MANY_OFFSETS, OFFSETS_AT_A_TIME = 10_000, 1_000
+"""Where some groups have more together each is read by itself, so many at a time: metadata may have 4 KiB each."""
 MANY_MEMBERS = 20
 """A group of more is made into records on a thread."""
 
@@ -92,8 +92,7 @@ class GroupSource:
 
     async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
         groups = {record.group_id: (record, ms) for record, ms in await self._store.as_stored(owners)}
-        counts = await self._offsets.counts(owners)
-        offsets = await self._offsets.as_stored([each for each, count in counts.items() if count <= MANY_OFFSETS])
+        offsets = await self._offsets.as_stored(owners, MANY_OFFSETS)
         async for group_id in in_pieces(owners):
             found = groups.get(group_id)
             if found is None:
@@ -104,10 +103,10 @@ class GroupSource:
                 beginning, now = await asyncio.to_thread(self._records, record, changed_ms)
             else:
                 beginning, now = self._records(record, changed_ms)
-            if counts.get(group_id, 0) <= MANY_OFFSETS:
-                committed = in_pieces(offsets.get(group_id, ()))
-            else:
+            if offsets is None:
                 committed = self._offsets.walk(group_id, OFFSETS_AT_A_TIME)
+            else:
+                committed = in_pieces(offsets.get(group_id, ()))
             yield Owned(group_id, beginning, _with_offsets(group_id, now, committed))
 
     def _records(self, record: GroupRecord, changed_ms: int) -> tuple[Sequence[Entry], Sequence[Entry]]:

@@ -88,8 +88,7 @@ class Transactions:
 
     def coordinates(self, transactional_id: str) -> bool:
         """Whether that is this one."""
-        membership = self._membership
-        return membership.roles.is_broker and self.coordinator_of(transactional_id).node_id == membership.node_id
+        return self.coordinator_of(transactional_id).node_id == self._membership.node_id
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""

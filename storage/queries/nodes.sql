@@ -39,8 +39,8 @@ returning
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release
--- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, what each node is, and
--- when this was read.
+-- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, what each node is (null:
+-- it has not said), and when this was read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
     least(
@@ -49,8 +49,7 @@ select
     ) as transaction_version,
     (select coalesce(jsonb_object_agg(name, level), '{}') from finalized_feature)::text as levels,
     coalesce(a.authorizer, '') as authorizer,
-    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
-    coalesce(o.controller_listeners, '{}') as controller_listeners,
+    o.is_broker, o.is_controller, o.controller_listeners,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
@@ -161,8 +160,7 @@ select
         ) held
     ) as leases,
     case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag,
-    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
-    coalesce(o.controller_listeners, '{}') as controller_listeners
+    o.is_broker, o.is_controller, o.controller_listeners
 from node n cross join cluster c
 left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
@@ -175,8 +173,7 @@ select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced, nullif(n.catalog_revision, 0) as node_revision,
     (extract(epoch from greatest(n.registered_at, n.renewed_at)) * 1000)::bigint as heard_ms,
     l.lease_epoch, c.revision, (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms,
-    coalesce(o.is_broker, true) as is_broker, coalesce(o.is_controller, true) as is_controller,
-    coalesce(o.controller_listeners, '{}') as controller_listeners
+    o.is_broker, o.is_controller, o.controller_listeners
 from node n cross join cluster c
 left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 left join coordinator_lease l

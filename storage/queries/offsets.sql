@@ -69,19 +69,16 @@ select delete_offsets($1, $2, $3, $4, $5, $6);
 -- One bounded pass over a shard.
 select * from expire_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
--- name: offset_counts
--- How many offsets the groups have, those of deleted topics included; no row for none.
-select o.group_id, count(*) as offset_count from committed_offset o where o.group_id = any ($1::text[]) group by o.group_id;
-
 -- name: offsets_as_stored
--- All that the groups have committed, of live topics.
+-- What the groups have committed, of live topics: $2 rows at most.
 select
     o.group_id, t.name as topic, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
     o.commit_timestamp_ms, o.expire_timestamp_ms
 from committed_offset o
 join topic t on t.topic_id = o.topic_id and t.deleted_at is null
 where o.group_id = any ($1::text[])
-order by o.group_id, t.name, o.partition_index;
+order by o.group_id, t.name, o.partition_index
+limit $2;
 
 -- name: offsets_behind
 -- At most $4 of what the group has committed, behind a topic's partition; `topic` is null where it is of a deleted one.

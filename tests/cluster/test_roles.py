@@ -18,6 +18,7 @@ from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 TTL_MS = 1_000
 PATIENCE_S = 30.0
 JOBS = len(Job)
+FOLLOWED = '"internal topic followed"'
 Start = Callable[..., GatewayProcess]
 
 
@@ -83,6 +84,19 @@ def round_trip(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
         consumer.close()
 
 
+def read_offsets_topic(bootstrap: str) -> None:
+    """Until there is something in it."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"}
+    consumer = Consumer({**settings, "enable.auto.commit": False})
+    try:
+        consumer.subscribe(["__consumer_offsets"])
+        deadline = time.monotonic() + PATIENCE_S
+        while (message := consumer.poll(1.0)) is None or message.error() is not None:
+            assert time.monotonic() < deadline
+    finally:
+        consumer.close()
+
+
 def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
     """Whichever of them is there first; and when the controller is killed the broker does all."""
     broker = start("broker")
@@ -97,6 +111,9 @@ def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
     assert [(each.host, each.port) for each in cluster.brokers.values()] == [
         ("127.0.0.1", int(broker.bootstrap.rpartition(":")[2]))
     ]
+    read_offsets_topic(broker.bootstrap)
+    until(lambda: FOLLOWED in broker.log_tail(), True)
+    assert FOLLOWED not in controller.log_tail(), "it could write nothing of it"
     controller.kill()
     until(lambda: jobs(broker), JOBS)
     assert round_trip(broker.bootstrap, "u", 1) == [b"0"]

@@ -41,11 +41,11 @@ from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from storage.history import HistoryStore
 from storage.log import LogStore
-from storage.nodes import BOTH, NodeStore
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.share import ShareStore
 from storage.topics import TopicStore
-from storage.types import Roles, Topic
+from storage.types import BOTH, Roles, Topic
 from storage.users import UserStore
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]

@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 
 from storage.errors import StorageConflict
-from storage.nodes import BOTH, NodeStore, Unregistered
+from storage.nodes import NodeStore, Unregistered
 from storage.pool import Database
-from storage.types import CoordinatorLease, LeaseKind, Node, NodeId, Roles
+from storage.types import BOTH, CoordinatorLease, LeaseKind, Node, NodeId, Roles
 
 TTL_MS = 60_000
 LAPSE_NODE = "update node set expires_at = clock_timestamp() where node_id = $1"

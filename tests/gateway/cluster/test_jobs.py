@@ -11,9 +11,9 @@ import pytest
 
 from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.membership import Membership
-from storage.nodes import BOTH, NodeStore
+from storage.nodes import NodeStore
 from storage.pool import Database
-from storage.types import SHARD_COUNTS, LeaseKind, Roles
+from storage.types import BOTH, SHARD_COUNTS, LeaseKind, Roles
 
 TTL_MS = 60_000
 HOUR_MS = 3_600_000

@@ -15,9 +15,9 @@ from gateway.cluster.leases import SHARDS, Leases, shard_of
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
-from storage.nodes import BOTH, NodeStore
+from storage.nodes import NodeStore
 from storage.pool import Database
-from storage.types import CoordinatorLease, LeaseKind, NodeId, PartitionKey, Roles
+from storage.types import BOTH, CoordinatorLease, LeaseKind, NodeId, PartitionKey, Roles
 from storage.types import Node as StoredNode
 
 TTL_MS = 60_000

@@ -10,11 +10,11 @@ import pytest
 from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.membership import Membership
 from storage.errors import StorageConflict
-from storage.nodes import BOTH, NodeStore
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.queries import statement
+from storage.types import BOTH, PartitionKey, Roles
 from storage.types import Node as StoredNode
-from storage.types import PartitionKey, Roles
 
 TTL_MS = 60_000
 

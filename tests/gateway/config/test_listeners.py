@@ -86,9 +86,9 @@ def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> No
 
 @pytest.mark.parametrize(
     ("text", "roles"),
-    [(None, {"broker", "controller"}), ("broker", {"broker"}), (" controller , broker", {"broker", "controller"})],
+    [(None, Roles()), ("broker", Roles(is_controller=False)), (" controller , broker", Roles())],
 )
-def test_roles_are_read_as_kafka_reads_them(text: str | None, roles: set[str]) -> None:
+def test_roles_are_read_as_kafka_reads_them(text: str | None, roles: Roles) -> None:
     assert parse_roles(text) == roles
 
 
@@ -105,13 +105,13 @@ def test_roles_are_written_as_they_are_read() -> None:
 
 
 def test_a_node_that_is_only_a_controller_has_their_listeners_alone() -> None:
-    (made,) = parse_listeners("CONTROLLER://c:9093", None, None, HERE, "CONTROLLER", frozenset({"controller"}))
+    (made,) = parse_listeners("CONTROLLER://c:9093", None, None, HERE, "CONTROLLER", Roles(is_broker=False))
     assert made == Listener("CONTROLLER", "PLAINTEXT", ("c", 9093), ("c", 9093), is_controller=True)
 
 
 def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None:
     """As the files of Kafka's brokers do."""
-    (made,) = parse_listeners("PLAINTEXT://b:9092", None, None, HERE, "CONTROLLER", frozenset({"broker"}))
+    (made,) = parse_listeners("PLAINTEXT://b:9092", None, None, HERE, "CONTROLLER", Roles(is_controller=False))
     assert not made.is_controller
 
 
@@ -128,7 +128,7 @@ def test_a_listener_of_what_a_node_is_not_is_refused(
     listeners: str, controllers: str | None, role: str, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason) as refused:
-        parse_listeners(listeners, None, "A:PLAINTEXT,B:PLAINTEXT", HERE, controllers, frozenset({role}))
+        parse_listeners(listeners, None, "A:PLAINTEXT,B:PLAINTEXT", HERE, controllers, parse_roles(role))
     assert refused.value.name == "controller.listener.names"
 
 

@@ -495,5 +495,5 @@ async def test_offsets_of_a_group_that_has_very_many_are_read_a_part_at_a_time(
     assert sorted((key.topic, key.partition, value.offset) for _, key, value in told) == [
         (name, partition, 7) for name in ("a", "c") for partition in range(3)
     ]
-    assert pages == [3, 3, 3, 0]
+    assert pages == [1, 3, 3, 3, 0] or pages == [3, 3, 3, 0, 1], "each by itself"
     assert len(await followed.written(CONSUMER_OFFSETS, "small")) == 1
