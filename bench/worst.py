@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,13 +46,6 @@ from protocol.api_keys import ApiKey
 from protocol.codec import encode, has_more_elements, request_class
 from protocol.compression import Compression, compress
 from protocol.consumer import Subscription, encode_subscription
-from protocol.messages import (
-    delete_share_group_state,
-    initialize_share_group_state,
-    read_share_group_state,
-    read_share_group_state_summary,
-    write_share_group_state,
-)
 from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
@@ -83,7 +76,6 @@ from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatReq
 from protocol.messages.create_delegation_token import CreatableRenewers, CreateDelegationTokenRequest
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from protocol.messages.delete_share_group_state import DeleteShareGroupStateRequest, DeleteStateData
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.describe_delegation_token import DescribeDelegationTokenOwner, DescribeDelegationTokenRequest
@@ -102,15 +94,12 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from protocol.messages.initialize_share_group_state import InitializeShareGroupStateRequest, InitializeStateData
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.messages.read_share_group_state import ReadShareGroupStateRequest, ReadStateData
-from protocol.messages.read_share_group_state_summary import ReadShareGroupStateSummaryRequest, ReadStateSummaryData
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
@@ -119,7 +108,6 @@ from protocol.messages.share_fetch import AcknowledgementBatch, ShareFetchReques
 from protocol.messages.share_fetch import FetchPartition as ShareFetchPartition
 from protocol.messages.share_fetch import FetchTopic as ShareFetchTopic
 from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
-from protocol.messages.write_share_group_state import StateBatch, WriteShareGroupStateRequest, WriteStateData
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
@@ -287,8 +275,6 @@ def addressed(request: Any, api_key: ApiKey) -> Any:
     given: dict[str, Any] = {}
     if kind in ("share", "streams", "consumer") and isinstance(getattr(request, "group_id", None), str):
         given["group_id"] = f"{GROUP}-{kind}"
-    if api_key.name.endswith(("_SHARE_GROUP_STATE", "_SHARE_GROUP_STATE_SUMMARY")):
-        given["group_id"] = IDLE_SHARE_GROUP
     if api_key in (ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS):
         given["group_id"] = IDLE_SHARE_GROUP
     if kind == "share" and hasattr(request, "member_id"):
@@ -732,63 +718,11 @@ def of_share_groups(topic_id: UUID) -> Iterator[Case]:
             ),
         ),
     )
-    begun = partial(initialize_share_group_state.PartitionData, state_epoch=-1)
-    initialize = InitializeShareGroupStateRequest(
-        group_id=IDLE_SHARE_GROUP,
-        topics=(wide_state(InitializeStateData, topic_id, begun),),
-    )
-    read = ReadShareGroupStateRequest(
-        group_id=IDLE_SHARE_GROUP,
-        topics=(wide_state(ReadStateData, topic_id, read_share_group_state.PartitionData),),
-    )
-    summed_up = ReadShareGroupStateSummaryRequest(
-        group_id=IDLE_SHARE_GROUP,
-        topics=(wide_state(ReadStateSummaryData, topic_id, read_share_group_state_summary.PartitionData),),
-    )
-    forget = DeleteShareGroupStateRequest(
-        group_id=IDLE_SHARE_GROUP,
-        topics=(wide_state(DeleteStateData, topic_id, delete_share_group_state.PartitionData),),
-    )
     altering, describing = ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS
     yield Case("alter_share_group_offsets: a wide topic", altering, 0, [begin])
     yield Case("describe_share_group_offsets: a wide topic", describing, 1, [where])
     yield Case("share_fetch: a wide topic", ApiKey.SHARE_FETCH, 2, [fetch])
     yield Case("share_acknowledge: a wide topic", ApiKey.SHARE_ACKNOWLEDGE, 2, [acknowledge])
-    yield Case("initialize_share_group_state: a wide topic", ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, [initialize])
-    writing = ApiKey.WRITE_SHARE_GROUP_STATE
-    yield Case("write_share_group_state: a partition", writing, 1, [state_written(topic_id, 0)])
-    yield Case("write_share_group_state: a partition that has as much", writing, 1, [state_written(topic_id, 1)])
-    yield Case("write_share_group_state: partitions", writing, 1, [states_written(topic_id)])
-    yield Case("read_share_group_state: a wide topic", ApiKey.READ_SHARE_GROUP_STATE, 0, [read])
-    yield Case("read_share_group_state_summary: a wide topic", ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, [summed_up])
-    yield Case("delete_share_group_state: a wide topic", ApiKey.DELETE_SHARE_GROUP_STATE, 0, [forget])
-
-
-def wide_state(topic: Callable[..., State], topic_id: UUID, partition: Callable[..., object]) -> State:
-    """What one API asks, in its own messages, of the group's state in every partition of the wide topic."""
-    return topic(topic_id=topic_id, partitions=tuple(partition(partition=index) for index in range(WIDE_PARTITIONS)))
-
-
-def state_written(topic_id: UUID, begin: int) -> WriteShareGroupStateRequest:
-    """As many ranges as a partition may have by default; begun elsewhere they cut each other."""
-    batches = tuple(
-        StateBatch(
-            first_offset=begin + 2 * number,
-            last_offset=begin + 2 * number + 1,
-            delivery_state=2 * (number % 2),
-            delivery_count=1 + (number + begin) % 3,
-        )
-        for number in range(1_300)
-    )
-    part = write_share_group_state.PartitionData(partition=0, start_offset=-1, state_batches=batches)
-    topic = WriteStateData(topic_id=topic_id, partitions=(part,))
-    return WriteShareGroupStateRequest(group_id=IDLE_SHARE_GROUP, topics=(topic,))
-
-
-def states_written(topic_id: UUID) -> WriteShareGroupStateRequest:
-    parts = tuple(write_share_group_state.PartitionData(partition=index, start_offset=-1) for index in range(1, 2_450))
-    topic = WriteStateData(topic_id=topic_id, partitions=parts)
-    return WriteShareGroupStateRequest(group_id=IDLE_SHARE_GROUP, topics=(topic,))
 
 
 def behind_aborted() -> Iterator[Case]:

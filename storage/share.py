@@ -19,8 +19,6 @@ from storage.turns import in_turns
 
 WRITTEN_AT_A_TIME = 500
 """Rows of one statement. One may hold a few kilobytes."""
-READ_AT_A_TIME = 20
-"""Whole rows of one answer: each is some milliseconds of JSON at the most."""
 
 
 class ShareKey(NamedTuple):
@@ -46,16 +44,7 @@ class ShareRow:
     start_offset: int
     ranges: Sequence[StoredRange] = ()
     write_number: int = 0
-    """Of the writes by one epoch, or by one that was taken over from it: one that was overtaken writes nothing."""
-    begun_epoch: int = 0
-    """KIP-932's state epoch: of who began the state last. Not written with the row."""
-    leader_epoch: int = 0
-    """The highest of those who have read the state from outside since. Not written with the row."""
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it is known where; who reads it first finds out."""
-        return self.start_offset >= 0
+    """Orders the writes of one epoch. A write that arrives after a later one changes nothing."""
 
 
 class ShareStand(NamedTuple):
@@ -64,18 +53,6 @@ class ShareStand(NamedTuple):
     start_offset: int
     settled: int
     """Records behind it that will not be delivered (again)."""
-
-
-class ShareSummary(NamedTuple):
-    start_offset: int
-    """−1: not known yet."""
-    settled: int
-    begun_epoch: int
-    leader_epoch: int
-
-
-PartitionName = tuple[UUID, int]
-"""A topic's id, and the index of one of its partitions."""
 
 
 class ShareStore:
@@ -148,56 +125,6 @@ class ShareStore:
         rows = await self._hot.fetch(statement("delete_share_offsets"), stored(group_id), list(topic_ids))
         return {row["topic_id"] for row in rows}
 
-    async def initialize(
-        self, group_id: str, begins: Mapping[PartitionName, tuple[int, int]]
-    ) -> dict[PartitionName, bool]:
-        """Begins partitions of a share group anew, each at an offset (−1: its first reader finds out) and by an epoch
-        (−1: whatever it was begun by before). Whether each was, which it was not where a higher epoch has begun it;
-        those are left out whose group, topic or partition does not exist."""
-        names = list(begins)
-        rows = await self._hot.fetch(
-            statement("initialize_share_partitions"),
-            *_names(group_id, names),
-            [start_offset for start_offset, _ in begins.values()],
-            [begun_epoch for _, begun_epoch in begins.values()],
-        )
-        return {names[row["position"] - 1]: row["is_begun"] async for row in in_turns(rows)}
-
-    async def hear_leaders(self, group_id: str, epochs: Mapping[PartitionName, int]) -> list[PartitionName]:
-        """Somebody reads partitions as the leader of these epochs: those of which no epoch as high was known, whose
-        leader until now writes nothing more."""
-        names = list(epochs)
-        rows = await self._hot.fetch(
-            statement("hear_share_leaders"), *_names(group_id, names), [epochs[name] for name in names]
-        )
-        return [names[row["position"] - 1] async for row in in_turns(rows)]
-
-    async def states(self, group_id: str, names: Sequence[PartitionName]) -> list[ShareRow | None]:
-        """The rows as they are stored; None where there is none. At most READ_AT_A_TIME."""
-        rows = await self._hot.fetch(statement("share_states"), *_names(group_id, names))
-        found = {row["position"]: _row(row) async for row in in_turns(rows)}
-        return [found.get(position) for position in range(1, len(names) + 1)]
-
-    async def summaries(
-        self, group_id: str, names: Sequence[PartitionName], settled: Collection[int]
-    ) -> list[ShareSummary | None]:
-        """None where there is no row. `settled`: the states of records that will not be delivered (again). At most
-        WRITTEN_AT_A_TIME."""
-        rows = await self._hot.fetch(statement("share_summaries"), *_names(group_id, names), list(settled))
-        found = {
-            row["position"]: ShareSummary(row["start_offset"], row["settled"], row["begun_epoch"], row["leader_epoch"])
-            for row in rows
-        }
-        return [found.get(position) for position in range(1, len(names) + 1)]
-
-    async def forget(self, group_id: str, names: Sequence[PartitionName]) -> None:
-        """Where a group stands in these partitions, if anywhere, whether it has members or not."""
-        await self._hot.fetch(statement("delete_share_partitions"), *_names(group_id, names))
-
-
-def _names(group_id: str, names: Sequence[PartitionName]) -> tuple[str, list[UUID], list[int]]:
-    return stored(group_id), [topic_id for topic_id, _ in names], [partition_index for _, partition_index in names]
-
 
 def _columns(key: ShareKey) -> tuple[str, UUID, int]:
     return stored(key.group_id), key.topic_id, key.partition_index
@@ -205,6 +132,4 @@ def _columns(key: ShareKey) -> tuple[str, UUID, int]:
 
 def _row(row: Row) -> ShareRow:
     ranges = tuple(StoredRange(*each) for each in json.loads(row["ranges"]))
-    return ShareRow(
-        row["state_epoch"], row["start_offset"], ranges, row["write_number"], row["begun_epoch"], row["leader_epoch"]
-    )
+    return ShareRow(row["state_epoch"], row["start_offset"], ranges, row["write_number"])

@@ -34,7 +34,6 @@ from gateway.apis import (
     scram_credentials,
     share_fetch,
     share_group_offsets,
-    share_group_state,
     share_groups,
     streams_groups,
     topics,
@@ -60,10 +59,6 @@ MAX_LEAVING_MEMBERS = 5_000
 MAX_STREAMS_ELEMENTS = 25_000
 """What one streams heartbeat says: a member may own all tasks that a group may have (`MAX_TASKS`). Of a topology fewer
 are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
-
-MAX_SHARE_STATE_BATCHES = 2_500
-"""Ranges of records of one WriteShareGroupState: a partition takes them in one step. A
-leader has 2,000 at the most, by default."""
 
 MAX_SHARE_TOPICS = 5_000
 """Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
@@ -475,47 +470,6 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(
         ApiKey.REMOVE_RAFT_VOTER, 0, 0, quorum.remove_raft_voter, quorum.refuse_remove_raft_voter, roles=Role.EITHER
-    ),
-    Served(
-        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-        0,
-        0,
-        share_group_state.initialize_share_group_state,
-        share_group_state.refuse_initialize_share_group_state,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.READ_SHARE_GROUP_STATE,
-        0,
-        0,
-        share_group_state.read_share_group_state,
-        share_group_state.refuse_read_share_group_state,
-        bulky=True,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.WRITE_SHARE_GROUP_STATE,
-        0,
-        1,
-        share_group_state.write_share_group_state,
-        share_group_state.refuse_write_share_group_state,
-        max_elements=MAX_SHARE_STATE_BATCHES,
-    ),
-    Served(
-        ApiKey.DELETE_SHARE_GROUP_STATE,
-        0,
-        0,
-        share_group_state.delete_share_group_state,
-        share_group_state.refuse_delete_share_group_state,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
-        0,
-        1,
-        share_group_state.read_share_group_state_summary,
-        share_group_state.refuse_read_share_group_state_summary,
-        max_elements=MAX_ADMIN_ELEMENTS,
     ),
     Served(
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,

@@ -134,7 +134,7 @@ _reads_topic, _writes_topic = Each(_Op.READ, _TOPIC), Each(_Op.WRITE, _TOPIC)
 _group_described = Demand(each=(_describes_group, _describes_topic))
 _alters_settings = Demand(each=tuple(Each(_Op.ALTER_CONFIGS, kind) for kind in (_TOPIC, _GROUP, _CLUSTER)))
 _alters_cluster, _describes_cluster = Demand((_cluster(_Op.ALTER),)), Demand((_cluster(_Op.DESCRIBE),))
-_member, _brokers = Demand((_reads_group,)), Demand((_cluster(_Op.CLUSTER_ACTION),))
+_member = Demand((_reads_group,))
 
 DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.PRODUCE: Demand((_writes_transaction,), (_writes_topic,)),
@@ -207,11 +207,6 @@ DEMANDS: Mapping[ApiKey, Demand] = {
         (_reads_group, _describes(of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
     ),
     ApiKey.STREAMS_GROUP_DESCRIBE: _group_described,
-    ApiKey.INITIALIZE_SHARE_GROUP_STATE: _brokers,
-    ApiKey.READ_SHARE_GROUP_STATE: _brokers,
-    ApiKey.WRITE_SHARE_GROUP_STATE: _brokers,
-    ApiKey.DELETE_SHARE_GROUP_STATE: _brokers,
-    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _brokers,
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _group_described,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),

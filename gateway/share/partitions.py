@@ -55,10 +55,8 @@ Wake = Callable[[], None]
 
 class _Slot:
     __slots__ = (
-        "begun_epoch",
         "deadline",
         "key",
-        "leader_epoch",
         "partition",
         "settings",
         "state_epoch",
@@ -72,8 +70,6 @@ class _Slot:
         self.key = key
         self.state_epoch = row.state_epoch
         self.write_number = row.write_number
-        self.begun_epoch = row.begun_epoch
-        self.leader_epoch = row.leader_epoch
         self.partition: SharePartition = _restored(row)
         self.settings = settings
         self.waiting: list[asyncio.Future[None]] = []
@@ -181,14 +177,6 @@ class SharePartitions:
         waiting.append(stored)
         return taken, stored
 
-    def epochs(self, key: ShareKey) -> tuple[int, int]:
-        """By which the state of a partition that was loaded was begun, and by which read from outside: they change
-        with the row's epoch alone. Raises KafkaError as `apply`."""
-        slot = self._slots.get(key)
-        if slot is None:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
-        return slot.begun_epoch, slot.leader_epoch
-
     def watch(self, wake: Wake) -> ShareWatch:
         return ShareWatch(self, wake)
 
@@ -281,7 +269,7 @@ class SharePartitions:
         self._make_room()
         try:
             row = await self._store.lead(key)
-            if row is None or not row.is_begun:
+            if row is None:
                 row = await self._store.begin(key, await start())
         except StorageError as error:
             logger.warning("a share partition was not read", group_id=key.group_id, error=str(error))

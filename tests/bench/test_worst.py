@@ -48,7 +48,6 @@ def test_what_is_asked_one_after_the_other_can_be_read() -> None:
         assert (
             has_more_elements(request, min(WIDE_PARTITIONS, worst.ADMINISTERED) - 1)
             or "describe_share" in case.name
-            or "write_share_group_state" in case.name
             or "join_group" in case.name
             or case.name == "describe_configs: a node and its loggers"  # wide by what is answered
         )

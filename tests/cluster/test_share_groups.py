@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 
 from protocol.errors import ErrorCode
 from protocol.messages.alter_share_group_offsets import (
@@ -11,11 +10,9 @@ from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestPartition,
     AlterShareGroupOffsetsRequestTopic,
 )
-from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.share_fetch import FetchPartition, FetchTopic
 from tests.cluster.conftest import Cluster
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_share_group_state import Kept
 from tests.frames.test_share_groups import ACCEPT, NONE, Reader, part_of, send
 from tests.wire import WireClient
 
@@ -92,45 +89,6 @@ async def test_another_node_goes_on_where_the_leader_was_killed(cluster: Cluster
         acquired = [(each.first_offset, each.last_offset, each.delivery_count) for each in part.acquired_records]
         assert acquired == [(0, 0, 2), (2, 2, 2)]
         assert await readers[other].acknowledge((0, 0, ACCEPT), (2, 2, ACCEPT)) == NONE
-    finally:
-        for client in clients:
-            await client.close()
-
-
-async def test_the_state_is_kept_by_who_leads_the_partition(cluster: Cluster) -> None:
-    """Both find it, the other serves nothing of it, and what is written there is what members of the leader see."""
-    nodes = cluster(2)
-    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
-    try:
-        group_id, topic = fresh("share"), fresh("topic")
-        topic_id = await create_topic(clients[0], topic, 1)
-        for _ in range(3):
-            await send(clients[0], topic)
-        await begin(clients, group_id, topic)
-        key = f"{group_id}:{base64.urlsafe_b64encode(topic_id.bytes).rstrip(b'=').decode()}:0"
-        found = set[str]()
-        for client in clients:
-            answer = await client.send(FindCoordinatorRequest(key_type=2, coordinator_keys=(key,)), 6)
-            (coordinator,) = answer.coordinators
-            assert coordinator.error_code == NONE
-            found.add(f"{coordinator.host}:{coordinator.port}")
-        (address,) = found
-        leader = [node.bootstrap for node in nodes].index(address)
-        here, there = (Kept(clients[at], group_id, topic_id) for at in (leader, 1 - leader))
-        reader = Reader(clients[leader], group_id, topic, topic_id)
-        assert await reader.fetch() == [(0, 2, 1)]
-        for asked in (
-            there.initialize(9, 0),
-            there.write(start_offset=3),
-            there.read(9),
-            there.summary(),
-            there.delete(),
-        ):
-            assert await asked == ErrorCode.NOT_COORDINATOR
-        assert await reader.acknowledge((0, 0, ACCEPT)) == NONE
-        assert await here.write((1, 1, 2, 1)) == NONE
-        assert await reader.fetch() == [(2, 2, 2)]
-        assert await here.summary() == (0, 0, 2, 0)
     finally:
         for client in clients:
             await client.close()

@@ -25,7 +25,6 @@ from gateway.security.kinds import PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.codec import request_class
 from protocol.errors import ErrorCode
-from protocol.messages import initialize_share_group_state
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRequest
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -50,7 +49,6 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from protocol.messages.init_producer_id import InitProducerIdRequest
-from protocol.messages.initialize_share_group_state import InitializeShareGroupStateRequest
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -475,21 +473,15 @@ async def test_an_idempotent_producer_is_who_may_write_somewhere(cluster: Cluste
         assert await begun() == OK
 
 
-async def test_the_state_of_share_groups_is_for_brokers(cluster: Cluster) -> None:
+async def test_share_coordinators_are_for_brokers(cluster: Cluster) -> None:
     find = FindCoordinatorRequest(key_type=2, coordinator_keys=("group", "another"))
-    part = initialize_share_group_state.PartitionData(partition=0)
-    topic = initialize_share_group_state.InitializeStateData(topic_id=UUID(int=1), partitions=(part,))
-    begin = InitializeShareGroupStateRequest(group_id=fresh("group"), topics=(topic,))
 
-    async def told() -> list[int]:
-        found, begun = await cluster.client.send(find, 6), await cluster.client.send(begin, 0)
-        return [*(each.error_code for each in found.coordinators), begun.results[0].partitions[0].error_code]
+    async def codes() -> list[int]:
+        return [each.error_code for each in (await cluster.client.send(find, 6)).coordinators]
 
-    assert await told() == [CLUSTER] * 3
+    assert await codes() == [CLUSTER] * 2
     async with cluster.allowing(on_cluster(Op.CLUSTER_ACTION)):
-        assert await told() == [ErrorCode.INVALID_REQUEST] * 2 + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    # Earlier versions know no such coordinators, whoever asks.
-    assert (await cluster.client.send(find, 5)).coordinators[0].error_code == ErrorCode.INVALID_REQUEST
+        assert await codes() == [ErrorCode.INVALID_REQUEST] * 2
 
 
 async def test_transactions(cluster: Cluster) -> None:

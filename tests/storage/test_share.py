@@ -11,7 +11,7 @@ from storage.deletion import DeletionStore
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
-from storage.share import ShareKey, ShareRow, ShareStand, ShareStore, ShareSummary, StoredRange
+from storage.share import ShareKey, ShareRow, ShareStand, ShareStore, StoredRange
 from storage.topics import TopicStore
 from storage.types import CoordinatorLease, Topic
 from tests.storage.conftest import MakeTopic
@@ -145,50 +145,3 @@ async def test_an_empty_share_group_does_not_expire(
     expired = await OffsetStore(database).expire(leases[0], 1, subscriptions={}, unsettled=[])
     assert expired.deleted_groups == ("g",)
     assert (await share.offsets("s", SETTLED))[key.topic_id, 0].start_offset == 4
-
-
-async def test_who_led_before_a_state_was_begun_anew_is_fenced(share: ShareStore, key: ShareKey) -> None:
-    name, other, missing = (key.topic_id, 0), (key.topic_id, 1), (key.topic_id, 2)
-    mine = replace(await begin(share, key, 0), start_offset=2, ranges=RANGES)
-    assert await share.write([(key, mine)]) == [True]
-    # A partition that there is not is left out.
-    begun = await share.initialize("s", {name: (5, 3), missing: (5, 3), other: (-1, 3)})
-    assert begun == {name: True, other: True}
-    assert await share.write([(key, mine)]) == [False]
-    assert await share.initialize("s", {other: (9, 2), name: (7, 3)}) == {other: False, name: True}
-    first, second, none = await share.states("s", [name, other, missing])
-    assert first is not None
-    assert second is not None
-    assert none is None
-    assert (first.start_offset, first.ranges, first.begun_epoch, first.is_begun) == (7, (), 3, True)
-    assert (second.start_offset, second.begun_epoch, second.is_begun) == (-1, 3, False)
-    assert await share.initialize("s", {name: (8, -1)}) == {name: True}
-    assert await share.initialize("nobody", {name: (8, 0)}) == {}
-    # One that is begun without an offset stands nowhere until somebody has read it.
-    assert await share.offsets("s", SETTLED) == {name: ShareStand(8, 0)}
-    assert (await begin(share, key._replace(partition_index=1), 4)).start_offset == 4
-    assert (await begin(share, key._replace(partition_index=1), 6)).start_offset == 4
-
-
-async def test_who_reads_as_a_later_leader_fences_the_one_before(share: ShareStore, key: ShareKey) -> None:
-    name, missing = (key.topic_id, 0), (key.topic_id, 1)
-    mine = await begin(share, key, 0)
-    assert await share.hear_leaders("s", {name: 0, missing: 1}) == []
-    assert await share.write([(key, replace(mine, start_offset=1))]) == [True]
-    assert await share.hear_leaders("s", {missing: 1, name: 2}) == [name]
-    assert await share.write([(key, replace(mine, start_offset=2))]) == [False]
-    led = await share.lead(key)
-    assert led is not None
-    assert (led.start_offset, led.leader_epoch) == (1, 2)
-    assert await share.hear_leaders("s", {name: 2}) == []
-    assert await share.write([(key, replace(led, start_offset=2, ranges=RANGES))]) == [True]
-    assert await share.summaries("s", [missing, name], SETTLED) == [None, ShareSummary(2, 4, 0, 2)]
-    assert await share.alter("s", {name: 1})
-    assert await share.summaries("s", [name], SETTLED) == [ShareSummary(1, 0, 1, 0)]
-
-
-async def test_what_is_forgotten_is_not_written_again(share: ShareStore, key: ShareKey) -> None:
-    other = key._replace(partition_index=1)
-    mine, others = await begin(share, key, 0), await begin(share, other, 0)
-    await share.forget("s", [(key.topic_id, 0), (UUID(int=1), 0)])
-    assert await share.write([(key, mine), (other, others)]) == [False, True]

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from heapq import heappop, heappush
 from operator import attrgetter
 
 from gateway.coordinator.facts import MemberId
@@ -161,29 +160,7 @@ class LogStartMoved:
     log_start_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Offsets of which somebody else knows how they stand."""
-
-    first_offset: int
-    last_offset: int
-    state: RecordState
-    """Available, acknowledged or archived."""
-    delivery_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateTold:
-    """Whoever coordinates the partition elsewhere says how it stands (upstream: PersisterStateBatchCombiner). What is
-    known of a record and what is told of it are one: whichever was delivered more often holds, or is the further one.
-    Nobody holds anything any more, as where the partition is taken over."""
-
-    start_offset: int | None
-    """Below it all is settled; None: where it was."""
-    told: tuple[Told, ...]
-
-
-PartitionEvent = Acquire | Acknowledge | Release | LocksExpire | LogStartMoved | StateTold
+PartitionEvent = Acquire | Acknowledge | Release | LocksExpire | LogStartMoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +192,6 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
             return _let_go(partition, lambda each: each.deadline_ms <= now_ms, lambda each: _released(each, settings))
         case LogStartMoved():
             return _log_start_moved(partition, event.log_start_offset)
-        case StateTold():
-            return _state_told(partition, event, settings)
 
 
 def next_deadline(partition: SharePartition) -> int | None:
@@ -392,46 +367,6 @@ def _log_start_moved(partition: SharePartition, log_start_offset: int) -> Partit
         return PartitionStep(SharePartition(log_start_offset), must_store=True)
     left = _between(partition.ranges, log_start_offset, partition.end_offset - 1)
     return PartitionStep(_sealed(log_start_offset, left), must_store=True)
-
-
-def _state_told(partition: SharePartition, event: StateTold, settings: PartitionSettings) -> PartitionStep:
-    """Refused where there would be more ranges than any window of these settings has offsets."""
-    known = durable(partition)
-    start_offset = known.start_offset if event.start_offset is None else event.start_offset
-    told = [
-        *event.told,
-        *(Told(each.first_offset, each.last_offset, each.state, each.delivery_count) for each in known.ranges),
-    ]
-    told = sorted((each for each in told if each.last_offset >= start_offset), key=_first_offset)
-    after = _sealed(start_offset, _furthest(start_offset, told))
-    if len(after.ranges) > settings.max_record_locks:
-        return PartitionStep(partition, error=ErrorCode.INVALID_REQUEST)
-    return PartitionStep(after, must_store=True)
-
-
-def _furthest(start_offset: int, told: list[Told]) -> Iterable[Range]:
-    """Without gaps from there on: of each offset the furthest of what is told of it, in order of its first offset."""
-    begun: list[tuple[int, int, Told]] = []
-    """A heap, the furthest first; those that have ended lie in it until they come to its top."""
-    index, at = 0, start_offset
-    while index < len(told) or begun:
-        while index < len(told) and told[index].first_offset <= at:
-            each = told[index]
-            heappush(begun, (-(each.delivery_count << 8 | each.state.value), index, each))
-            index += 1
-        while begun and begun[0][2].last_offset < at:
-            heappop(begun)
-        if not begun:
-            if index < len(told):
-                yield Range(at, told[index].first_offset - 1)
-                at = told[index].first_offset
-            continue
-        best = begun[0][2]
-        last_offset = best.last_offset
-        if index < len(told):
-            last_offset = min(last_offset, told[index].first_offset - 1)
-        yield Range(at, last_offset, best.state, best.delivery_count)
-        at = last_offset + 1
 
 
 # --- ranges ---------------------------------------------------------------------------------------------------------

@@ -25,8 +25,17 @@ from protocol.schema import message_schema
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
 UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis-4.2.json").read_text())
 """Every API that Kafka 4.2 advertises, and at which kinds of listeners."""
-NOT_SERVED = {"GetTelemetrySubscriptions", "PushTelemetry"}
-"""Kafka's brokers advertise them only where something receives what clients tell of themselves."""
+TELEMETRY = {"GetTelemetrySubscriptions", "PushTelemetry"}
+"""Kafka's brokers advertise these only if a plugin receives the clients' metrics."""
+SHARE_STATE = {
+    "DeleteShareGroupState",
+    "InitializeShareGroupState",
+    "ReadShareGroupState",
+    "ReadShareGroupStateSummary",
+    "WriteShareGroupState",
+}
+"""Only Kafka's brokers send these, to the node that keeps a share group's state. Here that state is a row in Postgres."""
+NOT_SERVED = TELEMETRY | SHARE_STATE
 AMONG_CONTROLLERS = {
     "AllocateProducerIds",
     "AlterPartition",

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets, share_group_state
+from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
 from gateway.apis.share_fetch import share_acknowledge, share_fetch
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
@@ -28,7 +28,6 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_share_group_offsets as altering
 from protocol.messages import delete_share_group_offsets as deleting
 from protocol.messages import describe_share_group_offsets as describing
-from protocol.messages import read_share_group_state as reading
 from protocol.messages import share_acknowledge as acknowledging
 from protocol.messages import share_fetch as fetching
 from protocol.messages.share_fetch import AcknowledgementBatch
@@ -246,25 +245,6 @@ def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
 
     held, answer = held_ms(ask)
     assert len(answer.responses) == MORE
-    assert held < HELD_MS
-
-
-def test_one_answer_tells_so_much_of_states_and_the_rest_is_to_be_asked_for_again() -> None:
-    topic = wide_topic()
-    partitions = tuple(reading.PartitionData(partition=index) for index in range(COUNT))
-    request = reading.ReadShareGroupStateRequest(
-        group_id="g", topics=(reading.ReadStateData(topic_id=TOPIC, partitions=partitions),)
-    )
-
-    async def ask() -> Any:
-        return await share_group_state.read_share_group_state(request, asking((topic,)))
-
-    held, answer = held_ms(ask)
-    parts = answer.results[0].partitions
-    told = share_group_state.MAX_TOLD // len(RANGES)
-    assert [len(part.state_batches) for part in parts] == [len(RANGES)] * told + [0] * (COUNT - told)
-    codes = [ErrorCode.NONE] * told + [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * (COUNT - told)
-    assert [part.error_code for part in parts] == codes
     assert held < HELD_MS
 
 
