@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -17,14 +17,17 @@ help: ## Say what there is
 run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, data in ./.sluice
 	@exec $(VENV)/bin/sluice serve $(ARGS)
 
-test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
-	@$(VENV)/bin/python -m pytest --ignore tests/pipeline --ignore tests/containers --ignore tests/objects $(ARGS)
+test: $(VENV)/dev.stamp ## Run the suite against a real Postgres, in parallel; ARGS="tests/storage --workers 1"
+	@$(VENV)/bin/python -m tests.run $(ARGS)
+
+test-long: $(VENV)/dev.stamp ## Run the tests that take long, which `make test` leaves out; PART=3 for a fifth of them
+	@$(VENV)/bin/python -m tests.run --long-tests $(if $(PART),--part $(PART)) $(ARGS)
 
 test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io)
-	@$(VENV)/bin/python -m pytest tests/containers $(ARGS)
+	@$(VENV)/bin/python -m tests.run --workers 0 tests/containers $(ARGS)
 
 test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat
-	@$(VENV)/bin/python -m pytest tests/objects $(ARGS)
+	@$(VENV)/bin/python -m tests.run --workers 0 tests/objects $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
 	$(VENV)/bin/ruff check .
@@ -52,7 +55,7 @@ pipeline-jars: $(VENV)/pipeline.stamp ## Fetch the jars of the data pipeline wit
 	@$(VENV)/bin/sluice-pipeline jars
 
 test-pipeline: pipeline-jars ## Run the data pipeline's tests (needs Java 17); ARGS="--long" adds the long fault runs
-	@$(VENV)/bin/python -m pytest tests/pipeline $(ARGS)
+	@$(VENV)/bin/python -m tests.run --workers 0 tests/pipeline $(ARGS)
 
 pipeline-demo: pipeline-jars ## A gateway, a million real records, archived, verified, analysed, with plots; under five minutes
 	@$(VENV)/bin/python -m pipeline.demo $(ARGS)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
-from tests.postgres import Databases, databases, short_directory
+from tests.postgres import Databases, databases, shared_databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
+from tests.run import PARTS
 
 NO_SETTINGS: Mapping[str, str] = {}
 
@@ -21,13 +24,54 @@ _gateways: list[GatewayProcess] = []
 """Those that run, for the report of a failure."""
 
 
+_shared_server = contextlib.ExitStack()
+"""Open in the process that starts parallel workers: their Postgres."""
+
+
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Databases]:
+def postgres(request: pytest.FixtureRequest) -> Iterator[Databases]:
     """The suite's Postgres server, with a migrated template."""
+    given = getattr(request.config, "workerinput", None)
+    with _own_server() if given is None else shared_databases(**given["postgres"]) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _own_server() -> Iterator[Databases]:
     with databases() as server:
         server.make_template(_migrate)
         _servers.append(server)
         yield server
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a new parallel worker where the Postgres of all workers is; the first one makes it start."""
+    if not _servers:
+        _shared_server.enter_context(_own_server())
+    node.workerinput["postgres"] = _servers[0].shared()
+
+
+def pytest_unconfigure() -> None:
+    _shared_server.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=int, help=f"of the long tests the Nth of {PARTS} parts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part: int | None = config.getoption("part")
+    if part is None:
+        return
+    left_out = [item for item in items if "long" in item.keywords and part_of(item.nodeid) != part]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def part_of(test: str) -> int:
+    """The part, from 1, to which a long test belongs whatever others there are."""
+    return zlib.crc32(test.encode()) % PARTS + 1
 
 
 async def _migrate(url: str) -> None:

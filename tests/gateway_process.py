@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import random
 import signal
@@ -10,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -210,18 +213,38 @@ def answers(bootstrap: str) -> bool:
         return False
 
 
-_given: deque[int] = deque(maxlen=500)
+PORTS = range(12_000, 32_000)
+"""Below those from which the kernel takes the ports of outgoing connections."""
+SLICE = 400
+
+_given: deque[int] = deque(maxlen=SLICE // 2)
+
+
+@functools.cache
+def _own_slice() -> range:
+    """Ports of which no other process of a suite takes one while this process lives: its lock ends with it."""
+    slices = [PORTS[at : at + SLICE] for at in range(0, len(PORTS), SLICE)]
+    random.shuffle(slices)
+    directory = Path(tempfile.gettempdir())
+    for ports in slices:
+        try:
+            lock = os.open(directory / f"sluice-ports-{ports.start}-{os.getuid()}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return ports  # the lock stays open
+    return slices[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below the range from which the kernel takes those of outgoing connections.
-
-    Suites that run side by side mostly take them from different thousands; none gives one twice within 500.
-    """
+    """Ports that nobody listens on; none is returned twice within 200."""
     ports: list[int] = []
-    first = 12_000 + 1_000 * (os.getpid() % 20)
     while len(ports) < count:
-        port = random.randrange(first, first + 1_000)
+        port = random.choice(_own_slice())
         if port in _given:
             continue
         with socket.socket() as probe:

@@ -1,7 +1,8 @@
 """The Postgres that the suite runs on, and a fresh database in it for whoever asks.
 
 Taken from SLUICE_TEST_DATABASE_URL (a user that may create databases), else from a container where an engine answers,
-else run by `storage.embedded` as `sluice serve` does. Every database is a copy of a migrated template.
+else run by `storage.embedded` as `sluice serve` does. Every database is a copy of a migrated template. Parallel workers
+share the server and the template of the process that started them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "SLUICE_TEST_DATABASE_URL"
 CONTAINER_IMAGE = "postgres:18"
 CALL_SECONDS = 120
+CONNECTIONS = 400
+"""Several workers, each with gateways that hold some thirty connections."""
 
 
 class LoopThread:
@@ -54,20 +57,26 @@ class LoopThread:
 class Databases:
     """Creates and drops databases on one server. `description` says which server that is."""
 
-    def __init__(self, loop: LoopThread, url: str, description: str) -> None:
+    def __init__(self, loop: LoopThread, url: str, description: str, template: str | None = None) -> None:
         self.description = description
         self._loop = loop
         self._url = url
         self._prefix = f"sluice_test_{uuid.uuid4().hex[:8]}"
         self._count = 0
-        self._template: str | None = None
+        self._template = template
+        self._has_made_template = False
         self._drops: list[Future[None]] = []
+
+    def shared(self) -> dict[str, str]:
+        """What `shared_databases` needs in another process."""
+        assert self._template is not None, "the template was not made"
+        return {"url": self._url, "description": self.description, "template": self._template}
 
     def make_template(self, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
         """Create the database that later ones copy; `fill` is given its URL and must leave no connection open."""
         url = self.create(empty=True)
         self._loop.run(fill(url))
-        self._template = _database_of(url)
+        self._template, self._has_made_template = _database_of(url), True
 
     def create(self, *, empty: bool = False) -> str:
         self._count += 1
@@ -81,7 +90,7 @@ class Databases:
         self._drops.append(self._loop.submit(self._execute(f'DROP DATABASE "{_database_of(url)}" WITH (FORCE)')))
 
     def close(self) -> None:
-        if self._template is not None:
+        if self._template is not None and self._has_made_template:
             self.drop(_with_database(self._url, self._template))
         for drop in self._drops:
             drop.result(CALL_SECONDS)
@@ -97,15 +106,24 @@ class Databases:
 @contextlib.contextmanager
 def databases() -> Iterator[Databases]:
     """The session's server, for as long as the context lasts."""
-    loop = LoopThread()
-    try:
-        with contextlib.ExitStack() as stack:
-            url, description = _server(loop, stack)
-            made = Databases(loop, url, description)
-            stack.callback(made.close)
-            yield made
-    finally:
-        loop.close()
+    with contextlib.ExitStack() as stack:
+        loop = LoopThread()
+        stack.callback(loop.close)
+        url, description = _server(loop, stack)
+        made = Databases(loop, url, description)
+        stack.callback(made.close)
+        yield made
+
+
+@contextlib.contextmanager
+def shared_databases(url: str, description: str, template: str) -> Iterator[Databases]:
+    """Databases on the server of another process, which has made the template."""
+    with contextlib.ExitStack() as stack:
+        loop = LoopThread()
+        stack.callback(loop.close)
+        made = Databases(loop, url, description, template)
+        stack.callback(made.close)
+        yield made
 
 
 def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
@@ -116,7 +134,7 @@ def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
     if contained is not None:
         return contained, f"a container of {CONTAINER_IMAGE}"
     directory = stack.enter_context(short_directory())
-    server = EmbeddedPostgres(directory)
+    server = EmbeddedPostgres(directory, CONNECTIONS)
     url = loop.run(server.start())
     stack.callback(lambda: loop.run(server.stop()))
     return url, "embedded"

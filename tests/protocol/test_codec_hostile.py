@@ -162,6 +162,7 @@ def test_the_smallest_elements_take_memory_in_proportion_to_their_size(schema: M
         smallest = field.kind() if isinstance(field.kind, type) else field.kind.zero
         crowded = schema.struct_type(**{field.name: (smallest,) * ELEMENTS})
         encoded = b"".join(codec.encode(crowded, version))
+        codec.decode(schema.struct_type, version, encoded)  # what is made once for a message is not the frame's
         tracemalloc.start()
         try:
             codec.decode(schema.struct_type, version, encoded)
@@ -238,8 +239,8 @@ def test_a_count_is_refused_before_the_first_element_is_read(message: Any, versi
     encoded = b"".join(codec.encode(message, version))
     assert encoded.count(count) == 1
     hostile = encoded.replace(count, larger)
-    codec.decode(type(message), version, encoded)
     for decode in (codec.decode, grammar.parse):
+        decode(type(message), version, encoded)  # what is made once for a message is not the frame's
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError, match="elements"):

@@ -1,0 +1,121 @@
+"""Run the suite: `python -m tests.run [--long-tests [--part N]] [arguments of pytest]`.
+
+Most tests wait more than they work, so workers run them in parallel (pytest-xdist), all on one Postgres. Tests marked
+`alone` measure the process that runs them, or the machine; they follow when the workers have ended, in one process.
+Tests marked `long` run only with --long-tests: all of them, or one of PARTS parts.
+
+--ask-again runs failed tests once more, to tell flaky ones. It makes no run green: a flaky test fails the run unless
+FLAKY, a committed list, gives the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FLAKY = Path(__file__).parent / "flaky.json"
+"""Reasons by the test's id."""
+OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
+"""They have requirements and commands of their own."""
+WORKERS_PER_CPU = 2
+MAX_ASKED_AGAIN = 10
+"""More failures than this are no accident."""
+PARTS = 5
+NOTHING_COLLECTED = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What running failed tests again has told."""
+
+    failed: Sequence[str]
+    """They failed twice, or were not run again."""
+    flaky: Sequence[str]
+    """They failed first and passed then, and no reason is listed."""
+    known: Mapping[str, str]
+    """They failed first and passed then, for the reason that is listed."""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.known) and not self.failed and not self.flaky
+
+    def lines(self) -> list[str]:
+        return [
+            *(f"failed: {test}" for test in self.failed),
+            *(f"flaky: failed first, passed then: {test}" for test in self.flaky),
+            *(f"known to be flaky ({reason}): {test}" for test, reason in self.known.items()),
+        ]
+
+
+def judge(first: Sequence[str], second: Sequence[str], reasons: Mapping[str, str]) -> Verdict:
+    """`first` failed in the run, `second` of these once more."""
+    passed_then = [test for test in first if test not in set(second)]
+    return Verdict(
+        failed=[test for test in first if test in set(second)],
+        flaky=[test for test in passed_then if test not in reasons],
+        known={test: reasons[test] for test in passed_then if test in reasons},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
+    parser.add_argument("--long-tests", action="store_true", help="the long tests, which do not run otherwise")
+    parser.add_argument("--part", type=int, choices=range(1, PARTS + 1), help="of the long tests one part")
+    parser.add_argument("--workers", type=int, default=WORKERS_PER_CPU * (os.cpu_count() or 1), help="0: one process")
+    parser.add_argument("--ask-again", action="store_true", help="run failed tests again, to tell flaky ones")
+    parser.add_argument("--cache", default=".pytest_cache", help="where pytest keeps which tests failed")
+    options, rest = parser.parse_known_args(arguments)
+    common = ["-o", f"cache_dir={options.cache}", *rest]
+    # A run's own: --ask-again must not take what an earlier run left.
+    _last_failed(options.cache).unlink(missing_ok=True)
+    if options.workers:
+        common = [word for suite in OTHER_SUITES for word in ("--ignore", suite)] + common
+    if options.part:
+        common += ["--part", str(options.part)]
+    kind = "long" if options.long_tests else "not long"
+    if options.workers:
+        workers = ["-n", str(options.workers), "--dist", "worksteal", "--max-worker-restart", "3"]
+        codes = [_pytest(*workers, "-m", f"{kind} and not alone", *common), _pytest("-m", f"{kind} and alone", *common)]
+    else:
+        codes = [_pytest(*(["-m", kind] if options.long_tests else []), *common)]
+    ended = max((code for code in codes if code != NOTHING_COLLECTED), default=NOTHING_COLLECTED)
+    return _ask_again(options.cache) if ended == 1 and options.ask_again else ended
+
+
+def _ask_again(cache: str) -> int:
+    first = _failed(cache)
+    if 0 < len(first) <= MAX_ASKED_AGAIN:
+        code = _pytest("-o", f"cache_dir={cache}", "--last-failed", *first)
+        second = _failed(cache) if code in (0, 1) else first
+    else:
+        second = first
+    verdict = judge(first, second, json.loads(FLAKY.read_text()))
+    print("\n".join(verdict.lines()), flush=True)
+    return 0 if verdict.passed else 1
+
+
+def _last_failed(cache: str) -> Path:
+    return ROOT / cache / "v" / "cache" / "lastfailed"
+
+
+def _failed(cache: str) -> list[str]:
+    path = _last_failed(cache)
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def _pytest(*arguments: str) -> int:
+    # Compiled modules are kept: every gateway that a test starts would compile all of them anew.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

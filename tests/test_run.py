@@ -1,0 +1,45 @@
+"""How the suite is run: which long tests a part holds, and what makes a run with failures pass."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import part_of
+from tests.run import FLAKY, PARTS, judge
+
+KNOWN = {"a": "a reason"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "passed", "lines"),
+    [
+        (["a"], [], True, ["known to be flaky (a reason): a"]),
+        (["a"], ["a"], False, ["failed: a"]),
+        (["b"], [], False, ["flaky: failed first, passed then: b"]),
+        (["a", "b"], [], False, ["flaky: failed first, passed then: b", "known to be flaky (a reason): a"]),
+        (["a", "b"], ["b"], False, ["failed: b", "known to be flaky (a reason): a"]),
+        # The run has failed otherwise: it was interrupted, or a module could not be imported.
+        ([], [], False, []),
+    ],
+)
+def test_a_failure_that_passes_when_run_again_is_forgiven_for_a_listed_reason_only(
+    first: list[str], second: list[str], passed: bool, lines: list[str]
+) -> None:
+    verdict = judge(first, second, KNOWN)
+    assert (verdict.passed, verdict.lines()) == (passed, lines)
+
+
+def test_flaky_tests_are_listed_with_a_reason_and_exist(request: pytest.FixtureRequest) -> None:
+    for test, reason in json.loads(FLAKY.read_text()).items():
+        path, _, name = test.partition("::")
+        function = name.rpartition("::")[2].partition("[")[0]
+        assert f"def {function}(" in (request.config.rootpath / path).read_text()
+        assert reason
+
+
+def test_a_part_holds_a_fair_share_of_the_long_tests_and_each_test_has_one() -> None:
+    parts = [part_of(f"tests/chaos/test_kill.py::test_kill[{number}]") for number in range(1000)]
+    assert set(parts) == set(range(1, PARTS + 1))
+    assert max(map(parts.count, set(parts))) < 2 * 1000 / PARTS
