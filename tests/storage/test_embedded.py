@@ -23,6 +23,7 @@ import pytest
 from storage import embedded, embedded_child
 from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError, bin_directory
 from tests.postgres import short_directory
+from tests.strangers import readable_by
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 60.0
@@ -175,14 +176,14 @@ async def test_root_gives_the_server_an_unprivileged_user_without_capabilities(s
     status = Path(f"/proc/{server.pid}/status").read_text()
     uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
     assert uids is not None
-    assert set(uids.group(1).split()) == {str(pwd.getpwnam(embedded.UNPRIVILEGED_USER).pw_uid)}
+    assert set(uids.group(1).split()) == {str(pwd.getpwnam(embedded.ACCOUNT).pw_uid)}
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert re.search(rf"^{name}:\s+0+$", status, re.MULTILINE), name
 
 
 @as_root
 async def test_the_unprivileged_user_itself_may_not_connect(server: EmbeddedPostgres) -> None:
-    user = pwd.getpwnam(embedded.UNPRIVILEGED_USER)
+    user = pwd.getpwnam(embedded.ACCOUNT)
     host = server.data_dir / "socket"
     psql = [bin_directory() / "psql", "-h", host, "-U", embedded.USER, "-tAc", "SELECT 1", embedded.DATABASE]
     if not embedded_child.can_run(user.pw_uid, user.pw_gid, None, "/", str(psql[0])):
@@ -211,7 +212,7 @@ async def test_a_project_below_a_private_directory_is_reached_with_one_capabilit
 
 @as_root
 async def test_a_user_without_privileges_runs_it_as_itself(empty_directory: Path) -> None:
-    user = pwd.getpwnam(embedded.UNPRIVILEGED_USER)
+    user = pwd.getpwnam("daemon")
     os.chown(empty_directory, user.pw_uid, user.pw_gid)
     # The launcher lets that user reach this interpreter and project, wherever they lie.
     launcher = [sys.executable, "-I", "-S", embedded_child.__file__, str(user.pw_uid), str(user.pw_gid)]
@@ -226,13 +227,158 @@ async def test_a_user_without_privileges_runs_it_as_itself(empty_directory: Path
     assert await process.wait() == 0
     assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
     assert await run_and_stop(empty_directory, "SELECT 1") == 1  # and root after it, as that user
+    assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
 
 
 @as_root
 async def test_a_cluster_that_root_restored_is_handed_over(directory: Path) -> None:
     assert (directory / "postgres" / "base").stat().st_uid == 0
     assert await run_and_stop(directory) == 1
-    assert (directory / "postgres" / "base").stat().st_uid != 0
+    assert (directory / "postgres" / "base").stat().st_uid == pwd.getpwnam(embedded.ACCOUNT).pw_uid
+
+
+def give_to_the_former_account(directory: Path) -> None:
+    user = pwd.getpwnam(embedded.FORMER_ACCOUNT)
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["postgres", "postgres.from-65534"], ids=["whole", "cut short before"])
+async def test_a_cluster_of_the_former_account_is_taken_over(directory: Path, name: str) -> None:
+    give_to_the_former_account(directory / "postgres")
+    (directory / "postgres").rename(directory / name)
+    account = pwd.getpwnam(embedded.ACCOUNT)
+    os.chown(directory / name, account.pw_uid if "from" in name else 65534, -1)
+    assert await run_and_stop(directory) == 1
+    assert {path.stat().st_uid for path in (directory / "postgres").rglob("*")} == {account.pw_uid}
+
+
+@as_root
+@pytest.mark.parametrize("previous_uid", [0, 65534])
+async def test_a_hard_link_in_a_cluster_that_is_taken_over_is_refused(directory: Path, previous_uid: int) -> None:
+    precious = directory / "precious"
+    precious.write_text("root's own")
+    precious.chmod(0o600)
+    if previous_uid:
+        give_to_the_former_account(directory / "postgres")
+    (directory / "postgres" / "base" / "planted").hardlink_to(precious)
+    with pytest.raises(EmbeddedPostgresError, match=r"base/planted is no file of the cluster's alone"):
+        await EmbeddedPostgres(directory).start()
+    assert (precious.stat().st_uid, precious.stat().st_mode & 0o777) == (0, 0o600)
+    (directory / f"postgres.from-{previous_uid}" / "base" / "planted").unlink()
+    assert await run_and_stop(directory) == 1
+
+
+PLANTED = [
+    f"{name}{suffix}"
+    for name in ("postgresql.conf", "pg_hba.conf", "pg_ident.conf", "postmaster.pid")
+    for suffix in ("", ".new")
+    if name + suffix != "postmaster.pid"
+]
+
+
+def plant(cluster: Path, name: str, target: Path) -> None:
+    """As the cluster's owner can at any time."""
+    owner = cluster.stat()
+    (cluster / name).unlink(missing_ok=True)
+    (cluster / name).symlink_to(target)
+    os.chown(cluster / name, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+@pytest.fixture
+def precious(directory: Path) -> Iterator[Path]:
+    """A file of root's beside the cluster, which must be the same afterwards."""
+    path = directory / "precious"
+    path.write_text("root's own\n" * 9)
+    path.chmod(0o640)
+    yield path
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (0, 0, 0o640)
+    assert path.read_text() == "root's own\n" * 9
+
+
+@as_root
+async def test_symlinks_in_the_cluster_are_not_followed_at_a_start(directory: Path, precious: Path) -> None:
+    for name in PLANTED:
+        plant(directory / "postgres", name, precious)
+    assert await run_and_stop(directory) == 1
+
+
+@as_root
+async def test_a_symlink_in_the_place_of_the_pid_file_is_neither_read_nor_followed(
+    directory: Path, precious: Path
+) -> None:
+    plant(directory / "postgres", "postmaster.pid", precious)
+    with pytest.raises(EmbeddedPostgresError, match="symbolic links"):
+        await EmbeddedPostgres(directory).start()
+
+
+@as_root
+async def test_a_symlink_is_not_followed_after_the_server_was_killed(
+    server: EmbeddedPostgres, directory: Path, precious: Path
+) -> None:
+    assert server.pid is not None
+    for name in PLANTED:
+        plant(server.cluster_dir, name, precious)
+    os.kill(server.pid, signal.SIGKILL)
+    await eventually(lambda: server.restarts == 1)
+    assert await value_when_back(server.url, "SELECT 1") == 1
+
+
+@as_root
+async def test_a_named_pipe_in_the_place_of_the_pid_file_holds_no_start_up(directory: Path) -> None:
+    os.mkfifo(directory / "postgres" / "postmaster.pid")
+    with pytest.raises(EmbeddedPostgresError, match="not a regular file"):
+        await asyncio.wait_for(EmbeddedPostgres(directory).start(), 30)
+
+
+@as_root
+async def test_the_pid_file_cannot_have_another_users_process_ended(directory: Path) -> None:
+    bystander = subprocess.Popen(["sh", "-c", "sleep 600", str(directory / "postgres")])
+    try:
+        (directory / "postgres" / "postmaster.pid").write_text(f"{bystander.pid}\n")
+        assert await run_and_stop(directory) == 1
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@as_root
+async def test_another_user_can_read_nothing_and_lock_nothing(empty_directory: Path) -> None:
+    data_dir = empty_directory / "data"
+    umask = os.umask(0o022)
+    server = EmbeddedPostgres(data_dir)
+    try:
+        await server.start()
+        stranger = pwd.getpwnam("daemon")
+        assert readable_by(stranger.pw_uid, data_dir) == []
+        locked = subprocess.run(
+            ["flock", "-n", "-x", data_dir / "sluice.lock", "true"],
+            user=stranger.pw_uid,
+            group=stranger.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+        )
+        assert b"Permission denied" in locked.stderr
+    finally:
+        os.umask(umask)
+        await server.stop()
+
+
+async def test_what_an_earlier_release_left_readable_is_restricted(directory: Path) -> None:
+    (directory / "sluice.lock").touch(0o644)
+    directory.chmod(0o755)
+    await run_and_stop(directory)
+    assert directory.stat().st_mode & 0o777 == 0o711
+    assert (directory / "sluice.lock").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_directory_that_is_a_persons_own_keeps_its_mode(directory: Path) -> None:
+    directory.chmod(0o755)
+    await run_and_stop(directory)
+    assert directory.stat().st_mode & 0o777 == 0o755
 
 
 async def test_a_deep_directory_gets_its_socket_elsewhere(empty_directory: Path) -> None:

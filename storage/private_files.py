@@ -1,0 +1,137 @@
+"""Files that only their owner may read, and writes that follow no symlink.
+
+The one idea: a process that runs as root writes below directories whose owner is another account. So a file is always
+written under a new name that must not exist yet, given its owner by descriptor, and renamed into place. Nothing that
+the directory's owner plants there is opened, followed or given away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Generator
+from pathlib import Path
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+
+class ForeignFileError(OSError):
+    """A directory contains an entry that must not be given to another account."""
+
+
+def make_directory(directory: Path, mode: int = DIRECTORY_MODE) -> bool:
+    """Create the directory with `mode` whatever the umask; return whether it is new. An existing one stays as it is."""
+    try:
+        directory.mkdir(mode)
+    except FileNotFoundError:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        return False
+    directory.chmod(mode)
+    return True
+
+
+def restrict_directory(directory: Path, needed: int = 0) -> None:
+    """Take read and write permission from group and others, and add the bits of `needed`.
+
+    Another account's directory and one with the sticky bit, such as /tmp, stay as they are.
+    """
+    found = directory.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    wanted = mode & ~0o066 | needed
+    if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX and mode != wanted:
+        directory.chmod(wanted)
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file, created if needed, that no other account can open and therefore none can lock."""
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    found = os.fstat(lock_fd)
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != FILE_MODE:
+        os.fchmod(lock_fd, FILE_MODE)
+    return lock_fd
+
+
+@contextlib.contextmanager
+def opened_directory(directory: Path) -> Generator[int]:
+    """A descriptor of the directory; OSError if `directory` is a symlink or no directory."""
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield directory_fd
+    finally:
+        os.close(directory_fd)
+
+
+def write_file(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
+    """Replace the file at `path`; `owner` is its uid and gid, None for this process's. Blocks until it is on disk."""
+    fresh = f"{path.name}.new"
+    with opened_directory(path.parent) as directory_fd:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=directory_fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(fresh, flags, FILE_MODE, dir_fd=directory_fd), "wb") as file:
+            file.write(content)
+            file.flush()
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
+            os.fsync(file.fileno())
+        os.rename(fresh, path.name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def read_file(path: Path, limit_bytes: int) -> bytes:
+    """Read at most `limit_bytes` of a regular file. OSError if `path` is a symlink or something else."""
+    with opened_directory(path.parent) as directory_fd:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file_fd = os.open(path.name, flags, dir_fd=directory_fd)
+    with os.fdopen(file_fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file_fd).st_mode):
+            raise ForeignFileError(f"{path} is not a regular file")
+        return file.read(limit_bytes)
+
+
+def give_tree(directory: Path, previous_uids: set[int], owner: tuple[int, int]) -> None:
+    """Give the directory and everything below it to `owner`.
+
+    A previous owner may still be at work in there. So each directory changes hands before its entries do, after which
+    no previous owner can alter any of them. A file with a second name may be somebody else's: it is refused by
+    ForeignFileError, as is whatever belongs to a third account. A later call completes what an earlier one began.
+    """
+    with opened_directory(directory) as directory_fd:
+        _give_directory(directory_fd, directory, previous_uids | {owner[0]}, owner)
+
+
+def _give_directory(directory_fd: int, path: Path, accepted: set[int], owner: tuple[int, int]) -> None:
+    if os.fstat(directory_fd).st_uid not in accepted:
+        raise ForeignFileError(f"{path} belongs to uid {os.fstat(directory_fd).st_uid}")
+    os.fchown(directory_fd, *owner)
+    with os.scandir(directory_fd) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        entry_fd = os.open(name, flags, dir_fd=directory_fd)
+        try:
+            found = os.fstat(entry_fd)
+            if stat.S_ISLNK(found.st_mode):
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                readable_fd = os.open(
+                    name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd
+                )
+                try:
+                    _give_directory(readable_fd, path / name, accepted, owner)
+                finally:
+                    os.close(readable_fd)
+            elif stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in accepted:
+                # By descriptor: a descriptor of O_PATH has no fchown of its own.
+                os.chown(f"/proc/self/fd/{entry_fd}", *owner)
+            else:
+                raise ForeignFileError(
+                    f"{path / name} is no file of the cluster's alone (uid {found.st_uid}, {found.st_nlink} links)"
+                )
+        finally:
+            os.close(entry_fd)
