@@ -43,6 +43,13 @@ M = TypeVar("M")
 
 UUID_BYTES = 16
 
+MAX_STRING_BYTES = 0x7FFF
+"""The longest string, compact ones included: a plain length has sixteen bits, and Kafka reads no compact string above
+that either. `bytes` and records have no such bound."""
+
+MAX_ARRAY_ELEMENTS = 1_000_000
+"""The largest count that is read of one array, in requests and responses, as in Kafka 4.4."""
+
 
 def _remaining(stream: BinaryIO) -> int:
     position = stream.tell()
@@ -161,8 +168,12 @@ class Text(Octets):
     """UTF-8 behind its length in bytes; what is not becomes U+FFFD."""
 
     def _parse(self, stream: BinaryIO, context: Any, path: str) -> str | None:
-        octets = super()._parse(stream, context, path)
-        return None if octets is None else octets.decode(errors="replace")
+        length = _take(self.length, stream, path)
+        if length is None:
+            return None
+        if length > MAX_STRING_BYTES:
+            raise RangeError(f"a string of {length} bytes", path)
+        return _read(stream, length, path).decode(errors="replace")
 
     def _build(self, obj: str | None, stream: BinaryIO, context: Any, path: str) -> None:
         super()._build(None if obj is None else obj.encode(), stream, context, path)
@@ -190,6 +201,8 @@ class Array(Construct):
         count = _take(self.count, stream, path)
         if count is None:
             return None
+        if count > MAX_ARRAY_ELEMENTS:
+            raise RangeError(f"an array of {count} elements", path)
         if count * min_bytes(self.element) > _remaining(stream):
             raise RangeError(f"{count} elements in {_remaining(stream)} bytes", path)
         return tuple([_take(self.element, stream, path) for _ in range(count)])

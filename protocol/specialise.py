@@ -23,6 +23,8 @@ from construct import Construct, FormatField
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.grammar import (
+    MAX_ARRAY_ELEMENTS,
+    MAX_STRING_BYTES,
     UUID_BYTES,
     Array,
     Flag,
@@ -278,6 +280,10 @@ class _DecoderSource(_Source):
     def read_octets(self, piece: Octets, target: str) -> None:
         name = self.read_length(piece.length, target.partition(".")[2] or "element")
         with self.unless_null(piece.length, name, target):
+            # A plain length of a string cannot say more.
+            if isinstance(piece, Text) and piece.length.compact:
+                with self.block(f"if {name} > {MAX_STRING_BYTES}:"):
+                    self.line("refuse('a string is too long')")
             self.line(f"{name} += p")
             match piece:
                 case Text():
@@ -299,8 +305,8 @@ class _DecoderSource(_Source):
         name = self.read_length(piece.count, target.partition(".")[2])
         element = piece.element
         with self.unless_null(piece.count, name, target):
-            with self.block(f"if {name} * {min_bytes(element)} > end - p:"):
-                self.line("refuse('more elements than bytes')")
+            with self.block(f"if {name} > {MAX_ARRAY_ELEMENTS} or {name} * {min_bytes(element)} > end - p:"):
+                self.line("refuse('more elements than bytes, or than may be')")
             self.take_room(name)
             if isinstance(element, FormatField):
                 self.line(f"{target} = unpack_from(f'>{{{name}}}{element.fmtstr[1:]}', b, p)")

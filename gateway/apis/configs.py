@@ -51,10 +51,10 @@ from gateway.config.topic import (
 )
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
+from gateway.net.ids import MAX_ID_BYTES
 from gateway.net.pieces import first_of_each, in_pieces, tally
 from gateway.security.authorizer import require
 from gateway.security.kinds import AclOperation
@@ -635,8 +635,8 @@ def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], b
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_GROUP_ID_BYTES} bytes.")
+    if len(group_id.encode()) > MAX_ID_BYTES:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_ID_BYTES} bytes.")
     broker = services.catalog.broker
     current = services.catalog.group_configs.get(group_id, {})
 

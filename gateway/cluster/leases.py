@@ -43,6 +43,10 @@ UNREST_PATIENCE_S = 60.0
 """How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
 
 
+HASHED_CHARS = 1_024
+"""Dispatch refuses longer ids (`gateway/net/ids.py`)."""
+
+
 @lru_cache(maxsize=65_536)
 def shard_of(group_id: str) -> int:
     """The shard of a group."""
@@ -57,7 +61,8 @@ def partition_of(group_id: str, count: int) -> int:
 def _positive_hash(group_id: str) -> int:
     """Java's String.hashCode over UTF-16 units, made positive (upstream: Utils.abs)."""
     code = 0
-    units = group_id.encode("utf-16-be", "surrogatepass")
+    # No id of a client is longer, and each unit is a step on the event loop.
+    units = group_id[:HASHED_CHARS].encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):
         code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
     signed = code - 2**32 if code >= 2**31 else code

@@ -46,9 +46,6 @@ LEAVE_EPOCH = -1
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9
 """Of OffsetCommit and OffsetFetch."""
 
-MAX_ID_BYTES = 1_024
-"""In UTF-8: ids are parts of keys in Postgres, and here it is clients who make them."""
-
 UNRELEASED_INTERVAL_MS = 500
 """Who awaits what others have not let go of asks again soon, for nobody can tell it that it is free."""
 

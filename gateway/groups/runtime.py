@@ -53,8 +53,6 @@ logger = structlog.stdlib.get_logger(__name__)
 
 MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
-MAX_GROUP_ID_BYTES = 1_024
-"""In UTF-8. With the longest member id still what a B-tree entry of Postgres can hold."""
 MAX_REMEMBERED = 100_000
 """Members of groups that were let go of, whose newest connections are remembered."""
 MAX_MAILBOX = 20_000
@@ -370,8 +368,6 @@ class Runtime:
     # --- one slot -----------------------------------------------------------------------------------------------
 
     def _slot(self, group_id: str) -> Slot | ErrorCode:
-        if len(group_id) > MAX_GROUP_ID_BYTES // 4 and len(group_id.encode()) > MAX_GROUP_ID_BYTES:
-            return ErrorCode.INVALID_GROUP_ID
         lease = self.lease_for(group_id)
         slot = self._slots.get(group_id)
         if slot is not None:

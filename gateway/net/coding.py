@@ -29,11 +29,6 @@ async def decode_in_thread(api_key: int, version: int, frame: Frame, position: i
         raise
 
 
-async def exceeds(request: Any, max_elements: int) -> bool:
-    """Whether a request of many elements has more of them than its API takes."""
-    return await asyncio.to_thread(has_more_elements, request, max_elements)
-
-
 async def encode_in_thread(response: Any, version: int) -> list[Buffer]:
     """As `encode_response`."""
     resume = full_collections.pause()

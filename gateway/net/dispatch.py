@@ -1,4 +1,5 @@
-"""From a frame to its answer: decode → place in order → authorize → throttle → handle → shape the refusal → encode.
+"""From a frame to its answer: decode → place in order → check bounds → authorize → throttle → handle → shape the
+refusal → encode.
 
 The one idea: everything that is the same for all APIs is here and only here, as one line of stages that `Dispatch._run`
 shows in the order in which a request passes them. A handler returns a response or raises; how a refusal, a lost
@@ -21,10 +22,11 @@ from typing import Any
 import structlog
 
 from gateway.net import request_log
-from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread, exceeds
+from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread
 from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.errors import storage_code
+from gateway.net.ids import MAX_ID_BYTES, check_ids
 from gateway.net.places import NO_PLACE, Place
 from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.loggers import FINEST
@@ -235,10 +237,10 @@ class Dispatch:
         response: Any = None
         code, throttle_ms, stages = 0, 0, self._stages
         try:
-            if crowded and await exceeds(request, route.line.max_elements):
-                raise KafkaError(
-                    ErrorCode.POLICY_VIOLATION, f"One request may have {route.line.max_elements} elements."
-                )
+            if crowded:
+                await asyncio.to_thread(_check_bounds, request, route.line.max_elements)
+            elif len(frame) > MAX_ID_BYTES:
+                check_ids(request)
             if stages.authorize is not None:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
@@ -351,6 +353,13 @@ class Dispatch:
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         logger.warning("request of a version that is not served", request=reason, client_id=header.client_id)
         return await _encode(route.api_key, nearest, header.correlation_id, response)
+
+
+def _check_bounds(request: Any, max_elements: int) -> None:
+    """Raise KafkaError if a request of many elements has more of them than its API takes, or an id that is too long."""
+    if has_more_elements(request, max_elements):
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"One request may have {max_elements} elements.")
+    check_ids(request)
 
 
 def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:

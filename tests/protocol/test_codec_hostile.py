@@ -21,6 +21,7 @@ from protocol.headers import (
     encode_request_header,
     encode_response_header,
 )
+from protocol.messages.api_versions import ApiVersionsResponse
 from protocol.messages.describe_groups import DescribeGroupsRequest
 from protocol.messages.fetch import FetchRequest
 from protocol.messages.heartbeat import HeartbeatRequest
@@ -245,6 +246,47 @@ def test_a_count_is_refused_before_the_first_element_is_read(message: Any, versi
         try:
             with pytest.raises(ProtocolError, match="elements"):
                 decode(type(message), version, hostile)
+            assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+        finally:
+            tracemalloc.stop()
+
+
+LONGEST = 0x7FFF
+
+STRINGS = [
+    pytest.param(lambda text: HeartbeatRequest(group_id=text), 4, id="compact"),
+    pytest.param(lambda text: HeartbeatRequest(group_instance_id=text), 4, id="compact, nullable"),
+    pytest.param(lambda text: DescribeGroupsRequest(groups=("", text)), 5, id="an element"),
+    pytest.param(lambda text: ProduceRequest(transactional_id=text), 9, id="beside records"),
+    pytest.param(lambda text: FetchRequest(cluster_id=text), 12, id="tagged"),
+]
+
+
+@pytest.mark.parametrize(("message", "version"), STRINGS)
+def test_a_compact_string_longer_than_a_plain_one_may_be_is_refused(message: Callable[[str], Any], version: int):
+    longest, longer = message("a" * LONGEST), message("é" * (LONGEST // 2) + "aa")
+    for decode in (codec.decode, grammar.parse):
+        assert decode(type(longest), version, b"".join(codec.encode(longest, version)))[0] == longest
+        with pytest.raises(ProtocolError):
+            decode(type(longer), version, b"".join(codec.encode(longer, version)))
+
+
+def test_bytes_may_be_longer_than_a_string():
+    message = JoinGroupResponse(members=(JoinGroupResponseMember(metadata=bytes(LONGEST + 1)),))
+    for decode in (codec.decode, grammar.parse):
+        assert decode(JoinGroupResponse, 9, b"".join(codec.encode(message, 9)))[0] == message
+
+
+@pytest.mark.parametrize(("message_type", "version"), [(ApiVersionsResponse, 0), (DescribeGroupsRequest, 0)])
+def test_an_array_of_more_than_a_million_elements_is_refused_before_it_is_read(message_type: Any, version: int):
+    head = b"\0\0" if message_type is ApiVersionsResponse else b""
+    hostile = head + (1_000_001).to_bytes(4, "big") + bytes(6 * 1_000_001)
+    for decode in (codec.decode, grammar.parse):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError):
+                decode(message_type, version, hostile)
+            # The grammar reads from a stream, which shares the bytes.
             assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
         finally:
             tracemalloc.stop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gateway.coordinator.consumer.model import STATIC_LEAVE_EPOCH, ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import contains
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.coordinator.member_epochs import JOIN_EPOCH, MAX_ID_BYTES
+from gateway.coordinator.member_epochs import JOIN_EPOCH
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
@@ -27,8 +27,6 @@ def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> 
         raise KafkaError(ErrorCode.INVALID_REQUEST, "RackId can't be empty.")
     if not event.member_id and (event.version >= FIRST_VERSION_WITH_OWN_MEMBER_ID or epoch != JOIN_EPOCH):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
-    if any(len(id_.encode()) > MAX_ID_BYTES for id_ in (event.member_id, event.instance_id or "", event.rack_id or "")):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"an id is longer than {MAX_ID_BYTES} bytes")
     if event.rebalance_timeout_ms < -1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the rebalance timeout is negative")
     if epoch < STATIC_LEAVE_EPOCH:

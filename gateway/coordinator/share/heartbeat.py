@@ -31,7 +31,7 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.machine import Step
-from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, MAX_ID_BYTES
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.model import (
@@ -121,8 +121,6 @@ def check_request(event: ShareGroupHeartbeat) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId is not a valid UUID.")
     if event.rack_id == "":
         raise KafkaError(ErrorCode.INVALID_REQUEST, "RackId can't be empty.")
-    if event.rack_id is not None and len(event.rack_id.encode()) > MAX_ID_BYTES:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"RackId is longer than {MAX_ID_BYTES} bytes")
     if event.member_epoch < LEAVE_EPOCH:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberEpoch is invalid.")
     if event.member_epoch == JOIN_EPOCH and not event.subscribed_topic_names:

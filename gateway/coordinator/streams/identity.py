@@ -7,10 +7,13 @@ members, for GROUP_ID_NOT_FOUND is fatal to clients.
 
 from __future__ import annotations
 
-from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, MAX_ID_BYTES
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsMember
 from protocol.errors import ErrorCode, KafkaError
+
+MAX_HOST_BYTES = 1_024
+"""In UTF-8, of the address at which a member answers interactive queries."""
 
 MAX_TAGS_BYTES = 16_384
 """In UTF-8, of all a member's tags: they are stored whenever the member changes."""
@@ -24,11 +27,8 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
         raise _invalid("InstanceId can't be empty.")
     if event.rack_id == "":
         raise _invalid("RackId can't be empty.")
-    ids = (event.member_id, event.instance_id or "", event.rack_id or "", event.process_id or "")
-    if any(len(id_.encode()) > MAX_ID_BYTES for id_ in ids):
-        raise _invalid(f"an id is longer than {MAX_ID_BYTES} bytes")
-    if event.user_endpoint is not None and len(event.user_endpoint.host.encode()) > MAX_ID_BYTES:
-        raise _invalid(f"UserEndpoint's host is longer than {MAX_ID_BYTES} bytes")
+    if event.user_endpoint is not None and len(event.user_endpoint.host.encode()) > MAX_HOST_BYTES:
+        raise _invalid(f"UserEndpoint's host is longer than {MAX_HOST_BYTES} bytes")
     if sum(len(key.encode()) + len(value.encode()) for key, value in event.client_tags or ()) > MAX_TAGS_BYTES:
         raise _invalid(f"ClientTags are longer than {MAX_TAGS_BYTES} bytes")
     if event.member_epoch < LEAVE_EPOCH:

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
-from gateway.coordinator.member_epochs import MAX_ID_BYTES
-from gateway.coordinator.streams.identity import MAX_TAGS_BYTES, check_request
+from gateway.coordinator.streams.identity import MAX_HOST_BYTES, MAX_TAGS_BYTES, check_request
 from gateway.coordinator.streams.model import Endpoint, StreamsGroupHeartbeat
 from gateway.coordinator.streams.topology import Subtopology, TopicInfo, Topology
 from protocol.errors import ErrorCode, KafkaError
@@ -66,7 +65,6 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
     ("event", "changed"),
     [
         (JOIN, {"member_id": MemberId("")}),
-        (JOIN, {"member_id": MemberId("é" * (MAX_ID_BYTES // 2 + 1))}),
         (JOIN, {"instance_id": ""}),
         (JOIN, {"instance_id": "i"}),
         (JOIN, {"rack_id": ""}),
@@ -78,7 +76,7 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
         (JOIN, {"warmup": TASK}),
         (JOIN, {"has_source_patterns": True}),
         (JOIN, {"reports_offsets": True}),
-        (JOIN, {"user_endpoint": Endpoint("é" * (MAX_ID_BYTES // 2 + 1), 1)}),
+        (JOIN, {"user_endpoint": Endpoint("é" * (MAX_HOST_BYTES // 2 + 1), 1)}),
         (BEAT, {"client_tags": (("zone", "a"), ("rack", "é" * (MAX_TAGS_BYTES // 2)))}),
         (LEAVE, {"instance_id": ""}),
         (BEAT, {"topology": JOIN.topology}),

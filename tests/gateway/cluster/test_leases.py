@@ -64,6 +64,13 @@ def test_a_groups_shard_is_upstreams(group_id: str, shard: int) -> None:
     assert shard_of(group_id) == shard
 
 
+def test_a_hash_costs_no_more_for_a_longer_id() -> None:
+    began_s = time.process_time()
+    for number in range(20):
+        shard_of(f"{number}" + "g" * 8_000_000)
+    assert time.process_time() - began_s < 2, "it took three seconds for each"
+
+
 async def test_a_lone_node_coordinates_every_group(database: Database) -> None:
     node = await Node(database).start()
     assert node.leases.held == SHARDS == len(node.acquired)
