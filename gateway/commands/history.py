@@ -64,7 +64,9 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
     url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
     try:
         if url is None:
-            raise CommandError(f"no gateway runs in {settings.data_dir}: give --config, --database-url or --data-dir")
+            raise CommandError(
+                f"no gateway serves from {settings.data_dir.absolute()}: give --config, --database-url or --data-dir"
+            )
         found = asyncio.run(_read(url, given.group, given.last))
         rows = told(found)
         if not rows:
