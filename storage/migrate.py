@@ -53,6 +53,15 @@ async def migrate(database: Database) -> int:
     return await database.control.transact(apply)
 
 
+async def has_tables(database: Database) -> bool:
+    """Return whether the database has Sluice's tables, of whatever version."""
+
+    async def look(connection: Connection) -> bool:
+        return bool(await connection.fetchval(statement("schema_exists"), schema.TABLE_SCHEMA))
+
+    return await database.control.transact(look)
+
+
 async def _lock(connection: Connection) -> None:
     try:
         await connection.execute(statement("lock_migrations"), timeout=LOCK_PATIENCE_S)

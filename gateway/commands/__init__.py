@@ -2,36 +2,59 @@
 
 The one idea: a command is a client. It knows bootstrap addresses and Kafka's protocol, nothing of Postgres or of the
 process that serves, so it works with any broker and is a test of this one. `groups history` alone reads Postgres.
+
+This package imports its modules only when a command needs them, so that `sluice --help` does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from gateway.commands import groups, topics, transactions
-from gateway.commands.arguments import Commands, common
-from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
-from gateway.commands.security import read_properties
+if TYPE_CHECKING:
+    from gateway.config.settings import Settings
 
 EXIT_FAILED = 1
 
 
-def add_commands(commands: Commands) -> None:
-    """Adds `groups`, `topics` and `transactions` to the program's commands."""
-    parent = common()
-    for name, module, said in (
-        ("groups", groups, "consumer groups: list, describe, history, lag, reset-offsets, delete"),
-        ("topics", topics, "topics: list, describe, create, delete, tail"),
-        ("transactions", transactions, "transactions: list, describe, abort"),
-    ):
-        room = commands.add_parser(name, help=said)
-        module.add_commands(room.add_subparsers(metavar="COMMAND", required=True), parent)
-        room.set_defaults(run=_run)
+def add_groups(
+    parser: argparse.ArgumentParser,
+    database: argparse.ArgumentParser,
+    settings: Callable[[argparse.Namespace], Settings],
+) -> None:
+    """Add `groups …`; `database` has the options by which `history` finds the journal."""
+    from gateway.commands import groups, history
+    from gateway.commands.arguments import common
+
+    parser.set_defaults(run=_run)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    groups.add_commands(commands, common())
+    history.add_command(commands, database, settings)
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import topics
+    from gateway.commands.arguments import common
+
+    parser.set_defaults(run=_run)
+    topics.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+
+
+def add_transactions(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import transactions
+    from gateway.commands.arguments import common
+
+    parser.set_defaults(run=_run)
+    transactions.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
 
 
 def _run(given: argparse.Namespace) -> int:
+    from gateway.commands.client import Cluster
+    from gateway.commands.errors import CommandError
+    from gateway.commands.security import read_properties
+
     try:
         security = read_properties(given.command_config) if given.command_config else None
         with Cluster(given.bootstrap, timeout_s=given.timeout, security=security) as cluster:

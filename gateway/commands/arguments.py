@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any, Protocol
 
 Address = tuple[str, int]
@@ -22,16 +23,18 @@ def common() -> argparse.ArgumentParser:
     parser.add_argument(
         "-b",
         "--bootstrap",
+        "--bootstrap-server",
         type=_addresses,
-        default=_addresses(DEFAULT_BOOTSTRAP),
+        default=os.environ.get("SLUICE_BOOTSTRAP") or DEFAULT_BOOTSTRAP,
         metavar="HOST:PORT,…",
-        help=f"any broker of the cluster (default {DEFAULT_BOOTSTRAP})",
+        help=f"any broker of the cluster (default: $SLUICE_BOOTSTRAP, else {DEFAULT_BOOTSTRAP})",
     )
     parser.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     parser.add_argument(
         "--command-config",
         metavar="FILE",
-        help="Kafka's client properties, for a listener that asks who its clients are",
+        default=os.environ.get("SLUICE_COMMAND_CONFIG") or None,
+        help="Kafka's client properties, for a listener with TLS or SASL (default: $SLUICE_COMMAND_CONFIG)",
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     return parser

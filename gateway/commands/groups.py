@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.commands import history, log
+from gateway.commands import log
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
@@ -51,8 +51,6 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     describing = commands.add_parser("describe", parents=[common], help="members, assignments and lag of a group")
     describing.add_argument("group")
     describing.set_defaults(command=describe_group)
-
-    history.add_command(commands)
 
     lag = commands.add_parser("lag", parents=[common], help="how far groups are behind, all groups without names")
     lag.add_argument("group", nargs="*")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Any
 from gateway.commands.arguments import Commands
 from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, ranges, show
-from gateway.config.settings import hide_password, load
+from gateway.config.settings import Settings, hide_password
 from protocol.errors import ErrorCode
 from storage.embedded import EmbeddedPostgres
 from storage.errors import StorageError, StorageUnavailable
@@ -36,16 +35,23 @@ EXIT_FAILED = 1
 Record = Mapping[str, Any]
 
 
-def add_command(commands: Commands) -> None:
-    parser = commands.add_parser("history", help="what happened to a group, from the journal in Postgres")
+def add_command(
+    commands: Commands, database: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], Settings]
+) -> None:
+    """Add `groups history`; `database` has the options by which `settings` finds the journal."""
+    parser = commands.add_parser(
+        "history", parents=[database], help="what happened to a group, from the journal in Postgres"
+    )
     parser.add_argument("group")
-    parser.add_argument("--database-url", metavar="URL", help="as for `sluice serve`; default: the embedded Postgres")
-    parser.add_argument("--data-dir", metavar="DIR", help="of the gateway whose embedded Postgres is asked")
     parser.add_argument(
         "--last", type=_count, default=DEFAULT_EVENTS, metavar="EVENTS", help=f"how many events ({DEFAULT_EVENTS})"
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
-    parser.set_defaults(run=run)
+
+    def run_given(given: argparse.Namespace) -> int:
+        return run(given, settings(given))
+
+    parser.set_defaults(run=run_given)
 
 
 def _count(text: str) -> int:
@@ -54,13 +60,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def run(given: argparse.Namespace) -> int:
-    flags = {"database-url": given.database_url, "data-dir": given.data_dir}
-    settings = load({name: text for name, text in flags.items() if text is not None}, (), os.environ).settings
+def run(given: argparse.Namespace, settings: Settings) -> int:
     url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
     try:
         if url is None:
-            raise CommandError(f"no gateway runs in {settings.data_dir}: give its --data-dir, or --database-url")
+            raise CommandError(
+                f"no gateway serves from {settings.data_dir.absolute()}: give --config, --database-url or --data-dir"
+            )
         found = asyncio.run(_read(url, given.group, given.last))
         rows = told(found)
         if not rows:

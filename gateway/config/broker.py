@@ -12,7 +12,7 @@ How texts become a `BrokerConfig` is `broker_parsing.py`'s. Neither knows where 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -861,6 +861,16 @@ def find_broker_config(name: str) -> ConfigKey | None:
         documentation = "Who may authenticate by a mechanism at a listener, in Kafka's syntax for login modules."
         return ConfigKey(name, ConfigType.PASSWORD, None, documentation, update=_AT_START)
     return None
+
+
+def broker_config_names(like: str) -> Iterator[str]:
+    """Return the names of all broker settings, and those of the listener whose setting `like` is."""
+    yield from BROKER_CONFIGS
+    yield from WITHOUT_EFFECT
+    if like.startswith(LISTENER_PREFIX):
+        listener = like.removeprefix(LISTENER_PREFIX).partition(".")[0]
+        yield from (f"{LISTENER_PREFIX}{listener}.{FIELDS[field_name].name}" for field_name in _OF_LISTENERS)
+        yield from (f"{LISTENER_PREFIX}{listener}{mechanism}{JAAS_CONFIG}" for mechanism in _OF_MECHANISM)
 
 
 def shown_value(name: str, value: str) -> str:

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.broker import FIELDS, NODE_ID_NAMES, BrokerConfig, find_broker_config, shown_value
+from gateway.config.broker import (
+    FIELDS,
+    NODE_ID_NAMES,
+    BrokerConfig,
+    broker_config_names,
+    find_broker_config,
+    shown_value,
+)
 from gateway.config.definition import HIDDEN, ConfigError, ConfigKey, Update
+from gateway.config.suggestions import did_you_mean, may_be_secret, nearest
 from gateway.config.without_effect import WITHOUT_EFFECT
 
 
@@ -130,7 +138,10 @@ def _known(name: str, value: str) -> ConfigKey:
     key = find_broker_config(name)
     if key is None:
         refuse_without_effect(name, value)
-        raise ConfigError(name, HIDDEN, "unknown broker setting")
+        known = list(broker_config_names(name))
+        meant_a_password = any(shown_value(each, "") == HIDDEN for each in nearest(name, known))
+        shown = HIDDEN if meant_a_password or may_be_secret(name) else value
+        raise ConfigError(name, shown, f"unknown broker setting{did_you_mean(name, known)}")
     return key
 
 

@@ -31,6 +31,7 @@ from gateway.config.listeners import (
     render_address,
 )
 from gateway.config.security import listener_security
+from gateway.config.suggestions import did_you_mean, may_be_secret
 from gateway.operate.logs import LOG_LEVELS, LogFormat
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
@@ -262,7 +263,8 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_FIELD = {option.field: option for option in OPTIONS}
 _BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
-_OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET"})
+_OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG"})
+"""The last two are defaults of commands that ask a broker."""
 TEST_PREFIX = "SLUICE_TEST_"
 """Variables of the test suite, which a gateway that it starts may inherit."""
 _SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
@@ -429,7 +431,13 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(TEST_PREFIX):
             continue
         if not _SERVICE_VARIABLE.fullmatch(name) and not (name.endswith("_PORT") and _SERVICE_URL.match(text)):
-            raise ConfigurationError(name, text, "environment", "no option has this variable")
+            shown = "…" if may_be_secret(name) else hide_password(text)
+            raise ConfigurationError(
+                name,
+                shown,
+                "environment",
+                f"no option has this variable{did_you_mean(name, known, prefix=ENVIRONMENT_PREFIX)}",
+            )
 
 
 def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -449,7 +457,9 @@ def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str
         elif field in _BY_FIELD:
             options[field] = _as_text(key, value, origin)
         else:
-            raise ConfigurationError(key, str(value), origin, "unknown key; broker settings belong in [broker]")
+            shown = "…" if may_be_secret(key) else hide_password(str(value))
+            hint = did_you_mean(field, [*_BY_FIELD, "broker"]) or "; broker settings belong in [broker]"
+            raise ConfigurationError(key, shown, origin, f"unknown key{hint}")
     return options, broker
 
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from gateway.operate.metrics import Metrics
+from gateway.version import program_version
 
 CHECK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 0.5
 
 Check = Callable[[], Awaitable[str | None]]
 """Says what is wrong, None if nothing is."""
-
-
-def program_version() -> str:
-    """The installed version, or `unknown` in a tree that was never installed."""
-    try:
-        return version("sluice")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class HttpServer:

@@ -45,7 +45,9 @@ def add_nodes(parser: argparse.ArgumentParser, settings: Configure) -> None:
 def _run(settings: Settings, *, deleting: bool, as_json: bool) -> int:
     url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
     if url is None:
-        print(f"sluice: no node serves from {settings.data_dir}: see --data-dir, --database-url", file=sys.stderr)
+        place = settings.data_dir.absolute()
+        advice = "give --config, --database-url or --data-dir"
+        print(f"sluice: no gateway serves from {place}: {advice}", file=sys.stderr)
         return EXIT_FAILED
     try:
         rows = asyncio.run(_look(url, _deletions if deleting else _nodes))

@@ -19,7 +19,7 @@ from storage.backup import back_up, read_manifest, restore
 from storage.check import CheckReport, check
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError
-from storage.migrate import migrate
+from storage.migrate import has_tables, migrate
 from storage.pool import Database
 from storage.store import open_store
 
@@ -81,10 +81,28 @@ async def database_of(settings: Settings) -> AsyncGenerator[str]:
         await embedded.stop()
 
 
-async def _check(settings: Settings, *, repair: bool) -> int:
+@asynccontextmanager
+async def existing_database(settings: Settings) -> AsyncGenerator[str]:
+    """Yield the URL of a database that is there. StorageError if the data directory holds none: a command that makes
+    one would answer from an empty database where the gateway has another."""
+    if settings.database_url is None and not EmbeddedPostgres(settings.data_dir).cluster_dir.exists():
+        place = settings.data_dir.absolute()
+        raise StorageError(f"no gateway and no database in {place}: give --config, --database-url or --data-dir")
     async with database_of(settings) as url:
+        yield url
+
+
+async def require_tables(database: Database) -> None:
+    """StorageError if no gateway has served from this database yet."""
+    if not await has_tables(database):
+        raise StorageError("no gateway has served from this database: give --config, --database-url or --data-dir")
+
+
+async def _check(settings: Settings, *, repair: bool) -> int:
+    async with existing_database(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=2, statement_timeout_ms=60_000)
         try:
+            await require_tables(database)
             await migrate(database)
             store = await open_store(database, settings.log_place)
             report = await check(database, store, repair=repair)
@@ -104,7 +122,7 @@ def _summary(report: CheckReport) -> str:
 
 
 async def _back_up(settings: Settings, target: Path) -> int:
-    async with database_of(settings) as url:
+    async with existing_database(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1)
         try:
             store = await open_store(database, settings.log_place)

@@ -19,7 +19,7 @@ from typing import Any
 
 from gateway.commands.render import Row, show
 from gateway.config.settings import Settings
-from gateway.operate.upkeep import Configure, database_of
+from gateway.operate.upkeep import Configure, existing_database, require_tables
 from gateway.security.scram import (
     DEFAULT_ITERATIONS,
     MAX_ITERATIONS,
@@ -92,10 +92,13 @@ def _run(command: Command, settings: Configure, given: argparse.Namespace) -> in
 
 
 @asynccontextmanager
-async def _users(settings: Settings) -> AsyncGenerator[UserStore]:
-    async with database_of(settings) as url:
+async def _users(settings: Settings, *, first: bool = False) -> AsyncGenerator[UserStore]:
+    """`first`: a database in which no gateway has served yet is given its tables, for the first user."""
+    async with existing_database(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
         try:
+            if not first:
+                await require_tables(database)
             await migrate(database)
             yield UserStore(database)
         finally:
@@ -111,7 +114,7 @@ async def add_user(given: argparse.Namespace, settings: Settings) -> int:
         salt = secrets.token_bytes(SALT_BYTES)
         salted = salted_password(mechanism, password, salt, given.iterations)
         made.append(credential(given.user, mechanism, salted, salt, given.iterations))
-    async with _users(settings) as users:
+    async with _users(settings, first=True) as users:
         await users.change(made, ())
     print(f"{given.user} authenticates by {', '.join(each.mechanism for each in _mechanisms(given))}")
     return 0

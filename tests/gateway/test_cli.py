@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.cli import main
+from gateway.config.settings import OPTIONS
 from protocol import codec
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -55,12 +57,99 @@ def test_an_unknown_flag_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> N
     assert exited.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--lissten", "127.0.0.1:7"], "did you mean --listen?"),
+        (["topics", "list", "--bootstrp=h:1"], "did you mean --bootstrap?"),
+        (["topic", "list"], "there is no command 'topic'; did you mean topics?"),
+        (["groups", "histry", "g"], "did you mean history?"),
+        (["nothing-like-it"], "there is no command 'nothing-like-it'\n"),
+    ],
+)
+def test_a_mistyped_word_is_told_with_the_nearest_name(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(words)
+    assert exited.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "backup", "restore", "nodes", "users add", "users delete", "users list", "groups history"]
+)
+def test_a_command_that_asks_the_database_lists_no_option_of_a_node(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([*command.split(), "--help"])
+    assert exited.value.code == 0
+    flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert flags >= {"--config", "--database-url", "--data-dir", "--log-store"}
+    others = {option.flag for option in OPTIONS} - {"--database-url", "--data-dir", "--log-store"}
+    assert not flags & others
+
+
+def test_help_says_which_commands_ask_a_broker_and_which_the_database(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    broker, database = text.index("Ask a broker"), text.index("Ask the database")
+    for name in ("topics", "groups ", "transactions", "healthcheck"):
+        assert broker < text.index(f"\n  {name}") < database
+    for name in ("nodes", "users", "groups history", "check ", "backup", "restore"):
+        assert text.index(f"\n  {name}") > database
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_version_and_help_import_nothing_of_the_gateway(flag: str) -> None:
+    """Importing the gateway takes more than a second of CPU on a slow machine."""
+    program = (
+        "import sys\nfrom gateway.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('gateway', 'protocol', 'storage') or "
+        "getattr(sys.modules[name], '__file__', None) and 'site-packages' in sys.modules[name].__file__))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=True)
+    allowed = {
+        "gateway",
+        "gateway.cli",
+        "gateway.commands",
+        "gateway.commands.parsing",
+        "gateway.config",
+        "gateway.config.suggestions",
+        "gateway.version",
+    }
+    imported = {name for name in done.stdout.splitlines()[-1].split() if not name.startswith(("_", "editable"))}
+    assert imported - allowed == set()
+
+
+@pytest.mark.parametrize("flag", ["-b", "--bootstrap", "--bootstrap-server"])
+def test_a_broker_is_named_by_either_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics", "list", flag, "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().err
+
+
+def test_a_broker_and_its_properties_are_named_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_BOOTSTRAP", "127.0.0.1:1")
+    assert main(["topics", "list"]) == 1
+    assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().err
+    assert main(["topics", "list", "-b", "127.0.0.1:2"]) == 1
+    assert "127.0.0.1:2 cannot be reached" in capsys.readouterr().err
+    monkeypatch.setenv("SLUICE_COMMAND_CONFIG", "/no/such/file")
+    assert main(["topics", "list"]) == 1
+    assert "/no/such/file cannot be read" in capsys.readouterr().err
+
+
 def test_an_absent_database_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
     # It would bind the suite's loggers to this test's captured stderr.
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
+    monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
     assert code == 1
@@ -74,7 +163,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
 def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.3)
     monkeypatch.setattr("gateway.app.DATABASE_RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
+    monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     with structlog.testing.capture_logs() as lines:
         assert main(["serve", "--database-url", "postgresql://me:secret@127.0.0.1:1/none"]) == 1
     (line,) = lines
@@ -86,7 +175,7 @@ def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pyte
 def test_a_port_in_use_is_one_line_that_names_the_option(
     option: str, database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
+    monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         options = {"--listen": "127.0.0.1:0", "--metrics-listen": "off", option: address}

@@ -141,12 +141,35 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
     assert name in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["sasl.jaas.config", "listener.name.one.sasl.plian.sasl.jaas.config", "no.such"])
-def test_the_value_of_an_unknown_setting_is_not_told(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.jaas.config",
+        "listener.name.one.sasl.plian.sasl.jaas.config",
+        "listener.name.one.ssl.key.pasword",
+        "ssl.keystore.keey",
+        "plugin.secret",
+    ],
+)
+def test_a_value_that_may_be_a_secret_is_not_told(name: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown broker setting|Has no effect") as refused:
         parse_broker_configs({name: "a secret"})
     assert name in str(refused.value)
     assert "a secret" not in f"{refused.value} {refused.value.value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num.partition", "; did you mean num.partitions?"),
+        ("listener.name.one.ssl.client.aut", "; did you mean listener.name.one.ssl.client.auth?"),
+        ("no.such", ""),
+    ],
+)
+def test_an_unknown_setting_is_told_with_its_value_and_the_nearest_name(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_broker_configs({name: "7"})
+    assert str(refused.value) == f"Invalid value 7 for configuration {name}: unknown broker setting{hint}"
 
 
 def test_a_password_that_cannot_be_changed_is_not_told() -> None:

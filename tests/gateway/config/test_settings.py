@@ -162,6 +162,40 @@ def test_an_unknown_variable_is_refused(name: str) -> None:
         load({}, (), {name: "1"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "SLUICE_LISTN",
+            "127.0.0.1:1",
+            "'127.0.0.1:1' (from environment): no option has this variable; did you mean SLUICE_LISTEN?",
+        ),
+        (
+            "SLUICE_DATABSE_URL",
+            "postgresql://me:secret@host/db",
+            "'postgresql://me:…@host/db' (from environment): "
+            "no option has this variable; did you mean SLUICE_DATABASE_URL?",
+        ),
+        ("SLUICE_PASSWORD", "secret", "'…' (from environment): no option has this variable"),
+    ],
+)
+def test_a_mistyped_variable_is_told_with_the_nearest_name_and_without_passwords(
+    name: str, value: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load({}, (), {name: value})
+    assert str(refused.value) == f"{name}: {said}"
+
+
+def test_a_mistyped_key_of_the_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown key; did you mean listen\?$"):
+        load({}, (), {}, write(tmp_path, "lissten = '127.0.0.1:1'\n"))
+
+
+def test_variables_of_commands_that_ask_a_broker_are_known() -> None:
+    load({}, (), {"SLUICE_BOOTSTRAP": "kafka:9092", "SLUICE_COMMAND_CONFIG": "/etc/sluice/admin.properties"})
+
+
 def test_variables_of_the_test_suite_and_of_others_are_let_be() -> None:
     load({}, (), {"SLUICE_TEST_DATABASE_URL": "x", "PATH": "/bin"})
 

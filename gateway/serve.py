@@ -1,0 +1,154 @@
+"""`sluice serve`: one node, or several under a supervisor.
+
+The one idea: what can go wrong before the node serves is one line on stderr and an exit code (2: refused configuration,
+1: the node could not start).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from gateway.app import App, StartError
+from gateway.config.listeners import render_address
+from gateway.config.settings import OPTIONS, Configuration, Settings
+from gateway.net.collection import Survivors
+from gateway.operate import logs, workers
+from gateway.options import add_options, configuration_of, warn
+
+END_TIMEOUT_S = 0.1
+EXIT_FAILED = 1
+COLLECTION_THRESHOLDS = (5_000, 4, 2)
+"""New objects before a collection of the youngest, which takes some tenths of a millisecond; how many of those before
+one of the next generation, and of these before a full one, which looks at what has come since the one before."""
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    parser.add_argument("--supervisor", type=int, default=None, help=argparse.SUPPRESS)
+    parser.set_defaults(run=serve)
+
+
+def serve(given: argparse.Namespace) -> int:
+    if given.supervisor is not None:
+        workers.die_with(given.supervisor)
+    configuration = configuration_of(given)
+    settings = configuration.settings
+    if settings.workers > 1:
+        return _supervise(configuration, given)
+    advertised = settings.listeners[0].advertised
+    logs.configure(settings.log_format, settings.log_level, render_address(advertised) if advertised[1] else None)
+    _keep_large_blocks()
+    _raise_descriptor_limit()
+    return uvloop.run(_run(configuration))
+
+
+def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
+    settings = configuration.settings
+    logs.configure(settings.log_format, settings.log_level, "supervisor")
+    warn(configuration)
+    flags = [
+        f"{option.flag}={getattr(given, option.field)}"
+        for option in OPTIONS
+        if hasattr(given, option.field) and option.name not in workers.OWN_FLAGS
+    ]
+    flags += [f"--set={assignment}" for assignment in given.set]
+    flags += [f"--config={given.config}"] if given.config else []
+    supervisor = workers.Supervisor(configuration, flags, as_json=logs.as_json(settings.log_format))
+    return asyncio.run(supervisor.run(partial(_welcome, settings)))
+
+
+async def _run(configuration: Configuration) -> int:
+    code = await _serve_until_told(configuration)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=END_TIMEOUT_S))[1]:
+        # Queries to a Postgres that does not answer, which asyncpg cannot give up either; the loop would wait for them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+async def _serve_until_told(configuration: Configuration) -> int:
+    warn(configuration)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    app = App(configuration.settings)
+    starting = asyncio.create_task(app.start())
+    asked_to_stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait((starting, asked_to_stop), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,))
+            return 0
+        starting.result()
+        print(_welcome(configuration.settings, app.bootstrap), flush=True)
+        survivors = Survivors()
+        # Of what comes later nearly all is freed by itself. Ten thousand groups that join spent a quarter of their time
+        # in the collector at Python's 700.
+        gc.set_threshold(*COLLECTION_THRESHOLDS)
+        try:
+            await asked_to_stop
+        finally:
+            survivors.close()
+    except StartError as error:
+        print(f"sluice: {_one_line(error)}", file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        asked_to_stop.cancel()
+        await app.stop()
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    """Postgres adds details and construct its path in lines of their own."""
+    return " ".join(str(error).split())
+
+
+def _welcome(settings: Settings, bootstrap: str) -> str:
+    if not settings.roles.is_broker:
+        return (
+            f"Sluice is a controller at {bootstrap}. To ask it:\n"
+            f"  kafka-metadata-quorum.sh --bootstrap-controller {bootstrap} describe --status"
+        )
+    return (
+        f"Sluice serves Kafka clients at {bootstrap}. To try it:\n"
+        f"  echo hello | kcat -b {bootstrap} -t greetings -P\n"
+        f"  kcat -b {bootstrap} -t greetings -C -e\n"
+        f"  python3 -m kafka.admin -b {bootstrap} topics list   (pip install kafka-python)"
+    )
+
+
+def _keep_large_blocks() -> None:
+    """Lets glibc reuse the megabyte buffers of frames instead of mapping and unmapping each, which costs a page fault
+    per 4 KiB received. Without effect on other C libraries."""
+    mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 32 * 1024 * 1024)
+        mallopt(trim_threshold, 64 * 1024 * 1024)
+        mallopt(top_pad, 4 * 1024 * 1024)
+
+
+def _raise_descriptor_limit() -> None:
+    """A connection is a descriptor, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

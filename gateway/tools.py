@@ -1,0 +1,206 @@
+"""Commands that need neither a database nor a cluster: `sluice config`, `decode`, `apis` and `healthcheck`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+from gateway.apis import SERVED
+from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.definition import render
+from gateway.config.security import TlsSettings, listener_security
+from gateway.config.settings import load
+from gateway.net.context import Role
+from gateway.options import add_options, configuration_of, warn
+from protocol.api_keys import ApiKey
+from protocol.codec import decode, encode, request_class, response_class
+from protocol.errors import ProtocolError
+from protocol.grammar import parse
+from protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+HEALTHCHECK_TIMEOUT_S = 3.0
+EXIT_FAILED, EXIT_REFUSED = 1, 2
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    parser.set_defaults(run=_config)
+
+
+def add_healthcheck(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="default: where `serve` would listen")
+    parser.set_defaults(run=_healthcheck)
+
+
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("api", help="name or key, e.g. JoinGroup, join_group or 11")
+    parser.add_argument("api_version", metavar="version", type=int)
+    parser.add_argument("hex", help="the body without size and header; spaces are ignored; - reads standard input")
+    parser.add_argument("--response", action="store_true", help="the bytes are a response")
+    parser.set_defaults(run=_decode)
+
+
+def add_apis(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", action="store_true", help="as a table for the README")
+    parser.set_defaults(run=_apis)
+
+
+def _config(given: argparse.Namespace) -> int:
+    configuration = configuration_of(given)
+    rows = [(value.name, value.text, value.origin) for value in configuration.values]
+    shown = {name for name, _, _ in rows}
+    others = [key for name, key in BROKER_CONFIGS.items() if name not in shown and not key.internal]
+    rows += [(key.name, render(key.default), "default") for key in others]
+    _print_columns([(name, "-" if text is None else text, origin) for name, text, origin in rows])
+    warn(configuration)
+    return 0
+
+
+def _healthcheck(given: argparse.Namespace) -> int:
+    flags = {} if given.address is None else {"listen": given.address}
+    settings = load(flags, (), os.environ).settings
+    # Without TLS where there is a listener of that kind: what is asked is whether it serves, not who it is.
+    listener = min(settings.listeners, key=lambda each: each.security_protocol.endswith("SSL"))
+    host, port = listener.bind
+    tls = listener_security(listener, settings.broker).tls
+    # Of several workers each must answer; an address that was given is that of one.
+    asked = range(port, port + (settings.workers if given.address is None else 1))
+    return max(_check_health(host, each, tls=tls) for each in asked)
+
+
+def _check_health(host: str, port: int, *, tls: TlsSettings | None) -> int:
+    if host in ("", "0.0.0.0", "::"):
+        host = "::1" if host == "::" else "127.0.0.1"
+    try:
+        code = _ask_api_versions(host, port, tls=tls)
+    except (OSError, ProtocolError) as error:
+        print(f"sluice: {host}:{port} does not answer: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if code:
+        print(f"sluice: {host}:{port} answers with error {code}", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{host}:{port} answers")
+    return 0
+
+
+def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
+    """The error code of an ApiVersions v0 answer. Raises OSError or ProtocolError if there is none."""
+    header = encode_request_header(RequestHeader(ApiKey.API_VERSIONS, 0, 1, "sluice-healthcheck"))
+    frame = header + b"".join(encode(ApiVersionsRequest(), 0))
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, port), timeout=HEALTHCHECK_TIMEOUT_S))
+        if tls is not None:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = stack.enter_context(context.wrap_socket(connection))
+            if tls.client_auth == "required":
+                return 0  # Its half of the handshake is all that a node answers to who shows no certificate.
+        connection.sendall(len(frame).to_bytes(4, "big") + frame)
+        answer = _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
+    _, position = decode_response_header(ApiKey.API_VERSIONS, 0, answer)
+    response, _ = decode(ApiVersionsResponse, 0, answer, position)
+    return response.error_code
+
+
+def _receive(connection: socket.socket, size_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < size_bytes:
+        part = connection.recv(min(size_bytes - len(received), 65536))
+        if not part:
+            raise ProtocolError("the connection was closed")
+        received += part
+    return bytes(received)
+
+
+def _decode(given: argparse.Namespace) -> int:
+    api_key = _find_api(given.api)
+    if api_key is None:
+        print(f"sluice: there is no API {given.api!r}", file=sys.stderr)
+        return EXIT_REFUSED
+    text: str = sys.stdin.read() if given.hex == "-" else given.hex
+    try:
+        body = bytes.fromhex("".join(text.split()))
+    except ValueError:
+        print("sluice: the body is not hexadecimal", file=sys.stderr)
+        return EXIT_REFUSED
+    try:
+        message_type = response_class(api_key) if given.response else request_class(api_key)
+        message, end = parse(message_type, given.api_version, body)
+    except KeyError:
+        print(f"sluice: {api_key.name} is not declared", file=sys.stderr)
+        return EXIT_REFUSED
+    except (ValueError, ProtocolError) as error:
+        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+    print("\n".join(_describe(message)))
+    if end != len(body):
+        print(f"sluice: {len(body) - end} bytes are left over", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _find_api(text: str) -> ApiKey | None:
+    wanted = text.replace("_", "").lower()
+    for api_key in ApiKey:
+        if wanted in (str(int(api_key)), api_key.name.replace("_", "").lower()):
+            return api_key
+    return None
+
+
+def _describe(value: object, name: str = "", depth: int = 0) -> list[str]:
+    """A message as indented lines, one per field."""
+    indent = "  " * depth
+    label = f"{indent}{name}: " if name else indent
+    if dataclasses.is_dataclass(value):
+        lines = [f"{label}{type(value).__name__}"]
+        for field in dataclasses.fields(value):
+            lines += _describe(getattr(value, field.name), field.name, depth + 1)
+        return lines
+    if isinstance(value, tuple) and value:
+        elements = cast("tuple[object, ...]", value)
+        lines = [f"{indent}{name}:"]
+        for index, element in enumerate(elements):
+            lines += _describe(element, f"[{index}]", depth + 1)
+        return lines
+    if isinstance(value, memoryview):
+        value = cast("memoryview[int]", value).tobytes()
+    if isinstance(value, bytes):
+        return [f"{label}{len(value)} bytes {value.hex()}"]
+    return [f"{label}{value!r}"]
+
+
+def _apis(given: argparse.Namespace) -> int:
+    rows = [
+        (
+            _upstream_name(line.api_key),
+            str(int(line.api_key)),
+            f"{line.min_version}-{line.max_version}",
+            "broker, controller" if Role.CONTROLLER in line.roles else "broker",
+        )
+        for line in sorted(SERVED, key=lambda line: line.api_key)
+    ]
+    if given.markdown:
+        print("| API | Key | Versions | Asked of a |\n|---|---|---|---|")
+        for row in rows:
+            print(f"| {' | '.join(row)} |")
+    else:
+        _print_columns([("API", "KEY", "VERSIONS", "ASKED OF A"), *rows])
+    return 0
+
+
+def _upstream_name(api_key: ApiKey) -> str:
+    return "".join(word.capitalize() for word in api_key.name.split("_"))
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
