@@ -14,7 +14,7 @@ from uuid import UUID
 from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.metadata import Placement
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.share.heartbeat import is_uuid
+from gateway.coordinator.share.heartbeat import INVALID_MEMBER_ID, is_member_id
 from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, AcknowledgeType
 from gateway.log.partition_lookup import resolve_topics
 from gateway.net.context import RequestContext
@@ -48,9 +48,7 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
         async for part in in_pieces(topic.partitions):
             named[topic.topic_id, part.partition_index] = part.acknowledgement_batches
             acknowledges = acknowledges or bool(part.acknowledgement_batches)
-    if request.is_renew_ack and any(
-        (request.max_bytes, request.max_records, request.min_bytes, request.max_wait_ms, request.batch_size)
-    ):
+    if request.is_renew_ack and any((request.max_bytes, request.max_records, request.min_bytes, request.max_wait_ms)):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a request that renews acquires nothing: its limits must be 0")
     if request.share_session_epoch == INITIAL_EPOCH and acknowledges:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the first request of a share session acknowledges nothing")
@@ -111,8 +109,8 @@ def _session(request: ShareFetchRequest | ShareAcknowledgeRequest, context: Requ
     group_id, member_id = request.group_id, request.member_id
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
-    if not member_id or not is_uuid(member_id):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId is not a valid UUID.")
+    if member_id is None or not is_member_id(member_id):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, INVALID_MEMBER_ID)
     sessions, connection_id = context.services.share_sessions, context.connection.connection_id
     epoch = request.share_session_epoch
     if epoch != INITIAL_EPOCH:

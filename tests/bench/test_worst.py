@@ -9,7 +9,7 @@ import pytest
 from bench import worst
 from bench.worst import WIDE_PARTITIONS, administration, of_share_groups, whole_apis
 from gateway.apis import SERVED
-from gateway.coordinator.share.heartbeat import is_uuid
+from gateway.coordinator.share.heartbeat import is_member_id
 from protocol.codec import decode_request, encode, has_more_elements
 
 LINES = {int(line.api_key): line for line in SERVED}
@@ -36,7 +36,7 @@ def test_share_groups_are_share_groups_of_members_that_may_be() -> None:
     assert len(cases) >= 3
     for case in cases:
         assert case.requests[0].group_id == "worst-share"
-        assert is_uuid(case.requests[0].member_id)
+        assert is_member_id(case.requests[0].member_id)
 
 
 def test_what_is_asked_one_after_the_other_can_be_read() -> None:

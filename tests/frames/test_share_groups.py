@@ -346,11 +346,15 @@ async def test_what_is_not_the_members_is_not_acknowledged(gateway: GatewayProce
         assert await one.fetch() == [(0, 1, 1)]
         assert await two.fetch() == []
         assert await two.acknowledge((0, 0, ACCEPT)) == ErrorCode.INVALID_RECORD_STATE
-        assert await one.acknowledge((0, 5, ACCEPT)) == ErrorCode.INVALID_RECORD_STATE
+        assert await one.acknowledge((0, 5, ACCEPT)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((1, 0, ACCEPT)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, 9)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW), renews=True) == NONE
+        # Every limit must be 0, except the size of batches.
+        limits: dict[str, Any] = {"is_renew_ack": True, "max_bytes": 0, "max_records": 0, "min_bytes": 0}
+        assert await one.fetch((0, 1, RENEW), **limits) == []
+        await one.ask((0, 1, RENEW), **limits, max_wait_ms=1, code=ErrorCode.INVALID_REQUEST)
         assert await one.acknowledge((0, 1, ACCEPT)) == NONE
 
 
@@ -377,7 +381,7 @@ async def test_the_end_of_a_session_lets_go_of_what_was_not_acknowledged(gateway
         part = part_of(answer)
         assert part is not None
         assert (part.acknowledge_error_code, part.acquired_records) == (NONE, ())
-        assert await two.fetch() == [(1, 1, 1)]
+        assert await two.fetch() == [(1, 1, 2)]
         await one.ask(share_session_epoch=1, code=ErrorCode.SHARE_SESSION_NOT_FOUND)
 
 
@@ -387,14 +391,41 @@ async def test_a_connection_that_closes_ends_its_sessions(gateway: GatewayProces
             assert await two.fetch() == [(0, 0, 1)]
             waiting = asyncio.create_task(one.fetch(max_wait_ms=20_000))
             await asyncio.sleep(0)
-        assert await asyncio.wait_for(waiting, 10) == [(0, 0, 1)]
+        assert await asyncio.wait_for(waiting, 10) == [(0, 0, 2)]
+
+
+async def test_a_record_whose_consumers_all_lose_their_connection_is_archived_at_the_limit(
+    gateway: GatewayProcess,
+) -> None:
+    async with scene(gateway, records=1) as one:
+        for count in range(1, 6):
+            async with reading(gateway, one.group_id, one.topic, one.topic_id) as other:
+                assert await other.fetch(max_wait_ms=5_000) == [(0, 0, count)]
+        await send(one.client, one.topic)
+        assert await one.fetch(max_wait_ms=5_000) == [(1, 1, 1)]
 
 
 async def test_a_new_session_takes_the_place_of_the_former(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         assert await one.fetch() == [(0, 0, 1)]
         one.session_epoch = 0
+        assert await one.fetch() == [(0, 0, 2)]
+
+
+async def test_a_member_id_of_any_form_joins_and_fetches(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        one.member_id, one.member_epoch = "a-member/1", 0
+        await one.join()
         assert await one.fetch() == [(0, 0, 1)]
+        one.member_id, one.session_epoch = "x" * 37, 0
+        await one.ask(code=ErrorCode.INVALID_REQUEST)
+
+
+async def test_an_acknowledgement_beyond_what_was_read_is_an_invalid_request(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2) as one:
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await one.acknowledge((0, 2, ACCEPT)) == ErrorCode.INVALID_REQUEST
+        assert await one.acknowledge((0, 1, ACCEPT)) == NONE
 
 
 # --- what lasts -----------------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ otherwise it is told, at once, for nobody has to let go first.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
@@ -44,7 +42,9 @@ from gateway.coordinator.share.model import (
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode, KafkaError
 
-UUID_BYTES = 16
+MAX_MEMBER_ID_LENGTH = 36
+"""In UTF-16 code units, as upstream counts."""
+INVALID_MEMBER_ID = "Invalid member id in the request."
 
 
 def heartbeat(
@@ -115,10 +115,8 @@ def heartbeat(
 
 def check_request(event: ShareGroupHeartbeat) -> None:
     """Refuses what no group could take, in Kafka's words where it has some. Raises KafkaError."""
-    if not event.member_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
-    if not is_uuid(event.member_id):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId is not a valid UUID.")
+    if not is_member_id(event.member_id):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, INVALID_MEMBER_ID)
     if event.rack_id == "":
         raise KafkaError(ErrorCode.INVALID_REQUEST, "RackId can't be empty.")
     if event.member_epoch < LEAVE_EPOCH:
@@ -127,14 +125,9 @@ def check_request(event: ShareGroupHeartbeat) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "SubscribedTopicNames must be set in first request.")
 
 
-def is_uuid(text: str) -> bool:
-    """Whether it is a UUID as Kafka writes it: URL-safe base64 without padding."""
-    if len(text) not in (22, 24) or not text.isascii():
-        return False
-    try:
-        return len(base64.b64decode(text.ljust(24, "="), altchars=b"-_", validate=True)) == UUID_BYTES
-    except binascii.Error:
-        return False
+def is_member_id(text: str) -> bool:
+    """Check what upstream checks of a share member's id (KafkaApis.isMemberIdValid): its length, not its form."""
+    return 0 < len(text) <= MAX_MEMBER_ID_LENGTH and len(text.encode("utf-16-le")) <= 2 * MAX_MEMBER_ID_LENGTH
 
 
 def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step:

@@ -187,9 +187,9 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
         case Acknowledge():
             return _acknowledge(partition, event, now_ms, settings)
         case Release():
-            return _let_go(partition, lambda each: each.member_id == event.member_id, _given_back)
+            return _let_go(partition, lambda each: each.member_id == event.member_id, settings)
         case LocksExpire():
-            return _let_go(partition, lambda each: each.deadline_ms <= now_ms, lambda each: _released(each, settings))
+            return _let_go(partition, lambda each: each.deadline_ms <= now_ms, settings)
         case LogStartMoved():
             return _log_start_moved(partition, event.log_start_offset)
 
@@ -302,7 +302,11 @@ def _acknowledge(
             # The log's start or somebody's reset has passed it: there is nothing left to say of it.
             continue
         if batch.last_offset >= partition.end_offset:
-            return PartitionStep(partition, error=ErrorCode.INVALID_RECORD_STATE)
+            # As in SharePartition.fetchSubMapForAcknowledgementBatch: an empty window has its own code.
+            return PartitionStep(
+                partition,
+                error=ErrorCode.INVALID_REQUEST if partition.ranges else ErrorCode.INVALID_RECORD_STATE,
+            )
         for first_offset, last_offset, kind in _runs(batch):
             for each in _between(partition.ranges, max(first_offset, partition.start_offset), last_offset):
                 if each.state is not RecordState.ACQUIRED or each.member_id != event.member_id:
@@ -336,10 +340,11 @@ def _runs(batch: AcknowledgedBatch) -> Iterable[tuple[int, int, AcknowledgeType]
             begin = index
 
 
-def _let_go(
-    partition: SharePartition, is_due: Callable[[Range], bool], released: Callable[[Range], Range]
-) -> PartitionStep:
-    pieces = [released(each) for each in partition.ranges if each.state is RecordState.ACQUIRED and is_due(each)]
+def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings: PartitionSettings) -> PartitionStep:
+    """Release what is due. However a delivery ends without an acknowledgement, it counts (upstream:
+    SharePartition.releaseAcquiredRecords): a record that kills each of its consumers is archived at the limit."""
+    acquired = (each for each in partition.ranges if each.state is RecordState.ACQUIRED)
+    pieces = [_released(each, settings) for each in acquired if is_due(each)]
     if not pieces:
         return PartitionStep(partition)
     after = _sealed(partition.start_offset, _overlaid(partition.ranges, pieces))
@@ -351,12 +356,6 @@ def _released(each: Range, settings: PartitionSettings) -> Range:
     spent = each.delivery_count >= settings.delivery_count_limit
     state = RecordState.ARCHIVED if spent else RecordState.AVAILABLE
     return each.settled(state)
-
-
-def _given_back(each: Range) -> Range:
-    """What a session still held at its end was fetched, and as far as anyone knows not looked at: as in Kafka that
-    delivery does not count, or consumers that restart a few times would use up records that nobody has seen."""
-    return Range(each.first_offset, each.last_offset, RecordState.AVAILABLE, each.delivery_count - 1)
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:

@@ -201,8 +201,11 @@ def test_the_epoch_that_was_passed_over_is_believed_and_told_nothing():
     ("member_id", "epoch", "names", "rack", "error"),
     [
         (MemberId(""), 0, ("t1",), None, ErrorCode.INVALID_REQUEST),
-        (MemberId("not a uuid"), 0, ("t1",), None, ErrorCode.INVALID_REQUEST),
-        (MemberId("*" * 22), 0, ("t1",), None, ErrorCode.INVALID_REQUEST),
+        (MemberId("not a uuid"), 0, ("t1",), None, ErrorCode.NONE),
+        (MemberId("*" * 36), 0, ("t1",), None, ErrorCode.NONE),
+        (MemberId("*" * 37), 0, ("t1",), None, ErrorCode.INVALID_REQUEST),
+        (MemberId("\N{GRINNING FACE}" * 18), 0, ("t1",), None, ErrorCode.NONE),
+        (MemberId("\N{GRINNING FACE}" * 19), 0, ("t1",), None, ErrorCode.INVALID_REQUEST),
         (C, 0, None, None, ErrorCode.INVALID_REQUEST),
         (C, 0, (), None, ErrorCode.INVALID_REQUEST),
         (C, 0, ("t1",), "", ErrorCode.INVALID_REQUEST),
