@@ -8,14 +8,16 @@ highest version both know is taken. Every wait is bounded by the command's timeo
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar, cast
 
 from gateway.commands.arguments import Address
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, UnreachableError
 from gateway.commands.security import ClientSecurity
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, ProtocolError
@@ -49,6 +51,7 @@ PASSING_CODES = frozenset(
 """What goes away by itself, usually within a second."""
 
 _RETRY_DELAY_S = 0.1
+_TLS_ALERT = b"\x15\x03"
 
 
 class Coordinated(IntEnum):
@@ -63,12 +66,19 @@ class _Connection:
 
     def __init__(self, address: Address, deadline: float, security: ClientSecurity) -> None:
         self._address = address
+        self._security = security
         self._correlation_id = 0
         try:
             self._socket = socket.create_connection(address, timeout=_left(deadline))
+        except OSError as error:
+            raise UnreachableError(f"{_shown(address)} cannot be reached: {error}") from error
+        try:
             self._socket = security.wrap(self._socket, address[0])
         except OSError as error:
-            raise CommandError(f"{_shown(address)} cannot be reached: {error}") from error
+            self._socket.close()
+            reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+            advice = security.advice(error)
+            raise CommandError(f"{_shown(address)}: the TLS handshake failed: {reason}; {advice}") from error
         answer: ApiVersionsResponse = self._ask(ApiVersionsRequest(), 0, deadline)
         if answer.error_code:
             raise CommandError(f"{_shown(address)} answers ApiVersions with {_name(answer.error_code)}")
@@ -79,13 +89,18 @@ class _Connection:
     def _authenticate(self, security: ClientSecurity, mechanism: str, deadline: float) -> None:
         handshake: SaslHandshakeResponse = self._ask(SaslHandshakeRequest(mechanism=mechanism), 1, deadline)
         if handshake.error_code:
-            enabled = ", ".join(handshake.mechanisms)
-            raise CommandError(f"{_shown(self._address)} answers {_name(handshake.error_code)}; enabled: {enabled}")
+            file, enabled = security.file, " or ".join(handshake.mechanisms)
+            step = (
+                f"set sasl.mechanism to {enabled}" if enabled else "the listener has no SASL: check security.protocol"
+            )
+            raise CommandError(f"{_shown(self._address)} answers {_name(handshake.error_code)}; {step} in {file}")
 
         def send(token: bytes) -> bytes:
             answer: SaslAuthenticateResponse = self.ask(SaslAuthenticateRequest(auth_bytes=token), deadline, None)
             if answer.error_code:
-                raise CommandError(f"{_shown(self._address)}: {answer.error_message or _name(answer.error_code)}")
+                reason = answer.error_message or _name(answer.error_code)
+                step = f"check username and password in {security.file}"
+                raise CommandError(f"{_shown(self._address)}: {reason.rstrip('.')}; {step}")
             return answer.auth_bytes
 
         security.authenticate(send)
@@ -114,7 +129,8 @@ class _Connection:
             self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
             answer = self._receive(deadline)
         except OSError as error:
-            raise CommandError(f"{_shown(self._address)} did not answer {api_key.name}: {error}") from error
+            advice = self._security.advice(error)
+            raise CommandError(f"{_shown(self._address)} did not answer {api_key.name}: {error}; {advice}") from error
         try:
             correlation_id, position = decode_response_header(api_key, version, answer)
             response, _ = codec.decode(codec.response_class(api_key), version, answer, position)
@@ -125,9 +141,14 @@ class _Connection:
         return response
 
     def _receive(self, deadline: float) -> bytes:
-        size_bytes = int.from_bytes(self._exactly(4, deadline), "big", signed=True)
+        head = self._exactly(4, deadline)
+        if head.startswith(_TLS_ALERT):
+            raise ConnectionResetError("it speaks TLS")
+        size_bytes = int.from_bytes(head, "big", signed=True)
         if not 0 <= size_bytes <= MAX_ANSWER_BYTES:
-            raise CommandError(f"{_shown(self._address)} does not speak Kafka's protocol")
+            raise CommandError(
+                f"{_shown(self._address)} does not speak Kafka's protocol: name a broker with --bootstrap HOST:PORT"
+            )
         return self._exactly(size_bytes, deadline)
 
     def _exactly(self, size_bytes: int, deadline: float) -> bytes:
@@ -173,8 +194,10 @@ class Cluster:
         address = self._any(deadline) if node_id is None else self._address(node_id)
         try:
             return self._connection(address, deadline).ask(request, deadline, at_most)
-        except CommandError:
+        except CommandError as error:
             self._forget(address)
+            if node_id is not None and isinstance(error, UnreachableError):
+                raise CommandError(f"{error}; broker {node_id} advertises that address") from error
             raise
 
     def serves(self, api_key: ApiKey) -> bool:
@@ -217,9 +240,15 @@ class Cluster:
 
         response = self._until_settled(lambda: self.metadata(names), unsettled)
         for topic in response.topics:
-            if topic.error_code:
-                raise CommandError(f"topic {topic.name}: {_name(topic.error_code)}. `sluice topics list` shows them")
+            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise CommandError(self.no_topic(topic.name or ""))
+            refuse(topic.error_code, f"topic {topic.name}")
         return list(response.topics)
+
+    def no_topic(self, name: str) -> str:
+        """Say that a topic does not exist, with the names that resemble the given one."""
+        known = [topic.name for topic in self.metadata().topics if topic.name]
+        return f"there is no topic {name}{did_you_mean(name, known, SUGGESTIONS)}"
 
     @property
     def node_ids(self) -> list[int]:
@@ -262,15 +291,18 @@ class Cluster:
         if self._first is not None:
             return self._first
         reasons: list[str] = []
+        found = False
         for address in self._bootstrap:
             try:
                 self._connection(address, deadline)
             except CommandError as error:
+                found = found or not isinstance(error, UnreachableError)
                 reasons.append(str(error))
                 continue
             self._first = address
             return address
-        raise CommandError("; ".join(reasons) + ". Name a broker that runs with --bootstrap HOST:PORT")
+        advice = "" if found else "; name a broker that runs with --bootstrap HOST:PORT"
+        raise CommandError("; ".join(reasons) + advice)
 
     def _connection(self, address: Address, deadline: float) -> _Connection:
         if address not in self._connections:

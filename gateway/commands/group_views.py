@@ -14,6 +14,7 @@ from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
 from gateway.commands.render import Row, ranges
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.api_keys import ApiKey
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
@@ -23,6 +24,7 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
 )
+from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from protocol.messages.share_group_describe import ShareGroupDescribeRequest
 from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
 
@@ -61,7 +63,30 @@ def view(cluster: Cluster, group_id: str) -> GroupView:
         if found is not None:
             found.members.sort(key=lambda row: str(row["member"]))
             return found
-    raise CommandError(f"there is no group {group_id}. `sluice groups list` shows them")
+    raise CommandError(no_group(group_id, (str(row["group"]) for row in listed_groups(cluster))))
+
+
+def listed_groups(cluster: Cluster) -> list[Row]:
+    """Return each group once, though it may move while one broker after the other lists those that it coordinates."""
+    found: dict[str, Row] = {}
+    for node_id in cluster.node_ids:
+        response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
+        refuse(response.error_code, f"broker {node_id} lists no groups")
+        for group in response.groups:
+            row = {
+                "group": group.group_id,
+                "type": group.group_type.lower() or "classic",
+                "state": group.group_state,
+                "protocol_type": group.protocol_type,
+                "broker": node_id,
+            }
+            found.setdefault(group.group_id, row)
+    return [found[group_id] for group_id in sorted(found)]
+
+
+def no_group(group_id: str, known: Iterable[str]) -> str:
+    """Say that a group does not exist, with the names that resemble the given one."""
+    return f"there is no group {group_id}{did_you_mean(group_id, known, SUGGESTIONS)}"
 
 
 def _asked(cluster: Cluster, api_key: ApiKey, group_id: str, request: Any) -> Any | None:

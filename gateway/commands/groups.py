@@ -8,6 +8,7 @@ only shows what it would do.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,12 +17,12 @@ from gateway.commands import log
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
-from gateway.commands.group_views import share_starts, view
+from gateway.commands.group_views import listed_groups, no_group, share_starts, view
 from gateway.commands.log import TopicPartition
 from gateway.commands.render import Row, ranges, show
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
 from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -90,30 +91,12 @@ def _time_ms(text: str) -> int:
 
 
 def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
-    rows = _listed(cluster)
+    rows = listed_groups(cluster)
     wanted = {state.lower() for state in given.state}
     if wanted:
         rows = [row for row in rows if str(row["state"]).lower() in wanted]
     show(rows, ("group", "type", "state", "protocol_type", "broker"), as_json=given.json)
     return 0
-
-
-def _listed(cluster: Cluster) -> list[Row]:
-    """Each group once, though it may move while one broker after the other lists those that it coordinates."""
-    found: dict[str, Row] = {}
-    for node_id in cluster.node_ids:
-        response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
-        refuse(response.error_code, f"broker {node_id} lists no groups")
-        for group in response.groups:
-            row = {
-                "group": group.group_id,
-                "type": group.group_type.lower() or "classic",
-                "state": group.group_state,
-                "protocol_type": group.protocol_type,
-                "broker": node_id,
-            }
-            found.setdefault(group.group_id, row)
-    return [found[group_id] for group_id in sorted(found)]
 
 
 def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -178,10 +161,15 @@ def _result(code: int) -> str | None:
 
 
 def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
-    names: list[str] = list(given.group) or [str(row["group"]) for row in _listed(cluster)]
+    known = [str(row["group"]) for row in listed_groups(cluster)]
+    names: list[str] = list(dict.fromkeys(given.group)) or known
+    absent: list[str] = []
     rows: list[Row] = []
     for group_id in names:
         partitions = _partition_rows(cluster, group_id, {})
+        if not partitions and group_id not in known:
+            absent.append(no_group(group_id, known))
+            continue
         if given.by_partition:
             rows += [{"group": group_id, **row} for row in partitions]
             continue
@@ -191,8 +179,12 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     columns = ("group", "partitions", "lag", "most_of_one")
     if given.by_partition:
         columns = ("group", "topic", "partition", "committed", "log_end", "lag")
+    if absent and not rows:
+        raise CommandError("; ".join(absent))
     show(rows, columns, as_json=given.json)
-    return 0
+    for said in absent:
+        print(f"sluice: {said}", file=sys.stderr)
+    return 1 if absent else 0
 
 
 def _partition_rows(cluster: Cluster, group_id: str, owners: Mapping[TopicPartition, str]) -> list[Row]:
@@ -245,6 +237,8 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
     wanted = _wanted_partitions(cluster, given, commits)
     if not wanted:
         raise CommandError(f"group {group_id} has committed nothing; name topics with --topic")
+    known = [] if commits else [str(row["group"]) for row in listed_groups(cluster)]
+    is_new = not commits and group_id not in known
     rows: list[Row] = []
     targets: dict[TopicPartition, int] = {}
     for (topic, partition), target in _targets(cluster, given, wanted, commits).items():
@@ -263,6 +257,8 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
         _demand_no_members(cluster, group_id)
         _commit(cluster, group_id, targets)
     show(rows, ("topic", "partition", "committed", "new", "moved"), as_json=given.json)
+    if is_new:
+        print(f"sluice: group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}", file=sys.stderr)
     if not given.json:
         print("\nCommitted." if given.execute else "\nNothing was changed; --execute commits this.")
     return 0

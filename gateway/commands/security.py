@@ -34,6 +34,35 @@ class ClientSecurity:
     mechanism: str | None = None
     user: str = ""
     password: str = field(default="", repr=False)
+    file: str | None = None
+    """The properties that said so."""
+
+    @property
+    def _place(self) -> str:
+        return "--command-config FILE" if self.file is None else self.file
+
+    def advice(self, error: OSError) -> str:
+        """The next step after a broker closed the connection or broke off the TLS handshake; empty if there is none."""
+        if isinstance(error, TimeoutError):
+            return "--timeout gives it longer"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            match error.verify_code:
+                case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
+                    return "give the broker another certificate"
+                case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+                    return "name the broker with --bootstrap as its certificate does"
+                case _:
+                    return f"name the CA of its certificate in {self._place}: ssl.truststore.location (PEM)"
+        if self.tls is None:
+            protocols = "SASL_PLAINTEXT or SASL_SSL" if self.mechanism is None else "SASL_SSL"
+            asked = "TLS or SASL" if self.mechanism is None else "TLS"
+            return f"the listener may want {asked}: set security.protocol to SSL, {protocols} in {self._place}"
+        if isinstance(error, ssl.SSLError) and "ALERT" not in (error.reason or ""):
+            return f"the listener may speak no TLS: check security.protocol in {self._place}"
+        asked = "a client certificate (ssl.keystore.location)"
+        if self.mechanism is None:
+            asked += " or SASL (security.protocol=SASL_SSL)"
+        return f"the listener may want {asked}: see {self._place}"
 
     def wrap(self, connected: socket.socket, host: str) -> socket.socket:
         """Raises OSError."""
@@ -81,7 +110,7 @@ def read_properties(path: str) -> ClientSecurity:
         raise CommandError(f"{path}: security.protocol is one of {', '.join(PROTOCOLS)}")
     tls = _context(path, properties) if protocol.endswith("SSL") else None
     if not protocol.startswith("SASL_"):
-        return ClientSecurity(tls)
+        return ClientSecurity(tls, file=path)
     mechanism = properties.get("sasl.mechanism", "")
     if mechanism != "PLAIN" and mechanism not in MECHANISMS:
         raise CommandError(f"{path}: sasl.mechanism is one of PLAIN, {', '.join(MECHANISMS)}")
@@ -92,7 +121,7 @@ def read_properties(path: str) -> ClientSecurity:
     module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
     if login.name != module or not {"username", "password"} <= login.options.keys():
         raise CommandError(f"{path}: sasl.jaas.config: expected {module} with username and password")
-    return ClientSecurity(tls, mechanism, login.options["username"], login.options["password"])
+    return ClientSecurity(tls, mechanism, login.options["username"], login.options["password"], path)
 
 
 def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:

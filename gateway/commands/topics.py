@@ -139,6 +139,11 @@ def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
         raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
     row = {"topic": result.name, "partitions": result.num_partitions, "id": str(result.topic_id)}
     show([row], ("topic", "partitions", "id"), as_json=given.json)
+    alive = len(cluster.node_ids)
+    if given.replication_factor > alive:
+        nodes = "one node serves" if alive == 1 else f"{alive} nodes serve"
+        factor = f"replication factor {given.replication_factor}"
+        print(f"sluice: made with {factor}; {nodes} it now", file=sys.stderr)
     return 0
 
 
@@ -152,6 +157,8 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     for result in response.responses:
         code = ErrorCode(result.error_code)
         said = "deleted" if not code else result.error_message or code.name
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            said = cluster.no_topic(result.name or "")
         rows.append({"topic": result.name, "result": said})
     show(rows, ("topic", "result"), as_json=given.json)
     return 1 if any(result.error_code for result in response.responses) else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+SUGGESTIONS = 3
+"""How many names of topics or groups are suggested."""
 _SIMILARITY = 0.6
 """difflib's own threshold: at most two letters in five differ."""
 _SECRET = ("password", "passwd", "secret", "jaas", "token", "credential", "private", "keystore.key")
@@ -23,7 +25,11 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, prefix: str = 
     """Return "; did you mean …?" to append to a message, or nothing if no known name resembles `name`. A `prefix` that
     all names share is not compared."""
     found = nearest(name.removeprefix(prefix), (each.removeprefix(prefix) for each in known), count)
-    return f"; did you mean {' or '.join(prefix + each for each in found)}?" if found else ""
+    return f"; did you mean {_listed([prefix + each for each in found])}?" if found else ""
+
+
+def _listed(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def may_be_secret(name: str) -> bool:

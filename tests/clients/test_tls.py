@@ -399,6 +399,53 @@ def test_commands_read_kafkas_client_properties(
     assert main(["topics", "describe", topic, "-b", nodes.address("MUTUAL", 1), "--command-config", path]) == 0
 
 
+def login(user: str, password: str) -> str:
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return f'{module} required username="{user}" password="{password}";'
+
+
+@pytest.mark.parametrize(
+    ("listener", "given", "said"),
+    [
+        ("TLS", None, "the listener may want TLS or SASL: set security.protocol to SSL, SASL_PLAINTEXT or SASL_SSL in "
+         "--command-config FILE"),
+        ("TLS", {"security.protocol": "PLAINTEXT"}, "may want TLS or SASL: set security.protocol to SSL, "
+         "SASL_PLAINTEXT or SASL_SSL in FILE"),
+        ("TLS", {"security.protocol": "SSL", "ssl.truststore.location": "OTHER"},
+         "the TLS handshake failed: .*; name the CA of its certificate in FILE: ssl.truststore.location \\(PEM\\)"),
+        ("OPEN", {"security.protocol": "SSL"}, "the listener may speak no TLS: check security.protocol in FILE"),
+        ("MUTUAL", {"security.protocol": "SSL"}, "the listener may want a client certificate "
+         "\\(ssl.keystore.location\\) or SASL \\(security.protocol=SASL_SSL\\): see FILE"),
+        ("BOTH", {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login("alice", "x")},
+         "Invalid username or password; check username and password in FILE"),
+        ("BOTH", {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
+                  "sasl.jaas.config": login("alice", "x").replace("plain.Plain", "scram.Scram")},
+         "UNSUPPORTED_SASL_MECHANISM; set sasl.mechanism to PLAIN or SCRAM-SHA-256 in FILE"),
+        ("TLS", {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login("alice", "x")},
+         "the listener has no SASL: check security.protocol in FILE"),
+        ("BOTH", {"security.protocol": "SSL"}, "or SASL \\(security.protocol=SASL_SSL\\): see FILE"),
+    ],
+)  # fmt: skip
+def test_a_command_that_is_kept_out_says_what_to_change(
+    nodes: Nodes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    listener: str,
+    given: dict[str, str] | None,
+    said: str,
+) -> None:
+    words = ["topics", "list", "-b", nodes.address(listener)]
+    path = ""
+    if given is not None:
+        other = {k: v.replace("OTHER", str(nodes.other.certificate)) for k, v in given.items()}
+        path = properties(nodes, tmp_path, **other)
+        words += ["--command-config", path]
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"(?:{said})$", line.replace(path, "FILE") if path else line), line
+    assert "--bootstrap" not in line
+
+
 def test_a_health_check_needs_no_certificate(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     for listener, protocol in (("TLS", "SSL"), ("MUTUAL", "SSL"), ("BOTH", "SASL_SSL")):
         port = nodes.address(listener).rpartition(":")[2]

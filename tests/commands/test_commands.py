@@ -105,7 +105,55 @@ def test_a_topic_is_made_shown_and_deleted(sluice: Prompt, topic: str) -> None:
     assert "retention.ms" in refused
     deleted = sluice("topics", "delete", topic, "no-such-topic", code=1)
     assert [line.split()[1] for line in deleted.splitlines() if line.startswith(topic)] == ["deleted"]
-    assert "UNKNOWN_TOPIC_OR_PARTITION" in sluice("topics", "describe", topic, code=1)
+    assert "there is no topic no-such-topic" in deleted
+    assert f"there is no topic {topic}" in sluice("topics", "describe", topic, code=1)
+
+
+def test_a_mistyped_topic_is_told_with_the_nearest_names(sluice: Prompt, topic: str) -> None:
+    mistyped = topic.replace("orders", "order")
+    for words in (("topics", "describe", mistyped), ("topics", "tail", mistyped), ("topics", "delete", mistyped)):
+        said = sluice(*words, code=1)
+        assert f"there is no topic {mistyped}; did you mean " in said
+        assert topic in said
+
+
+def test_a_replication_factor_above_the_nodes_is_told(
+    gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create = ["topics", "create", "-b", gateway.bootstrap]
+    assert main([*create, f"{topic}-3", "--replication-factor", "3"]) == 0
+    assert capsys.readouterr().err == "sluice: made with replication factor 3; one node serves it now\n"
+    assert main([*create, f"{topic}-1", "--replication-factor", "1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_lag_of_an_unknown_group_ends_with_1(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    sluice("groups", "reset-offsets", group, "--topic", topic, "--to-latest", "--execute")
+    mistyped = f"{group}s"
+    for words in (("lag", mistyped), ("lag", mistyped, "--by-partition"), ("describe", mistyped)):
+        said = sluice("groups", *words, code=1)
+        assert said.startswith(f"sluice: there is no group {mistyped}; did you mean ")
+        assert group in said
+    assert main(["groups", "lag", group, mistyped, "-b", gateway.bootstrap]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].split() == [group, "2", "0", "0"]
+    assert captured.err.startswith(f"sluice: there is no group {mistyped}")
+
+
+def test_a_reset_says_that_a_group_is_new(
+    gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    words = ["groups", "reset-offsets", group, "--topic", topic, "--to-latest", "-b", gateway.bootstrap]
+    for more, said in (([], f"sluice: group {group} is new"), (["--execute"], "is new"), (["--execute"], "")):
+        capsys.readouterr()
+        assert main([*words, *more]) == 0
+        assert said in capsys.readouterr().err
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_last_records_of_a_topic(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
@@ -353,7 +401,10 @@ def test_offsets_of_a_transaction_are_shown_as_upstream_shows_them(
     ("words", "said"),
     [
         (("groups", "describe", "no-such-group"), "there is no group no-such-group"),
-        (("groups", "reset-offsets", "g", "--topic", "no-such-topic", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (
+            ("groups", "reset-offsets", "g", "--topic", "no-such-topic", "--to-latest"),
+            "there is no topic no-such-topic",
+        ),
         (("transactions", "describe", "no-such-id"), "there is no transactional id no-such-id"),
         (("transactions", "abort", "no-such-id"), "there is no transactional id no-such-id"),
         (("groups", "reset-offsets", "g", "--all-topics", "--to-latest"), "has committed nothing"),
@@ -371,7 +422,15 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert main(["groups", "list", "-b", f"127.0.0.1:{port}"]) == 1
-    assert f"127.0.0.1:{port} cannot be reached" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{port} cannot be reached" in said
+    assert said.endswith("; name a broker that runs with --bootstrap HOST:PORT\n")
+
+
+def test_a_port_of_another_protocol_is_told(gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    port = gateway.metrics_url.rpartition(":")[2]
+    assert main(["groups", "list", "-b", f"127.0.0.1:{port}"]) == 1
+    assert f"127.0.0.1:{port} does not speak Kafka's protocol: name a broker with" in capsys.readouterr().err
 
 
 def test_who_never_answers_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
