@@ -44,9 +44,17 @@ class Producer:
     timeout_ms: int
     state: TransactionState = TransactionState.EMPTY
     last_producer_epoch: int = NO_EPOCH
-    """The epoch before, where its owner got this one by a request with it: asked again, the answer is given again."""
+    """The last epoch of the present owner, if the coordinator has raised it since. The owner may not know: its answer
+    was lost, or its transaction was aborted. −1 if another owner has taken over."""
     previous_producer_id: int = NO_ID
-    """Whose epochs were used up."""
+    """The id that `last_producer_epoch` belongs to, if its epochs were used up. −1: the present id."""
+
+    @property
+    def owner_epoch(self) -> int:
+        """The epoch that the owner of an open transaction knows. A new history raises epochs by more than one, because
+        the lost history may have assigned the epochs in between."""
+        skipped = self.previous_producer_id == NO_ID and NO_EPOCH < self.last_producer_epoch < self.producer_epoch - 1
+        return self.last_producer_epoch if skipped else self.producer_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +103,16 @@ def needs_producer_id(producer: Producer | None) -> bool:
 
 
 def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) -> Decision:
-    """A new epoch, which fences everybody who has an earlier one; what they left open is aborted."""
+    """Assign the next epoch, which fences every earlier one, and abort the open transaction.
+
+    An owner whose epoch the coordinator has raised gets the raised epoch (KIP-360, KIP-588). Another producer that takes
+    over makes the coordinator forget the last epoch, so the owner before is fenced for good."""
     if producer is None:
         return Decision(after=Producer(fresh_id, 0, asked.timeout_ms))
     ongoing = producer.state is TransactionState.ONGOING
     if asked.names_itself:
-        if not ongoing and _came_of(producer, asked.producer_id, asked.producer_epoch):
-            return Decision(after=producer)
+        if not ongoing and _is_last(producer, asked.producer_id, asked.producer_epoch):
+            return Decision(after=replace(producer, timeout_ms=asked.timeout_ms, state=TransactionState.EMPTY))
         if (asked.producer_id, asked.producer_epoch) != (producer.producer_id, producer.producer_epoch):
             return Decision(ErrorCode.PRODUCER_FENCED)
     after = replace(_at_next_epoch(producer, fresh_id), timeout_ms=asked.timeout_ms, state=TransactionState.EMPTY)
@@ -140,15 +151,18 @@ def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, com
 def end_and_raise_epoch(
     producer: Producer | None, producer_id: int, producer_epoch: int, fresh_id: int, *, committed: bool
 ) -> Decision:
-    """EndTxn from version 5 on: who is answered goes on at the next epoch, so that nothing it sent before counts later.
+    """EndTxn from version 5 on: the producer continues at the next epoch, so that late batches join no later transaction.
 
-    Its producer may not know whether any of it has arrived, so it may abort what has not begun."""
+    The producer may not know whether any of its batches has arrived, so it may abort a transaction that has not begun.
+    A producer at the last epoch is told how its transaction ended: by an end whose answer was lost, or by a time-out."""
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
-    if producer is not None and _came_of(producer, producer_id, producer_epoch):
+    if producer is not None and _is_last(producer, producer_id, producer_epoch):
         if producer.state is ended:
             return Decision(after=producer)
         over = producer.state in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
         return Decision(ErrorCode.INVALID_TXN_STATE if over else ErrorCode.PRODUCER_FENCED)
+    if producer is not None and producer.previous_producer_id == producer_id != NO_ID:
+        return Decision(ErrorCode.PRODUCER_FENCED)
     if error := _judge(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
@@ -158,13 +172,16 @@ def end_and_raise_epoch(
     return Decision(ErrorCode.INVALID_TXN_STATE) if committed else Decision(after=after)
 
 
-def time_out(producer: Producer | None) -> Decision:
-    """Aborts the transaction that was under way for too long, and fences its producer."""
+def time_out(producer: Producer | None, fresh_id: int) -> Decision:
+    """Abort an open transaction that its owner did not end. Its owner may continue at the next epoch (KIP-588)."""
     if producer is None or producer.state is not TransactionState.ONGOING:
         return Decision(ErrorCode.INVALID_TXN_STATE)
-    epoch = _fencing(producer)
-    after = replace(producer, producer_epoch=epoch, last_producer_epoch=NO_EPOCH, state=TransactionState.COMPLETE_ABORT)
-    return Decision(after=after, end=End(committed=False, marker_epoch=epoch))
+    after = replace(
+        _at_next_epoch(producer, fresh_id),
+        last_producer_epoch=producer.owner_epoch,
+        state=TransactionState.COMPLETE_ABORT,
+    )
+    return Decision(after=after, end=End(committed=False, marker_epoch=_fencing(producer)))
 
 
 def judge_marker(sent: SentMarker, known_epoch: int, known_coordinator_epoch: int, *, is_open: bool) -> ErrorCode:
@@ -209,8 +226,8 @@ def _at_next_epoch(producer: Producer, fresh_id: int) -> Producer:
     )
 
 
-def _came_of(producer: Producer, producer_id: int, producer_epoch: int) -> bool:
-    """Whether `producer` is what a request with this id and epoch has made of it: its answer was lost."""
+def _is_last(producer: Producer, producer_id: int, producer_epoch: int) -> bool:
+    """Whether these are the id and epoch that the owner had before the coordinator raised its epoch."""
     before = producer.producer_id if producer.previous_producer_id == NO_ID else producer.previous_producer_id
     return producer.last_producer_epoch != NO_EPOCH and (producer_id, producer_epoch) == (
         before,

@@ -116,6 +116,11 @@ class Transactions:
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             decision = rules.add(_producer(read), producer_id, producer_epoch)
+            if decision.error is ErrorCode.INVALID_PRODUCER_ID_MAPPING and not named and partition_keys:
+                # A partition remembers a producer whose epochs were used up. Kafka's log refuses its batches as fenced.
+                found = await self._store.in_partition(producer_id, partition_keys[0])
+                if found.read is None and found.remembered_epoch != rules.NO_EPOCH:
+                    raise KafkaError(ErrorCode.PRODUCER_FENCED)
             if decision.error:
                 raise KafkaError(decision.error)
             if await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named):
@@ -162,7 +167,13 @@ class Transactions:
         failure: StorageError | None = None
         for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._carry_out(overdue.transactional_id, _time_out, "timed_out", started_ms=overdue.started_ms)
+                await self._carry_out(
+                    overdue.transactional_id,
+                    rules.time_out,
+                    "timed_out",
+                    started_ms=overdue.started_ms,
+                    raises_epoch=True,
+                )
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                     logger.warning(
@@ -225,7 +236,7 @@ class Transactions:
             if sent.committed:
                 taken = await self._commit_part(found.read, partition_key, group_ids, sent, producer_id)
             else:
-                decision = rules.time_out(producer)
+                decision = rules.time_out(producer, await self._fresh_id(producer))
                 if decision.error:
                     raise KafkaError(decision.error)
                 taken = await self._write(found.read, decision, "fenced")
@@ -291,8 +302,8 @@ class Transactions:
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
             producer = _producer(read)
-            if raises_epoch and fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
-                fresh_id = await self._producers.allocate_producer_id()
+            if raises_epoch and fresh_id == rules.NO_ID:
+                fresh_id = await self._fresh_id(producer)
             decision = decide(producer, fresh_id)
             if decision.error:
                 raise KafkaError(decision.error)
@@ -300,6 +311,10 @@ class Transactions:
             if decision.after == producer or await self._write(read, decision, outcome):
                 return decision.after
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def _fresh_id(self, producer: Producer | None) -> int:
+        """A producer id for the next epoch, if that needs one; else −1."""
+        return await self._producers.allocate_producer_id() if rules.needs_producer_id(producer) else rules.NO_ID
 
     async def _write(self, read: StoredProducer, decision: Decision, outcome: str) -> bool:
         """False where the row is no longer as it was read."""
@@ -379,10 +394,6 @@ class Transactions:
                 aborted=aborted,
             )
             self.appended(marker.partition_key, marker.base_offset + 1)
-
-
-def _time_out(producer: Producer | None, _fresh_id: int) -> Decision:
-    return rules.time_out(producer)
 
 
 def _producer(read: StoredProducer) -> Producer | None:

@@ -7,6 +7,8 @@ as $$
 -- `p_known`, which the caller has seen end (-1: none). Then every leader epoch rises and begins at the log's present end,
 -- ids that may have been given out are not given again, and nobody is registered or holds a lease any more. Producers of
 -- transactions are fenced: theirs may have ended otherwise, or have had records that are gone. What is open is overdue.
+-- A producer may continue by the epoch that this history knows of it, but nothing that it sent counts as committed: so a
+-- row without a transaction says that its last one was aborted.
 declare
     c cluster;
     this_history integer;
@@ -34,8 +36,10 @@ begin
         next_producer_id = case when next_producer_id < this_us then this_us else next_producer_id + 1000000 end;
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),
-        last_producer_epoch  = -1,
+        last_producer_epoch  = t.producer_epoch,
         previous_producer_id = -1,
+        state                = case when t.state = 'Ongoing' then t.state else 'CompleteAbort' end,
+        last_started_at      = case when t.state = 'Ongoing' then null else coalesce(t.last_started_at, clock_timestamp()) end,
         started_at           = t.started_at - (t.timeout_ms + 1) * interval '1 millisecond',
         revision             = t.revision + 1000,
         updated_at           = clock_timestamp();

@@ -278,7 +278,10 @@ begin
                     open_chunk := false;
                     continue;
                 end if;
-                if p_producer_epochs[i] = state_epochs[s] then
+                -- A batch of a transaction that has ended is no duplicate: a client that repeats it must hear of the end.
+                if p_producer_epochs[i] = state_epochs[s]
+                    and (not p_transactional[i] or open_epochs[s] = p_producer_epochs[i])
+                then
                     found_offset := null;
                     for j in 1..least(state_counts[s], 5) loop
                         if state_first[s][j] = p_base_sequences[i] and state_last[s][j] = last_sequence then
@@ -300,6 +303,10 @@ begin
                         when open_epochs[s] > p_producer_epochs[i] or exists (
                             select from transactional_producer t
                             where t.producer_id = p_producer_ids[s] and t.producer_epoch > p_producer_epochs[i]
+                        ) then 'invalid_producer_epoch'
+                        -- The epochs of the id were used up, and its transactional id has another one.
+                        when state_known[s] and not exists (
+                            select from transactional_producer t where t.producer_id = p_producer_ids[s]
                         ) then 'invalid_producer_epoch'
                         else 'not_in_transaction' end;
                     open_chunk := false;

@@ -35,6 +35,9 @@ COMMITTED = replace(EMPTY, state=TransactionState.COMPLETE_COMMIT)
 ABORTED = replace(EMPTY, state=TransactionState.COMPLETE_ABORT)
 SETTLED = [EMPTY, COMMITTED, ABORTED]
 ASKED = InitProducer(timeout_ms=30_000)
+TIMED_OUT = replace(ABORTED, producer_epoch=EPOCH + 1, last_producer_epoch=EPOCH)
+TAKEN_OVER = Producer(ID, EPOCH + 1, 30_000)
+IN_A_NEW_HISTORY = replace(ABORTED, producer_epoch=EPOCH + 1_000, last_producer_epoch=EPOCH)
 
 
 def itself(producer_id: int = ID, epoch: int = EPOCH) -> InitProducer:
@@ -60,6 +63,7 @@ def test_who_names_itself_gets_the_next_epoch_and_is_answered_again(producer: Pr
     after = Producer(ID, EPOCH + 1, 30_000, last_producer_epoch=EPOCH)
     assert initialize(producer, itself(), NO_ID) == Decision(after=after)
     assert initialize(after, itself(), NO_ID) == Decision(after=after)
+    assert initialize(replace(after, timeout_ms=1), itself(), NO_ID) == Decision(after=after), "with another timeout"
     assert initialize(after, itself(epoch=EPOCH + 1), NO_ID).after == replace(
         after, producer_epoch=EPOCH + 2, last_producer_epoch=EPOCH + 1
     )
@@ -142,19 +146,24 @@ def test_how_a_transaction_ends(producer: Producer, committed: bool, expected: D
     assert end(producer, ID, EPOCH, committed=committed) == expected
 
 
-def test_what_takes_too_long_is_aborted_and_its_producer_fenced() -> None:
-    decision = time_out(ONGOING)
-    assert decision == Decision(
-        after=replace(ABORTED, producer_epoch=EPOCH + 1), end=End(committed=False, marker_epoch=EPOCH + 1)
+def test_a_timed_out_transaction_is_aborted_at_the_next_epoch() -> None:
+    assert time_out(ONGOING, NO_ID) == Decision(after=TIMED_OUT, end=End(committed=False, marker_epoch=EPOCH + 1))
+
+
+@pytest.mark.parametrize("epoch", [EXHAUSTED_FROM_EPOCH, MAX_EPOCH])
+def test_a_timed_out_transaction_at_the_last_epoch_brings_another_id(epoch: int) -> None:
+    after = Producer(FRESH, 0, 60_000, TransactionState.COMPLETE_ABORT, epoch, previous_producer_id=ID)
+    decision = time_out(replace(ONGOING, producer_epoch=epoch), FRESH)
+    assert decision == Decision(after=after, end=End(committed=False, marker_epoch=MAX_EPOCH))
+    assert end_and_raise_epoch(after, ID, epoch, NO_ID, committed=False) == Decision(after=after)
+    assert initialize(after, itself(epoch=epoch), NO_ID).after == replace(
+        after, timeout_ms=30_000, state=TransactionState.EMPTY
     )
-    assert end(decision.after, ID, EPOCH, committed=True).error is ErrorCode.PRODUCER_FENCED
-    last = time_out(replace(ONGOING, producer_epoch=MAX_EPOCH)).end
-    assert last == End(committed=False, marker_epoch=MAX_EPOCH)
 
 
 @pytest.mark.parametrize("producer", [None, *SETTLED])
 def test_what_has_ended_meanwhile_does_not_time_out(producer: Producer | None) -> None:
-    assert time_out(producer).error is ErrorCode.INVALID_TXN_STATE
+    assert time_out(producer, FRESH).error is ErrorCode.INVALID_TXN_STATE
 
 
 # --- EndTxn that raises the epoch (KIP-890) ------------------------------------------------------------------------
@@ -233,66 +242,129 @@ def test_who_raises_an_epoch_that_it_does_not_have_is_refused(producer: Producer
     assert unknown == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-@pytest.mark.parametrize("committed", [True, False])
-def test_whose_transaction_timed_out_is_not_told_the_epoch_that_fenced_it(committed: bool) -> None:
-    fenced = time_out(ONGOING).after
-    assert end_and_raise_epoch(fenced, ID, EPOCH, NO_ID, committed=committed) == Decision(FENCED)
-
-
-def test_who_lost_the_answer_of_its_end_goes_on_by_init_producer_id() -> None:
+def test_a_producer_that_lost_the_answer_of_its_end_continues_by_init_producer_id() -> None:
     now = came_of_the_epoch_before(COMMITTED)
-    assert initialize(now, itself(), NO_ID) == Decision(after=now)
+    after = replace(now, timeout_ms=30_000, state=TransactionState.EMPTY)
+    assert initialize(now, itself(), NO_ID) == Decision(after=after)
+    assert end_and_raise_epoch(after, ID, EPOCH, NO_ID, committed=True) == Decision(FENCED), "as it has gone on"
+
+
+def test_an_id_that_was_replaced_is_fenced_from_ending() -> None:
+    replaced = Producer(FRESH, 0, 60_000, previous_producer_id=ID)
+    assert end_and_raise_epoch(replaced, ID, EXHAUSTED_FROM_EPOCH, NO_ID, committed=False) == Decision(FENCED)
+    assert end(replaced, ID, EXHAUSTED_FROM_EPOCH, committed=False) == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
+
+# --- What a producer at an earlier epoch hears, by what has raised the epoch since (asked of Apache Kafka 4.2) ------
+
+NONE = ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("producer", "initialized", "added", "committed", "aborted", "committed_v5", "aborted_v5"),
+    [
+        pytest.param(TIMED_OUT, NONE, FENCED, FENCED, FENCED, INVALID, NONE, id="a time-out"),
+        pytest.param(IN_A_NEW_HISTORY, NONE, FENCED, FENCED, FENCED, INVALID, NONE, id="a new history"),
+        pytest.param(TAKEN_OVER, FENCED, FENCED, FENCED, FENCED, FENCED, FENCED, id="another producer"),
+        pytest.param(
+            replace(TIMED_OUT, state=TransactionState.EMPTY), NONE, FENCED, FENCED, FENCED, FENCED, FENCED, id="itself"
+        ),
+        pytest.param(
+            replace(TIMED_OUT, state=TransactionState.ONGOING), *[FENCED] * 6, id="itself, and a transaction since"
+        ),
+    ],
+)
+def test_a_producer_at_the_epoch_before_may_continue_unless_another_has_taken_over(
+    producer: Producer,
+    initialized: ErrorCode,
+    added: ErrorCode,
+    committed: ErrorCode,
+    aborted: ErrorCode,
+    committed_v5: ErrorCode,
+    aborted_v5: ErrorCode,
+) -> None:
+    asked = initialize(producer, itself(), NO_ID)
+    assert asked.error is initialized
+    if not initialized:
+        assert asked.after == replace(producer, timeout_ms=30_000, state=TransactionState.EMPTY)
+    assert add(producer, ID, EPOCH).error is added
+    assert end(producer, ID, EPOCH, committed=True).error is committed
+    assert end(producer, ID, EPOCH, committed=False).error is aborted
+    assert end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=True).error is committed_v5
+    answer = end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=False)
+    assert answer == (Decision(aborted_v5) if aborted_v5 else Decision(after=producer))
+
+
+@pytest.mark.parametrize("producer", [TIMED_OUT, IN_A_NEW_HISTORY])
+def test_a_producer_that_continues_after_a_time_out_ends_its_next_transaction(producer: Producer) -> None:
+    epoch = producer.producer_epoch
+    began = add(producer, ID, epoch).after
+    assert began is not None
+    decision = end_and_raise_epoch(began, ID, epoch, NO_ID, committed=True)
+    assert decision.end == End(committed=True, marker_epoch=epoch + 1)
+    assert decision.after is not None
+    assert (decision.after.producer_epoch, decision.after.last_producer_epoch) == (epoch + 1, epoch)
+
+
+def test_a_transaction_of_a_lost_history_times_out_for_the_epoch_that_its_owner_knows() -> None:
+    adopted = replace(ONGOING, producer_epoch=EPOCH + 1_000, last_producer_epoch=EPOCH)
+    after = time_out(adopted, NO_ID).after
+    assert after == replace(ABORTED, producer_epoch=EPOCH + 1_001, last_producer_epoch=EPOCH)
+    assert end_and_raise_epoch(after, ID, EPOCH, NO_ID, committed=False) == Decision(after=after)
+    assert end_and_raise_epoch(after, ID, EPOCH + 1_000, NO_ID, committed=False) == Decision(FENCED)
+    last = time_out(replace(adopted, producer_epoch=MAX_EPOCH), FRESH).after
+    assert last == Producer(FRESH, 0, 60_000, TransactionState.COMPLETE_ABORT, EPOCH, previous_producer_id=ID)
 
 
 # --- by property --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_many_owners_only_the_newest_gets_on(seed: int) -> None:
-    """Whatever the requests and their order: identities rise and are never given twice, an answer that says so ended a
-    transaction exactly once, and whoever was overtaken changes nothing."""
+def test_of_many_producers_only_the_newest_continues(seed: int) -> None:
+    """Whatever the requests, their order and what times out: no identity is given to two producers, a request that says
+    it has ended a transaction has ended exactly one, and a producer that another has replaced changes nothing."""
     chance = random.Random(seed)
     producer: Producer | None = None
     fresh = 100
-    owners: list[tuple[int, int]] = []
-    ends = begun = 0
+    holders: dict[tuple[int, int], int] = {}
+    identities: list[tuple[int, int]] = []
+    newest = ends = begun = 0
     near_the_end = seed % 2 == 0
-    for _ in range(300):
-        owner = chance.choice((owners[-1], chance.choice(owners))) if owners else (NO_ID, NO_EPOCH)
+    for _ in range(400):
+        asking = chance.choice((identities[-1], chance.choice(identities))) if identities else (NO_ID, NO_EPOCH)
+        holder = holders.get(asking, 0)
         current = None if producer is None else (producer.producer_id, producer.producer_epoch)
-        match chance.randrange(5):
+        timed_out = given = False
+        fresh += 1
+        match chance.randrange(6):
             case 0:
-                asked = InitProducer(1_000, *owner) if chance.random() < 0.5 else ASKED
-                fresh += 1
-                decision = initialize(producer, asked, fresh)
-                if decision.error is ErrorCode.NONE and decision.after != producer:
-                    assert decision.after is not None
-                    identity = (decision.after.producer_id, decision.after.producer_epoch)
-                    assert identity not in owners
-                    owners.append(identity)
+                if chance.random() < 0.3:
+                    asking, holder = (NO_ID, NO_EPOCH), newest + 1
+                decision, given = initialize(producer, InitProducer(1_000, *asking), fresh), True
+                if decision.error is ErrorCode.NONE:
+                    newest = max(newest, holder)
             case 1:
-                decision = add(producer, *owner)
-                assert (decision.error is ErrorCode.NONE) == (owner == current)
-            case 2:
-                fresh += 1
-                decision = end_and_raise_epoch(producer, *owner, fresh, committed=chance.random() < 0.5)
-                if decision.error is ErrorCode.NONE and decision.after != producer:
-                    assert owner == current
-                    assert decision.after is not None
-                    identity = (decision.after.producer_id, decision.after.producer_epoch)
-                    assert identity not in owners
-                    owners.append(identity)
-            case 3:
-                decision = end(producer, *owner, committed=chance.random() < 0.5)
-                assert decision.end is None or owner == current
+                decision = add(producer, *asking)
+                assert (decision.error is ErrorCode.NONE) == (asking == current)
+            case 2 | 3:
+                decision, given = end_and_raise_epoch(producer, *asking, fresh, committed=chance.random() < 0.5), True
+                assert decision.end is None or asking == current
+            case 4:
+                decision = end(producer, *asking, committed=chance.random() < 0.5)
+                assert decision.end is None or asking == current
             case _:
-                decision = time_out(producer)
+                decision, timed_out = time_out(producer, fresh), True
         if decision.error:
             assert decision.after is None
             assert decision.end is None
             continue
-        was_open = producer is not None and producer.state is TransactionState.ONGOING
         assert decision.after is not None
+        assert timed_out or holder == newest
+        if given:
+            identity = (decision.after.producer_id, decision.after.producer_epoch)
+            assert holders.setdefault(identity, holder) == holder
+            identities.append(identity)
+        was_open = producer is not None and producer.state is TransactionState.ONGOING
         is_open = decision.after.state is TransactionState.ONGOING
         assert (decision.end is not None) == (was_open and not is_open)
         begun += is_open and not was_open
@@ -300,9 +372,16 @@ def test_of_many_owners_only_the_newest_gets_on(seed: int) -> None:
         if decision.end is not None and producer is not None:
             assert decision.end.marker_epoch >= producer.producer_epoch
         producer = decision.after
-        if near_the_end and producer.producer_epoch < 3 and not is_open:
-            producer = replace(producer, producer_epoch=EXHAUSTED_FROM_EPOCH - 2)
-            owners.append((producer.producer_id, producer.producer_epoch))
+        if near_the_end and producer.producer_epoch < 3 and not is_open and chance.random() < 0.3:
+            producer = replace(
+                producer,
+                producer_epoch=EXHAUSTED_FROM_EPOCH - 2,
+                last_producer_epoch=NO_EPOCH,
+                previous_producer_id=NO_ID,
+            )
+            identity = (producer.producer_id, producer.producer_epoch)
+            holders[identity] = newest
+            identities.append(identity)
     assert begun - ends == (producer is not None and producer.state is TransactionState.ONGOING)
     assert begun > 5
 

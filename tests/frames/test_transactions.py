@@ -180,19 +180,6 @@ async def test_a_lost_answer_of_init_producer_id_is_given_again(client: WireClie
     assert (producer.producer_epoch, again.producer_epoch) == (1, 1)
 
 
-async def test_a_batch_that_is_repeated_after_its_transaction_is_answered_as_at_first(client: WireClient) -> None:
-    partition = (fresh("repeated"), 0)
-    await create_topic(client, partition[0])
-    producer = await producer_of(client)
-    assert await producer.add(partition) == [OK]
-    assert (await producer.send(partition, b"x")).base_offset == 0
-    assert await producer.end(committed=True) is OK
-    producer.sequences.clear()
-    repeated = await producer.send(partition, b"x")
-    assert (repeated.error_code, repeated.base_offset) == (OK, 0)
-    assert (await fetch(client, partition, 0, committed=True)).high_watermark == 2
-
-
 async def test_transactions_go_on_after_a_kill(gateway_factory: GatewayFactory) -> None:
     """What was open is open, what has ended has, and the next answer of EndTxn is the same."""
     gateway = gateway_factory()

@@ -203,7 +203,9 @@ async def test_producers_of_transactions_are_fenced_by_another_history(database_
             assert read.record is not None
             assert now.record is not None
             assert now.record.producer_epoch == read.record.producer_epoch + 1000
-            assert now.record.state == read.record.state
+            assert now.record.last_producer_epoch == read.record.producer_epoch, "its owner may continue"
+            assert now.record.state == ("Ongoing" if name == open_one.transactional_id else "CompleteAbort")
+            assert (now.last_started_ms is None) == (name == open_one.transactional_id)
             assert not await transactions.save(read, read.record), "who had read it before decides anew"
             assert not await transactions.add(read, [key])
         assert [each.transactional_id for each in await transactions.overdue(10)] == [open_one.transactional_id]

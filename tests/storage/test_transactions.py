@@ -174,9 +174,24 @@ async def test_a_batch_needs_its_transaction(
     assert isinstance((await log.append([transactional(key, 0)]))[0], Appended)
     await end(transactions, "a", committed=True)
     assert await log.append([transactional(key, 1)]) == [Refusal.NOT_IN_TRANSACTION], "behind the marker"
+    assert await log.append([transactional(key, 0)]) == [Refusal.NOT_IN_TRANSACTION], "its first batch once more"
+    await begin(transactions, "a", FIRST, key)
     (again,) = await log.append([transactional(key, 0)])
     assert isinstance(again, Appended)
-    assert again.duplicate, "what is there already is answered again"
+    assert again.duplicate, "in the next transaction of the same epoch it is there already"
+
+
+async def test_an_id_whose_epochs_were_used_up_is_refused_as_fenced_where_it_wrote(
+    log: LogStore, key: PartitionKey, make_topic: MakeTopic, transactions: TransactionStore
+) -> None:
+    (elsewhere,) = (await make_topic("elsewhere")).partitions
+    await begin(transactions, "a", FIRST, key)
+    await log.append([transactional(key, 0)])
+    replaced = replace(FIRST, producer_id=FIRST.producer_id + 500, previous_producer_id=FIRST.producer_id)
+    read = await transactions.read("a")
+    assert await transactions.end(read, replaced, marker(), committed=False, timestamp_ms=2_000) is not None
+    assert await log.append([transactional(key, 1)]) == [Refusal.INVALID_PRODUCER_EPOCH]
+    assert await log.append([transactional(elsewhere.partition_key, 0)]) == [Refusal.NOT_IN_TRANSACTION]
 
 
 async def test_an_epoch_that_was_fenced_is_refused_as_such(

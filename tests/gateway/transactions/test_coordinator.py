@@ -265,7 +265,18 @@ async def test_when_its_epochs_are_used_up_a_producer_goes_on_under_another_id(
     fresh_id = identities[1][0]
     assert identities == [(first.producer_id, 32766), (fresh_id, 0), (fresh_id, 1)]
     assert fresh_id != first.producer_id
-    assert await committed(other, topic, 0) == ([0, 1, 2, 3, 4, 5], [])
+    with pytest.raises(KafkaError) as refused:
+        await node.transactions.add("p", first.producer_id, 32766, keys(topic), named=False)
+    assert refused.value.code is ErrorCode.PRODUCER_FENCED, "as Kafka's log, which has the marker that fenced it"
+    with pytest.raises(KafkaError) as refused:
+        await node.transactions.add("p", first.producer_id, 32766, keys(topic))
+    assert refused.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING, "as Kafka's coordinator"
+    stranger = await begin(node, "q", keys(topic)[0])
+    with pytest.raises(KafkaError) as refused:
+        await node.transactions.add("p", stranger.producer_id, 0, keys(topic), named=False)
+    assert refused.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING, "of another transactional id"
+    await node.transactions.end("q", stranger.producer_id, 0, committed=False)
+    assert await committed(other, topic, 0) == ([0, 1, 2, 3, 4, 5, 6], [])
 
 
 def keys(topic: Topic) -> list[PartitionKey]:
