@@ -1,9 +1,9 @@
 """Collect the prose of this repository, draw samples from it, and count the habits that readers stumble over.
 
 `python -m tests.prose` prints, for each habit, how many pieces of prose match it. A piece is one docstring, one block of
-comment lines, one paragraph of a page, or one text of a log line or an error. `--sample 60 --seed 7` prints pieces drawn
-at random with file and line. `--list HABIT` prints each match. `--check` compares the matches of each file with
-`tests/prose_allowed.json` and fails if a file has more; `--accept` writes that file anew, and `make check` runs `--check`.
+comment lines, one paragraph of a page, or one text of a log line or an error. `--sample 60 --seed 7` prints pieces drawn at
+random with file and line. `--list HABIT` prints each match. `--check` compares the matches of each file with
+`tests/prose_allowed.json` and fails if a file has more. `make check` runs it; `--accept` writes that file anew.
 """
 
 from __future__ import annotations

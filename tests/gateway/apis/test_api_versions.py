@@ -34,7 +34,7 @@ SHARE_STATE = {
     "ReadShareGroupStateSummary",
     "WriteShareGroupState",
 }
-"""Only Kafka's brokers send these, to the node that keeps a share group's state. Here that state is a row in Postgres."""
+"""Only Kafka's brokers send these, to the keeper of a share group's state. Here that state is a row in Postgres."""
 NOT_SERVED = TELEMETRY | SHARE_STATE
 AMONG_CONTROLLERS = {
     "AllocateProducerIds",
