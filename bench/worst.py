@@ -39,7 +39,6 @@ from gateway.apis import SERVED
 from gateway.apis.delegation_tokens import MAX_RENEWERS
 from gateway.apis.transactions import MAX_TRANSACTIONS
 from gateway.config.broker import STANDARD_AUTHORIZER
-from gateway.config.client_metrics import MAX_VALUE_BYTES
 from gateway.config.jaas import PLAIN_MODULE
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from protocol.api_keys import ApiKey
@@ -522,11 +521,6 @@ def costly_patterns() -> Iterator[Case]:
         yield Case(f"consumer_group_heartbeat: {what} pattern", ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, [subscribed])
         listed = ListTransactionsRequest(transactional_id_pattern=pattern)
         yield Case(f"list_transactions: {what} pattern", ApiKey.LIST_TRANSACTIONS, 2, [listed])
-    one = r"client_id=\pL{10}"
-    setting = AlterableConfig(name="match", value=",".join([one] * (MAX_VALUE_BYTES // (len(one) + 1))))
-    many = AlterConfigsResource(resource_type=16, resource_name="patterns", configs=(setting,))
-    altered = IncrementalAlterConfigsRequest(resources=(many,))
-    yield Case("incremental_alter_configs: many patterns", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [altered])
     entries = tuple(
         EntryData(
             entity=(EntityData(entity_type="client-id", entity_name=f"client-{number}"),),

@@ -143,7 +143,6 @@ class TopicStore:
                 for broker, configs in json.loads(broker_configs).items()
             },
             group_configs=None if group_configs is None else await _configs_by_name(group_configs),
-            client_metrics=None if first["client_metrics"] is None else await _configs_by_name(first["client_metrics"]),
             client_quotas=None if first["client_quotas"] is None else await _client_quotas(first["client_quotas"]),
             acls=await self._acls() if first["acls_changed"] else None,
         )
@@ -317,12 +316,6 @@ class TopicStore:
     async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
         """The same for one group."""
         await self._set_configs("set_group_configs", group_id, set, unset)
-
-    async def set_client_metrics_configs(
-        self, subscription: str, set: Mapping[str, str], unset: Collection[str] = ()
-    ) -> None:
-        """The same for one subscription to clients' metrics."""
-        await self._set_configs("set_client_metrics_configs", subscription, set, unset)
 
     async def _set_configs(self, how: str, of: str, set: Mapping[str, str], unset: Collection[str]) -> None:
         await self._pool.fetch(

@@ -193,8 +193,6 @@ class CatalogChanges:
     """All dynamic broker settings, by the broker's id (empty: those of all brokers); None where none changed."""
     group_configs: Mapping[str, Mapping[str, str]] | None
     """All settings of single groups, by group id; None where none changed."""
-    client_metrics: Mapping[str, Mapping[str, str]] | None = None
-    """All subscriptions to clients' metrics, by name; None where none changed."""
     client_quotas: Sequence[ClientQuota] | None = None
     """All quotas; None where none changed."""
     acls: Sequence[Acl] | None = None

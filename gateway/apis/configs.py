@@ -31,13 +31,6 @@ from gateway.config.broker import (
     shown_value,
 )
 from gateway.config.broker_parsing import parse_broker_configs, parse_stored, refuse_without_effect
-from gateway.config.client_metrics import (
-    CLIENT_METRICS_CONFIGS,
-    MAX_SUBSCRIPTIONS,
-    IllegalSubscriptionError,
-    illegal_pattern,
-    subscription_patterns,
-)
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
 from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners, render_roles
@@ -50,7 +43,6 @@ from gateway.config.topic import (
     validate_topic_configs,
 )
 from gateway.config.without_effect import WITHOUT_EFFECT
-from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
@@ -92,10 +84,11 @@ class ResourceType(IntEnum):
     BROKER = 4
     BROKER_LOGGER = 8
     CLIENT_METRICS = 16
+    """Known by its number so that tools get an empty list; its settings cannot be described or altered (KIP-714)."""
     GROUP = 32
 
 
-_OF_CLUSTER = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER, ResourceType.CLIENT_METRICS})
+_OF_CLUSTER = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER})
 """Whose settings are a matter of the cluster's ACLs."""
 
 
@@ -189,11 +182,6 @@ def _describe(
                 _layered_entry(_group_entry, key, configs, broker, request, inherited)
                 for key in _chosen(GROUP_CONFIGS, resource)
             ]
-        case ResourceType.CLIENT_METRICS:
-            if not resource.resource_name:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-            configs = services.catalog.client_metrics.get(resource.resource_name, {})
-            entries = [_subscription_entry(key, configs, request) for key in _chosen(CLIENT_METRICS_CONFIGS, resource)]
         case _:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
     return entries
@@ -371,17 +359,6 @@ def _entry(
     )
 
 
-def _subscription_entry(
-    key: ConfigKey, configs: Mapping[str, str], request: DescribeConfigsRequest
-) -> DescribeConfigsResourceResult:
-    """A subscription that is not there is described by the defaults, as upstream does."""
-    value, source = render(key.default), ConfigSource.DEFAULT_CONFIG
-    if key.name in configs:
-        value, source = configs[key.name], ConfigSource.CLIENT_METRICS_CONFIG
-    synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
-    return _entry(key, value, source, synonyms, request, read_only=False)
-
-
 def _check_topic_name(name: str) -> None:
     reason = why_illegal(name)
     if reason is not None:
@@ -514,13 +491,9 @@ async def _alter_all(
                 case ResourceType.GROUP:
                     _check_group_name(name)
                     await _alter_group(name, change, services, validate_only=validate_only)
-                case ResourceType.CLIENT_METRICS:
-                    await _alter_subscription(name, change, services, validate_only=validate_only)
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
             errors[identity] = KafkaError(ErrorCode.NONE)
-        except IllegalSubscriptionError as error:
-            errors[identity] = KafkaError(ErrorCode.INVALID_REQUEST, str(error))
         except ConfigError as error:
             # Upstream's word for brokers, which it keeps for the sake of clients (KAFKA-13609).
             is_broker = identity[0] == ResourceType.BROKER
@@ -657,28 +630,6 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
     logger.info("group configs altered", group_id=group_id, configs=wanted)
 
 
-async def _alter_subscription(name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    current = services.catalog.client_metrics.get(name, {})
-
-    def effective(key_name: str) -> tuple[ConfigKey, str | None] | None:
-        key = CLIENT_METRICS_CONFIGS.get(key_name)
-        return None if key is None else (key, current.get(key_name, render(key.default)))
-
-    wanted = change(current, effective)
-    async for pattern, expression in in_pieces(subscription_patterns(name, wanted)):
-        try:
-            compile_pattern(expression)
-        except InvalidPatternError as invalid:
-            raise illegal_pattern(pattern) from invalid
-    if wanted and not current and len(services.catalog.client_metrics) >= MAX_SUBSCRIPTIONS:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"There may be {MAX_SUBSCRIPTIONS} subscriptions.")
-    if validate_only:
-        return
-    await services.topics.set_client_metrics_configs(name, _differing(wanted, current), current.keys() - wanted.keys())
-    await services.catalog.refresh_if_changed()
-    logger.info("subscription to clients' metrics altered", subscription=name, configs=wanted)
-
-
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
     """What is to be written; what stays as it is may have been changed by somebody else meanwhile."""
     return {name: value for name, value in wanted.items() if current.get(name) != value}
@@ -745,8 +696,10 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics, brokers and their loggers, groups that have settings of their own, and subscriptions to clients' metrics.
-    Version 0 asks for the last only."""
+    """List topics, brokers, their loggers, and groups that have settings of their own.
+
+    Version 0 asks for subscriptions to client metrics only (KIP-714), and none exist here.
+    """
     services = context.services
     known = {int(kind) for kind in ResourceType}
     unknown = [kind for kind in request.resource_types if kind not in known]
@@ -767,12 +720,6 @@ async def list_config_resources(
         resources.extend(
             ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
             for group_id in sorted(services.catalog.group_configs)
-        )
-    if ResourceType.CLIENT_METRICS in wanted:
-        await services.catalog.refresh_if_changed()
-        resources.extend(
-            ConfigResource(resource_name=name, resource_type=ResourceType.CLIENT_METRICS)
-            for name in sorted(services.catalog.client_metrics)
         )
     for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         if kind in wanted:

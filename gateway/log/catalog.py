@@ -112,8 +112,6 @@ class Catalog:
         self._confirmable: Sequence[UUID] = ()
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
         self._by_rendered: dict[str, str] = {}
-        self.client_metrics: Mapping[str, Mapping[str, str]] = {}
-        """The settings of subscriptions to clients' metrics, by name. Another object when one has changed."""
         self.quotas = Quotas()
         """Which limit holds for whom. Another object when one has changed."""
         self.acls = Acls()
@@ -481,8 +479,6 @@ class Catalog:
             self._follow_broker(name)
         if changes.group_configs is not None:
             self.set_group_configs(changes.group_configs)
-        if changes.client_metrics is not None:
-            self.client_metrics = changes.client_metrics
         if changes.client_quotas is not None:
             self.quotas = await Quotas.read(changes.client_quotas)
         if changes.revision != self._revision:

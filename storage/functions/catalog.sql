@@ -265,21 +265,6 @@ begin
 end
 $$;
 
-create function set_client_metrics_configs(p_subscription text, p_names text[], p_values text[], p_unset text[]) returns void
-language plpgsql volatile
-as $$
--- Removes `p_unset`, then sets `p_names`, of one subscription.
-declare
-    this_revision constant bigint := next_revision();
-begin
-    update cluster set client_metrics_revision = this_revision;
-    delete from client_metrics_config where subscription = p_subscription and name = any (p_unset);
-    insert into client_metrics_config (subscription, name, value)
-    select p_subscription, unnest(p_names), unnest(p_values)
-    on conflict (subscription, name) do update set value = excluded.value;
-end
-$$;
-
 create function set_client_quotas(
     p_user_names text[], p_client_ids text[], p_addresses text[], p_names text[],
     p_values double precision[] -- null: taken away
@@ -338,7 +323,7 @@ $$;
 
 create function catalog_changes(p_since bigint)
 returns table (
-    revision bigint, broker_configs text, group_configs text, client_quotas text, client_metrics text, acls_changed boolean, whole boolean, topic_id uuid, name text, internal boolean, configs text,
+    revision bigint, broker_configs text, group_configs text, client_quotas text, acls_changed boolean, whole boolean, topic_id uuid, name text, internal boolean, configs text,
     created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
     leader_epochs integer[], assignments text
 )
@@ -346,13 +331,13 @@ language sql stable
 as $$
 -- The present revision with what has changed since another, in one snapshot: topics in the order of their changes (and
 -- of their names, where one change made several),
--- deleted ones without partitions, settings by broker, group and subscription and quotas where they changed. One row with null topic_id where no
+-- deleted ones without partitions, settings by broker and group and quotas where they changed. One row with null topic_id where no
 -- topic has.
 -- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
     with since as (
         select
             c.revision, c.broker_configs_revision, c.group_configs_revision, c.client_quotas_revision,
-            c.client_metrics_revision, c.acls_revision,
+            c.acls_revision,
             p_since < c.purged_revision or p_since <= 0 as whole,
             case when p_since < c.purged_revision then 0 else p_since end as revision_known
         from cluster c
@@ -370,9 +355,6 @@ as $$
         case when s.client_quotas_revision > s.revision_known then
             (select coalesce(jsonb_agg(jsonb_build_array(q.user_name, q.client_id, q.address, q.name, q.value)), '[]')::text
             from client_quota q) end,
-        case when s.client_metrics_revision > s.revision_known then
-            (select coalesce(jsonb_agg(jsonb_build_array(m.subscription, m.name, m.value)), '[]')::text
-            from client_metrics_config m) end,
         s.acls_revision > s.revision_known,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
         t.deleted_at is not null, p.partition_keys, p.leader_epochs, p.assignments

@@ -28,7 +28,7 @@ begin
     update cluster
     set history = this_history, history_identity = p_identity, revision = this_revision,
         broker_configs_revision = this_revision, group_configs_revision = this_revision,
-        client_quotas_revision = this_revision, client_metrics_revision = this_revision,
+        client_quotas_revision = this_revision,
         acls_revision = this_revision,
         purged_revision = this_revision,
         -- By the clock, so that no id comes twice though the same copy is put back twice: fewer than one each microsecond

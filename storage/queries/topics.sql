@@ -85,10 +85,6 @@ select set_broker_configs($1, $2, $3, $4);
 -- Of group $1: removes $4, then sets the names $2 to the values $3.
 select set_group_configs($1, $2, $3, $4);
 
--- name: set_client_metrics_configs
--- Of subscription $1: removes $4, then sets the names $2 to the values $3.
-select set_client_metrics_configs($1, $2, $3, $4);
-
 -- name: set_client_quotas
 -- Of users $1, client ids $2 and addresses $3 sets the quotas $4 to the values $5, or takes them away.
 select set_client_quotas($1, $2, $3, $4, $5);

@@ -26,7 +26,7 @@ SMALL_SEGMENT_BYTES = 256 * 1024
 EMPTY = """
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
 delete from node; delete from compaction_state; delete from producer_state; delete from chunk;
-truncate inline_records; delete from client_quota; delete from client_metrics_config; delete from acl;
+truncate inline_records; delete from client_quota; delete from acl;
 delete from scram_credential; delete from delegation_token; delete from node_authorizer;
 delete from log_object; update inline_rotation set current_slot = 0; delete from partition;
 delete from topic; delete from broker_config; delete from node_release; delete from function_schema;

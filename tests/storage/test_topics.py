@@ -150,32 +150,30 @@ async def test_another_history_tells_that_it_has_no_quotas_and_no_subscriptions(
         await database.control.fetch("select adopt_history($1, 5)", identity)
     changes = await topics.changes(known)
     assert changes.revision > known
-    assert (changes.client_quotas, changes.client_metrics) == ([], {})
+    assert changes.client_quotas == []
 
 
-async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_another_history(
+async def test_quotas_are_returned_when_they_changed_and_in_another_history(
     topics: TopicStore, database: Database
 ) -> None:
-    async def told(since: int) -> tuple[int, object, object]:
+    async def quotas_since(since: int) -> tuple[int, object]:
         changes = await topics.changes(since)
-        return changes.revision, changes.client_quotas, changes.client_metrics
+        return changes.revision, changes.client_quotas
 
-    revision, *nothing = await told(0)
-    assert nothing == [[], {}]
+    revision, none = await quotas_since(0)
+    assert none == []
     quotas = [ClientQuota("u", None, None, "producer_byte_rate", 5.0), ClientQuota(None, None, "::1", "x", 1.0)]
     await topics.set_client_quotas(quotas)
-    assert (await told(revision))[1:] == (quotas, None)
-    revision = (await told(0))[0]
-    await topics.set_client_metrics_configs("cm", {"metrics": "*", "match": ""}, [])
-    assert (await told(revision))[1:] == (None, {"cm": {"metrics": "*", "match": ""}})
-    await topics.set_client_metrics_configs("cm", {"metrics": "a"}, ["match", "absent"])
+    assert (await quotas_since(revision))[1] == quotas
+    revision = (await quotas_since(0))[0]
+    assert (await quotas_since(revision))[1] is None
     await topics.set_client_quotas([quotas[0]._replace(value=None)])
-    revision, *now = await told(revision)
-    assert now == [quotas[1:], {"cm": {"metrics": "a"}}]
-    # Another node may remember what the history before had of them.
+    revision, now = await quotas_since(revision)
+    assert now == quotas[1:]
+    # Another node may remember the quotas of the previous history.
     await database.control.fetch("select adopt_history('another', 5)")
     await database.control.fetch("select adopt_history('and another', 5)")
-    assert (await told(revision))[1:] == (quotas[1:], {"cm": {"metrics": "a"}})
+    assert (await quotas_since(revision))[1] == quotas[1:]
 
 
 async def test_acls_are_told_when_they_changed_and_in_another_history(topics: TopicStore, database: Database) -> None:
