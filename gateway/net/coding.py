@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from protocol.buffer import Buffer
-from protocol.codec import decode_request, encode_response, has_more_elements
+from protocol.codec import decode_request, encode_response
 from protocol.framing import Frame
 
 AT_ONCE_ELEMENTS = 2_000
