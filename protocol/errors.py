@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from protocol.shown import shown
+
 
 class ErrorCode(IntEnum):
     """Upstream's `Errors`, as of 4.2."""
@@ -194,11 +196,15 @@ class ProtocolError(Exception):
     """Bytes that are no Kafka frame, header or body: the connection cannot go on."""
 
 
+MAX_MESSAGE_CHARS = 400
+"""Of an error text: a sentence about one name, which is repeated for each of a hundred thousand elements."""
+
+
 class KafkaError(Exception):
     """A request refused with a Kafka error code."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
-        super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
-        self.message = message
-        """For the response's error message field, where the version has one."""
+        self.message = None if message is None else shown(message, MAX_MESSAGE_CHARS)
+        """For the response's error message field, where the version has one. It may repeat what the client sent."""
+        super().__init__(f"{code.name}: {self.message}" if message else code.name)

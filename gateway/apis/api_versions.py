@@ -16,6 +16,8 @@ from protocol.messages.api_versions import (
 
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_LOWEST_LEVEL_0 = 4
+MAX_SOFTWARE_CHARS = 100
+"""What is kept of each name, for as long as the connection is open."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 
@@ -28,8 +30,8 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
-        context.connection.client_software_name = request.client_software_name
-        context.connection.client_software_version = request.client_software_version
+        context.connection.client_software_name = request.client_software_name[:MAX_SOFTWARE_CHARS]
+        context.connection.client_software_version = request.client_software_version[:MAX_SOFTWARE_CHARS]
     membership, broker = context.services.membership, context.services.settings.broker
     takes_0 = context.version >= FIRST_VERSION_WITH_LOWEST_LEVEL_0
     return ApiVersionsResponse(

@@ -30,10 +30,10 @@ FIRST_VERSION_WITH_NULL_PROTOCOL = 7
 FIRST_VERSION_WITH_MEMBER_LIST = 3
 FIRST_VERSION_WITH_PROTOCOL_FIELDS = 5
 MAX_MEMBER_ID_PREFIX = 255
+"""Characters of the client or instance id in a member id: it is part of a key in Postgres."""
 MAX_STORED_BYTES = 2 * 1024 * 1024
 """Of what a member offers, and of what a leader assigns: kept in memory, and written in one piece, which takes ten
 milliseconds. Kafka's brokers take a megabyte of a whole group unless they are told otherwise, and answer likewise."""
-"""Characters of the client or instance id in a member id: it is part of a key in Postgres."""
 
 
 async def join_group(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
@@ -44,14 +44,14 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
             member_id=request.member_id,
             protocol_name=_absent_protocol(context.version),
         )
-    if sum(len(protocol.metadata) for protocol in request.protocols) > MAX_STORED_BYTES:
+    client_id = context.client_id or ""
+    if _offered_bytes(request) > MAX_STORED_BYTES:
         return JoinGroupResponse(
             error_code=ErrorCode.UNKNOWN_SERVER_ERROR,
             member_id=request.member_id,
             protocol_name=_absent_protocol(context.version),
         )
     groups = context.services.groups
-    client_id = context.client_id or ""
     reply = groups.submit(
         request.group_id,
         JoinGroup(
@@ -96,6 +96,12 @@ def refuse_join_group(
     return JoinGroupResponse(error_code=code, member_id=request.member_id, protocol_name=None if version >= 7 else "")
 
 
+def _offered_bytes(request: JoinGroupRequest) -> int:
+    """What the group keeps of a member's offer; ids are bounded for every request."""
+    offers = sum(len(protocol.name.encode()) + len(protocol.metadata) for protocol in request.protocols)
+    return offers + len(request.protocol_type.encode())
+
+
 def _new_member_id(prefix: str) -> MemberId:
     return MemberId(f"{prefix[:MAX_MEMBER_ID_PREFIX]}-{uuid.uuid4()}")
 
@@ -110,7 +116,7 @@ async def sync_group(request: SyncGroupRequest, context: RequestContext) -> Sync
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not request.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    if sum(len(assignment.assignment) for assignment in request.assignments) > MAX_STORED_BYTES:
+    if sum(len(each.member_id.encode()) + len(each.assignment) for each in request.assignments) > MAX_STORED_BYTES:
         return SyncGroupResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     groups = context.services.groups
     reply = groups.submit(

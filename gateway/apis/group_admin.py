@@ -27,6 +27,7 @@ from protocol.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from protocol.shown import shown
 
 FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
 CLASSIC = "classic"
@@ -61,21 +62,21 @@ def _described(
             error_message=group.message,
             authorized_operations=NOT_ASKED,
         )
-    reason = f"Group {group_id} not found."
+    reason = f"Group {shown(group_id)} not found."
     if not isinstance(group, Group):
         # Upstream shows only classic groups here; admin clients ask ConsumerGroupDescribe for the others.
         if group.exists:
-            reason = f"Group {group_id} is not a classic group."
+            reason = f"Group {shown(group_id)} is not a classic group."
         group = Group(group_id)
     missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
-    shown = describe(group)
+    described = describe(group)
     return DescribedGroup(
         group_id=group_id,
         error_code=ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE,
         error_message=reason if missing else None,
-        group_state=shown.state,
-        protocol_type=shown.protocol_type,
-        protocol_data=shown.protocol_data,
+        group_state=described.state,
+        protocol_type=described.protocol_type,
+        protocol_data=described.protocol_data,
         members=tuple(
             DescribedGroupMember(
                 member_id=member.member_id,
@@ -85,7 +86,7 @@ def _described(
                 member_metadata=member.metadata,
                 member_assignment=member.assignment,
             )
-            for member in shown.members
+            for member in described.members
         ),
         # As upstream: nobody may do anything to what does not exist.
         authorized_operations=authorized_operations(

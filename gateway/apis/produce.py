@@ -319,11 +319,10 @@ def _plan(
 
 def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext) -> _Plan:
     if not 0 <= data.index < len(topic.partitions):
-        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
+        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic has no such partition")
     services, partition = context.services, topic.partitions[data.index]
     if code := check_leader(partition, context):
-        name = f"{topic.name}-{data.index}"
-        return Refused(code, f"{name} has no leader" if check_led(partition, context) else f"another node leads {name}")
+        return Refused(code, "it has no leader" if check_led(partition, context) else "another node leads it")
     config = services.catalog.config(topic)
     records = None if data.records is None else memoryview(data.records)
     return _Planned(topic.name, partition, Unchecked(records, context.version, config))
@@ -360,15 +359,15 @@ async def _tell_refusals(asked: Sequence[_Asked], attempts: list[_Attempt], cont
 def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
     topic = _known(requested, context)
     if topic is None and _by_id(context):
-        return Refused(missing_topic, f"no topic has the id {requested.topic_id}")
+        return Refused(missing_topic, "no topic has this id")
     if not _may_write(context, requested.name if topic is None else topic.name):
         return Refused(*REFUSALS[ResourceType.TOPIC])
     if topic is None:
-        if reason := why_illegal(requested.name):
-            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-        return Refused(missing_topic, f"topic {requested.name} does not exist")
+        if why_illegal(requested.name):
+            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, "the topic's name is illegal")
+        return Refused(missing_topic, "the topic does not exist")
     if topic.internal:
-        return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients may not write to it")
+        return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, "the topic is internal: clients may not write to it")
     return topic
 
 

@@ -102,10 +102,10 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
         async for index in in_pieces(indexes):
             try:
                 if topic is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
+                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such topic.")
                 partition = _partition(topic, index)
                 if partition is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
+                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition.")
                 elected[topic.topic_id, index] = _elect(partition, request.election_type, leaders)
                 found.append(Judged(index, (topic.topic_id, index), None))
             except KafkaError as refusal:
@@ -200,15 +200,10 @@ async def alter_partition_reassignments(
         async for target in in_pieces(named.partitions):
             try:
                 if topic is None:
-                    raise KafkaError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {named.name}."
-                    )
+                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the topic.")
                 partition = _partition(topic, target.partition_index)
                 if partition is None:
-                    raise KafkaError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"Unable to find partition {named.name}:{target.partition_index}.",
-                    )
+                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the partition.")
                 if target.replicas is None:
                     raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
                 leader = placement.leader(partition)

@@ -37,6 +37,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import streams_group_describe as described
 from protocol.messages import streams_group_heartbeat as message
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse
+from protocol.shown import shown
 
 MAX_TOPOLOGY_ELEMENTS = 5_000
 """Subtopologies, their topics and the settings of these: the group weighs and stores them in one step."""
@@ -97,7 +98,8 @@ def _check_names(names: Iterable[str]) -> None:
 def _with_refused(status: message.Status, names: Sequence[str]) -> message.Status:
     if status.status_code != StatusCode.MISSING_INTERNAL_TOPICS:
         return status
-    told = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    told = ", ".join(map(shown, names[:MAX_NAMED])) + more
     return message.Status(
         status_code=status.status_code,
         status_detail=f"{status.status_detail}; Unauthorized to CREATE on topics {told}.",
@@ -108,7 +110,7 @@ def _with_failures(status: message.Status, failures: Mapping[str, KafkaError]) -
     if not failures or status.status_code != StatusCode.MISSING_INTERNAL_TOPICS:
         return status
     first = sorted(failures.items())[:MAX_NAMED]
-    told = "; ".join(f"{name}: {error.message or error.code.name}" for name, error in first)
+    told = "; ".join(f"{shown(name)}: {error.message or error.code.name}" for name, error in first)
     more = f"; and {len(failures) - len(first)} more" if len(failures) > len(first) else ""
     return message.Status(
         status_code=status.status_code, status_detail=f"{status.status_detail} They cannot be created: {told}{more}"

@@ -228,9 +228,10 @@ async def describe_producers(request: DescribeProducersRequest, context: Request
             indexes[index] = None
     topics: list[TopicResponse] = []
     async for name, indexes in in_pieces(asked.items()):
-        illegal = why_illegal(name)
-        found = known[name] if illegal is None else ErrorCode.INVALID_TOPIC_EXCEPTION
-        partitions = [await _producers_of(found, index, illegal, context) async for index in in_pieces(indexes)]
+        found = known[name]
+        if found is not ErrorCode.TOPIC_AUTHORIZATION_FAILED and why_illegal(name):
+            found = ErrorCode.INVALID_TOPIC_EXCEPTION
+        partitions = [await _producers_of(found, index, context) async for index in in_pieces(indexes)]
         topics.append(TopicResponse(name=name, partitions=tuple(partitions)))
     return DescribeProducersResponse(topics=tuple(topics))
 
@@ -252,12 +253,10 @@ def refuse_describe_producers(
     )
 
 
-async def _producers_of(
-    topic: Topic | ErrorCode, index: int, message: str | None, context: RequestContext
-) -> PartitionResponse:
+async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestContext) -> PartitionResponse:
     partition = find_served(topic, index, NO_LEADER_EPOCH, context, by_follower=True)
     if isinstance(partition, ErrorCode):
-        return PartitionResponse(partition_index=index, error_code=partition, error_message=message)
+        return PartitionResponse(partition_index=index, error_code=partition)
     store = context.services.transactions.store
     producers: list[ProducerState] = []
     try:

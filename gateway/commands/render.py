@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
+from protocol.shown import shown
+
 Value = str | int | float | bool | None | Sequence[object] | Mapping[str, object]
 Row = Mapping[str, Value]
 
@@ -56,14 +58,9 @@ def _cell(value: Value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
-        return _printable(value)
+        return shown(value, None)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_printable(str(value[key]))}" for key in value)
+        return ", ".join(f"{key}={shown(str(value[key]), None)}" for key in value)
     if isinstance(value, Sequence):
-        return ", ".join(_printable(str(element)) for element in value) or "-"
+        return ", ".join(shown(str(element), None) for element in value) or "-"
     return str(value)
-
-
-def _printable(text: str) -> str:
-    """What somebody named a topic or a client must not move the cursor of who looks at it."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

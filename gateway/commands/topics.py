@@ -27,6 +27,7 @@ from protocol.messages.describe_configs import (
     DescribeConfigsResponse,
 )
 from protocol.records import Record
+from protocol.shown import shown
 
 TOPIC_RESOURCE = 2
 DYNAMIC_TOPIC_CONFIG = 1
@@ -226,5 +227,4 @@ def _text(value: bytes | None) -> str | None:
 def _shown(value: bytes | None) -> str:
     if value is None:
         return "null"
-    text = value.decode(errors="backslashreplace")
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return shown(value.decode(errors="backslashreplace"), None)

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -27,8 +27,17 @@ from gateway.groups.journal_sheet import Happened
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from gateway.operate.metrics import Metrics
+from protocol.shown import shown
 from storage.errors import StorageError
-from storage.journal import JournalEvent, JournalOffset, JournalRow, JournalStore
+from storage.journal import (
+    JournalEvent,
+    JournalHandoff,
+    JournalMember,
+    JournalOffset,
+    JournalOwnership,
+    JournalRow,
+    JournalStore,
+)
 
 logger = structlog.stdlib.get_logger(__name__)
 
@@ -39,6 +48,14 @@ LINGER_S = 0.1
 """What happens within this time goes in one transaction, so that a node with little to do writes seldom."""
 PAUSE_S = 1.0
 """After a batch that Postgres did not take."""
+
+_IDS = frozenset({"group_id", "member_id", "source_member_id", "target_member_id"})
+"""People look a history up by these."""
+_NAMES = {
+    kind: tuple(field.name for field in fields(kind) if str(field.type).startswith("str") and field.name not in _IDS)
+    for kind in (JournalEvent, JournalMember, JournalOwnership, JournalOffset, JournalHandoff)
+}
+"""Columns of text that clients may have named."""
 
 
 class JournaledCommit(NamedTuple):
@@ -258,7 +275,7 @@ class Journal:
                 case _Dropped():
                     self._rows.forget()
                     rows.append(_missing(item.row_count, item.at_ms, item.node_id))
-        return rows
+        return [_legible(row) for row in rows]
 
 
 class _Topics:
@@ -276,6 +293,13 @@ class _Topics:
     def partition_count_of(self, name: str) -> int:
         topic = self._catalog.get(name)
         return 0 if topic is None else len(topic.partitions)
+
+
+def _legible(row: JournalRow) -> JournalRow:
+    """The row with what clients named cut and printable. Ids stay whole."""
+    texts = {name: text for name in _NAMES[type(row)] if (text := getattr(row, name)) is not None}
+    changed = {name: fit for name, text in texts.items() if (fit := shown(text)) != text}
+    return row if not changed else replace(row, **changed)
 
 
 def _says_missing(row: JournalRow) -> bool:

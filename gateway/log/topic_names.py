@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-MAX_NAME_CHARS = 249
+from protocol.shown import MAX_NAME_CHARS, shown
+
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
@@ -28,10 +29,10 @@ def why_illegal(name: str) -> str | None:
     if name in (".", ".."):
         return f"Topic name is invalid: '{name}' is not allowed"
     if len(name) > MAX_NAME_CHARS:
-        return f"Topic name is invalid: the length of '{name}' is longer than the max allowed length {MAX_NAME_CHARS}"
+        return f"Topic name is invalid: the length of '{shown(name)}' is longer than the max allowed length {MAX_NAME_CHARS}"
     if not _LEGAL.fullmatch(name):
         return (
-            f"Topic name is invalid: '{name}' contains one or more characters other than ASCII alphanumerics, '.', '_'"
+            f"Topic name is invalid: '{shown(name)}' contains one or more characters other than ASCII alphanumerics, '.', '_'"
             " and '-'"
         )
     return None

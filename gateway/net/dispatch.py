@@ -238,9 +238,9 @@ class Dispatch:
         code, throttle_ms, stages = 0, 0, self._stages
         try:
             if crowded:
-                await asyncio.to_thread(_check_bounds, request, route.line.max_elements)
+                await asyncio.to_thread(_check_bounds, request, context, route.line.max_elements)
             elif len(frame) > MAX_ID_BYTES:
-                check_ids(request)
+                check_ids(request, context.client_id)
             if stages.authorize is not None:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
@@ -355,11 +355,11 @@ class Dispatch:
         return await _encode(route.api_key, nearest, header.correlation_id, response)
 
 
-def _check_bounds(request: Any, max_elements: int) -> None:
+def _check_bounds(request: Any, context: RequestContext, max_elements: int) -> None:
     """Raise KafkaError if a request of many elements has more of them than its API takes, or an id that is too long."""
     if has_more_elements(request, max_elements):
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"One request may have {max_elements} elements.")
-    check_ids(request)
+    check_ids(request, context.client_id)
 
 
 def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:

@@ -67,9 +67,11 @@ def id_fields(struct_type: type[Any]) -> tuple[IdField, ...]:
     return tuple(found)
 
 
-def check_ids(request: Any) -> None:
-    """Raise KafkaError if an id of the request is too long: INVALID_GROUP_ID for a group's, INVALID_REQUEST for any
-    other."""
+def check_ids(request: Any, client_id: str | None = None) -> None:
+    """Raise KafkaError if an id of the request, or of its client, is too long: INVALID_GROUP_ID for a group's,
+    INVALID_REQUEST for any other."""
+    if client_id is not None and _exceeds(client_id, MAX_ID_BYTES):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"A client id has at most {MAX_ID_BYTES} bytes.")
     limit, code = MAX_ID_BYTES, None
     if request.__class__ is FindCoordinatorRequest:
         if request.key_type == _GROUP:
@@ -77,8 +79,12 @@ def check_ids(request: Any) -> None:
         elif request.key_type == _SHARE:
             limit = MAX_SHARE_KEY_BYTES
     for text, field_code in _ids(request):
-        if len(text) > limit or (len(text) > limit // 4 and len(text.encode()) > limit):
+        if _exceeds(text, limit):
             raise KafkaError(code or field_code, f"An id has at most {limit} bytes.")
+
+
+def _exceeds(text: str, limit: int) -> bool:
+    return len(text) > limit or (len(text) > limit // 4 and len(text.encode()) > limit)
 
 
 def _ids(struct: Any) -> Iterator[tuple[str, ErrorCode]]:

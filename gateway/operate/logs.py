@@ -1,8 +1,9 @@
 """Log lines as JSON or for a console, each with the request it belongs to.
 
 The one idea: one context variable holds the request in work; a processor unfolds it into connection, API and
-correlation id only when a line is really written, so that a request that logs nothing pays nothing. Who repeats
-himself is cut short and counted.
+correlation id only when a line is really written, so that a request that logs nothing pays nothing. Lines of one event
+are counted above a number, values are cut above a length, and no value holds a character that moves a terminal's cursor:
+clients choose names that lines repeat.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, ContextVar
-from typing import Literal
+from io import StringIO
+from itertools import islice
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.processors import ExceptionRenderer
 from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from gateway.operate.loggers import FINEST, drop_below_level, print_to_stderr
+from protocol.shown import shown
 
 LINES_PER_EVENT, WINDOW_S = 200, 10.0
 """A client that repeats one mistake, or a thousand clients of an absent Postgres, must not fill the disk."""
+
+MAX_VALUE_CHARS, MAX_VALUES = 1_000, 100
+"""Of one value in a line, and of one list: a line is about one thing."""
 
 LogFormat = Literal["auto", "console", "json"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -53,10 +60,10 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
         if node is not None:
             shared.insert(0, _add_node(node))
         traceback = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
-        renderer = [traceback, structlog.processors.JSONRenderer(default=str)]
+        renderer = [traceback, show_values, structlog.processors.JSONRenderer(default=str)]
     else:
-        plain = structlog.dev.plain_traceback
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
+        renderer = [show_values, console]
     structlog.configure(
         processors=[drop_below_level, Limit(), *shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
@@ -103,6 +110,33 @@ class Limit:
         if lines >= LINES_PER_EVENT:
             raise structlog.DropEvent
         return event_dict
+
+
+def show_values(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
+    """A structlog processor: every text is printable and of bounded length."""
+    for name, value in event_dict.items():
+        if name != "exc_info":
+            event_dict[name] = _show(value)
+    return event_dict
+
+
+def _show(value: Any) -> Any:
+    if isinstance(value, str):
+        return shown(value, MAX_VALUE_CHARS)
+    if isinstance(value, Mapping):
+        items = islice(cast("Mapping[Any, Any]", value).items(), MAX_VALUES)
+        return {_show(key): _show(each) for key, each in items}
+    if isinstance(value, list | set | frozenset) or value.__class__ is tuple:
+        return [_show(each) for each in islice(cast("Iterable[Any]", value), MAX_VALUES)]
+    # The representation of anything else has no such characters, and an exception is rendered later.
+    return value
+
+
+def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    """The exception's own text may repeat what a client sent."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    out.write("\n".join(shown(line, MAX_VALUE_CHARS) for line in text.getvalue().splitlines()))
 
 
 def _add_node(node: str) -> Processor:

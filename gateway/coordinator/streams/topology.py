@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.streams.tasks import Task
+from protocol.shown import shown
 
 
 class StatusCode(IntEnum):
@@ -161,7 +162,7 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
         if existing is not None and existing.partition_count != topic.partitions:
             raise _UnusableError(
                 StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-                f"Topic {name} has {existing.partition_count} partitions, the topology needs {topic.partitions}.",
+                f"Topic {shown(name)} has {existing.partition_count} partitions, the topology needs {topic.partitions}.",
             )
     missing = tuple(topic for name, topic in sorted(internal.items()) if name not in cluster.topics)
     if missing:
@@ -284,7 +285,7 @@ def _enforce_copartitioning(topology: Topology, counts: _Counts) -> None:
             flexible = [name for name in group if name in repartition and not repartition[name].partitions]
             given = {name: counts.of(name) for name in sources} | {name: counts.decided[name] for name in fixed}
             if len(set(given.values())) > 1:
-                told = ", ".join(f"{name} ({count})" for name, count in given.items())
+                told = _named(f"{name} ({count})" for name, count in given.items())
                 raise _UnusableError(
                     StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
                     f"Topics that are read together have different numbers of partitions: {told}.",
@@ -300,4 +301,4 @@ MAX_NAMED = 10
 def _named(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    return ", ".join(listed[:MAX_NAMED]) + more
+    return ", ".join(map(shown, listed[:MAX_NAMED])) + more

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.apis import SERVED
-from gateway.apis.api_versions import api_versions
+from gateway.apis.api_versions import MAX_SOFTWARE_CHARS, api_versions
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.dispatch import served_as, served_versions
@@ -149,6 +149,14 @@ async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, mon
     facts = {"metadata.version": 29} | ({"transaction.version": served} if served else {})
     assert levels == dict.fromkeys(always, 1) | facts
     assert response.finalized_features_epoch == 7
+
+
+async def test_a_long_software_name_is_kept_in_part() -> None:
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    request = ApiVersionsRequest(client_software_name="a" * 32_000, client_software_version="1" * 32_000)
+    assert (await api_versions(request, context(3, connection))).error_code == 0
+    assert connection.client_software_name == "a" * MAX_SOFTWARE_CHARS
+    assert connection.client_software_version == "1" * MAX_SOFTWARE_CHARS
 
 
 @pytest.mark.parametrize(

@@ -312,11 +312,11 @@ async def test_reassignments_that_cannot_be(database_url: str) -> None:
             (assignment, f"{includes} an empty replica list."),
             (assignment, f"{includes} the broker 1 more than once."),
             (assignment, f"{includes} broker 7, but no such broker is registered."),
-            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find partition named:1."),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the partition."),
             (ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."),
         ]
         assert await reassign(nodes[0], "missing", (0, (1,))) == [
-            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find a topic named missing.")
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the topic.")
         ]
         factor = (ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor is changed from 2 to 3")
         assert await reassign(nodes[0], "named", (0, (1, 2, 3)), may_change=False) == [factor]
@@ -383,10 +383,10 @@ async def test_elections_that_cannot_be(database_url: str) -> None:
                 "named": {
                     0: NOT_NEEDED,
                     1: NOT_NEEDED,
-                    2: (unknown, "No such partition as named-2"),
-                    -1: (unknown, "No such partition as named--1"),
+                    2: (unknown, "No such partition."),
+                    -1: (unknown, "No such partition."),
                 },
-                "missing": {0: (unknown, "No such topic as missing")},
+                "missing": {0: (unknown, "No such topic.")},
                 "placed": {0: NOT_NEEDED},
             }
         await gone(three_, one, two)
@@ -434,7 +434,7 @@ async def test_what_was_written_before_postgres_went_is_done(
 
         monkeypatch.setattr(one.topics, "assign", breaking)
         done, late = (ErrorCode.NONE, None), (ErrorCode.REQUEST_TIMED_OUT, None)
-        unknown = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find partition named:9.")
+        unknown = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the partition.")
         targets: list[tuple[int, tuple[int, ...] | None]] = [(at, (2, 1)) for at in (0, 9, 1, 2, 3, 4)]
         assert await reassign(one, "named", *targets) == [done, unknown, done, late, late, late]
         assert [each[1] for each in await shown(two, "named")] == [(2, 1)] * 2 + [(1, 2)] * 3

@@ -18,6 +18,7 @@ from gateway.groups.journal import Journal, JournaledCommit
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.operate.metrics import Metrics
+from protocol.shown import MAX_NAME_CHARS
 from storage.journal import JournalEvent, JournalStore
 from storage.pool import Database
 from storage.topics import TopicStore
@@ -125,6 +126,26 @@ async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Write
     )
     told = ("heartbeat_gap", "classic", 7, "Stable", "Stable")
     assert [tuple(row) for row in rows] == [(*told, member_id, 6_700) for member_id in member_ids[:ROOM]]
+
+
+async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) -> None:
+    hostile = "\x1b]0;owned\x07" + "n" * 32_000
+    writer.journal.committed("g", 1, "m" * 300, [JournaledCommit(None, hostile, 0, 1, None, None, 3)])
+    member = Member(MemberId("m"), hostile, hostile, "/host", 10_000, 10_000, ((hostile, b""),))
+    group = Group("g", GroupState.STABLE, True, "consumer", hostile, 7, member.member_id, {member.member_id: member})
+    writer.journal.happened(Group("g"), group, ())
+    await asyncio.wait_for(writer.journal.close(), 20)
+    offset = await writer.observer.fetchrow("select topic, member_id from journal_offset")
+    assert offset is not None
+    assert len(offset["topic"]) == MAX_NAME_CHARS
+    assert offset["topic"].startswith(r"\x1b]0;owned\x07nnn")
+    assert offset["member_id"] == "m" * 300, "an id stays whole"
+    for table in ("journal_event", "journal_member"):
+        for row in await writer.observer.fetch(f"select * from {table}"):
+            for text in (each for each in row.values() if isinstance(each, str)):
+                assert text.isprintable(), (table, row)
+                assert len(text) <= MAX_NAME_CHARS, (table, row)
+    assert await writer.observer.fetchval("select count(*) from journal_member where client_id like '%owned%'") == 1
 
 
 async def test_days_that_are_missing_are_made(writer: Writer) -> None:

@@ -75,10 +75,15 @@ def test_every_field_that_is_named_like_an_id_is_one(line: Served) -> None:
     ],
 )
 def test_a_coordinators_key_is_refused_by_its_type(key_type: int, longest: int, code: ErrorCode) -> None:
-    for given in ("key", "coordinator_keys"):
-        key = "k" * longest
-        check_ids(FindCoordinatorRequest(key_type=key_type, **{given: key if given == "key" else (key,)}))
-        with pytest.raises(KafkaError) as refused:
-            key += "k"
-            check_ids(FindCoordinatorRequest(key_type=key_type, **{given: key if given == "key" else (key,)}))
-        assert refused.value.code is code
+    key, longer = "k" * longest, "k" * (longest + 1)
+    for given in (key, longer):
+        for request in (
+            FindCoordinatorRequest(key_type=key_type, key=given),
+            FindCoordinatorRequest(key_type=key_type, coordinator_keys=("", given)),
+        ):
+            if given is key:
+                check_ids(request)
+                continue
+            with pytest.raises(KafkaError) as refused:
+                check_ids(request)
+            assert refused.value.code is code

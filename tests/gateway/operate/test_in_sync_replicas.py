@@ -132,7 +132,7 @@ async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) ->
             "named": {
                 0: NOBODY,
                 1: NOT_NEEDED,
-                2: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition as named-2"),
+                2: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition."),
             }
         }
         await back(two)

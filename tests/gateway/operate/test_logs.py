@@ -36,9 +36,30 @@ logs.REQUEST.set(("c1", "heartbeat", 7))
 structlog.get_logger().info("in a request", group_id="g")
 """
 
+HOSTILE_PROGRAM = r"""
+import logging
+import sys
 
-def logged(log_format: str) -> str:
-    command = [sys.executable, "-c", PROGRAM, log_format]
+import structlog
+
+from gateway.operate import logs
+
+logs.configure(sys.argv[1], "info")
+hostile = "x\x1b]0;owned\x07\x1b[2J" + "y" * 1_000_000
+logger = structlog.get_logger()
+logger.info("a value", topic=hostile)
+logger.info("values", configs={hostile: [hostile] * 1000}, seen=(hostile,))
+logging.getLogger("library").warning("theirs: %s", hostile)
+try:
+    raise ValueError(hostile)
+except ValueError:
+    logger.exception("a failure")
+    logging.getLogger("library").exception("their failure")
+"""
+
+
+def logged(log_format: str, program: str = PROGRAM) -> str:
+    command = [sys.executable, "-c", program, log_format]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
 
 
@@ -48,6 +69,14 @@ def test_a_traceback_shows_no_values(log_format: str) -> None:
     text = logged(log_format)
     assert text.count("nobody there") >= 2
     assert "quite-secret" not in text
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_what_a_client_sent_moves_no_cursor_and_is_cut(log_format: str) -> None:
+    text = logged(log_format, HOSTILE_PROGRAM)
+    assert "owned" in text
+    assert {character for character in text if not character.isprintable()} == {"\n"}
+    assert len(text) < 400_000
 
 
 def test_json_lines_carry_the_request_they_belong_to() -> None:

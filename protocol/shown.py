@@ -1,0 +1,29 @@
+"""A client's string as a person is shown it: in an error text, in a log line, in the journal, in a table.
+
+The one idea: whoever names a topic or a client may choose any characters and 32 KB of them, so a text that repeats
+such a name is made by `shown`, which leaves nothing that moves a terminal's cursor and cuts what is too long.
+"""
+
+from __future__ import annotations
+
+MAX_NAME_CHARS = 249
+"""The longest name of a topic. No other name is shown longer either."""
+
+CUT = "…"
+
+
+def shown(text: str, longest: int | None = MAX_NAME_CHARS) -> str:
+    """The text with escape sequences in place of characters that are not printable, cut in its middle to `longest`
+    characters; None cuts nothing."""
+    if longest is not None and len(text) > longest:
+        # Before the escaping, which costs a step for each character.
+        text = _cut(text, longest)
+    if text.isprintable():
+        return text
+    escaped = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return escaped if longest is None or len(escaped) <= longest else _cut(escaped, longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    tail = (longest - len(CUT)) // 4
+    return text[: longest - len(CUT) - tail] + CUT + text[len(text) - tail :]
