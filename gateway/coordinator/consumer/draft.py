@@ -66,6 +66,7 @@ class Draft:
     instances: dict[str, MemberId]
     subscriptions: dict[Subscription, int]
     patterns: dict[str, Pattern]
+    postponed: str
     shown: dict[tuple[str, Reader], Shown]
     seen: Cluster | None
     unheard: set[MemberId]
@@ -176,7 +177,7 @@ class Draft:
             self.tell(MemberLeft(member_id, departure, shortened(reason)))
         self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
         if not self.members:
-            self.patterns, self.shown = {}, {}
+            self.patterns, self.shown, self.postponed = {}, {}, ""
             self.metadata_hash = 0
 
     def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
@@ -224,17 +225,19 @@ class Draft:
 
     # --- subscriptions and the target -------------------------------------------------------------------------------
 
-    def see_topics(self) -> bool:
+    def see_topics(self, postponed: str = "") -> bool:
         """Compares what members subscribe to with the topics as they are now. Whether that differs from what the group
-        epoch was decided with: other topics, other partitions of them, or others that a pattern may show."""
+        epoch was decided with: other topics, other partitions of them, or others that a pattern may show. The pattern
+        that is postponed shows nothing yet."""
+        self.postponed = postponed
         read = {read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}
-        in_use = {text for _, text, _ in read if text}
+        in_use = {text for _, text, _ in read if text not in ("", postponed)}
         self.patterns = {text: resolve_pattern(text, self.cluster, self.patterns.get(text)) for text in in_use}
         if self.seen is None or self.seen.describing is not self.cluster.describing:
             self.shown = {}
         names = {name for subscribed, _, _ in read for name in subscribed}
         views = {text: set[frozenset[str]]() for text in in_use}
-        shown = {(text, reader) for _, text, reader in read if text}
+        shown = {(text, reader) for _, text, reader in read if text in in_use}
         for text, reader in shown:
             views[text].add(self._matched(text, reader))
         self.shown = {key: known for key, known in self.shown.items() if key in shown}
@@ -242,6 +245,9 @@ class Draft:
         differing = [
             ((text, *(reader or ())), self._matched(text, reader)) for text, reader in shown if len(views[text]) > 1
         ]
+        if postponed:
+            # Resolving the pattern is to raise the epoch even if others read the same topics, after a failover too.
+            differing.append(((postponed,), frozenset()))
         found = metadata_hash(names, self.cluster, differing)
         self.seen = self.cluster
         self._resolved.clear()
@@ -257,6 +263,13 @@ class Draft:
         return said != says or (
             who != is_who and self.topic_ids(subscription_of(before)) != self.topic_ids(subscription_of(member))
         )
+
+    def to_postpone(self, member: ConsumerMember) -> str:
+        """The member's pattern, if the member names topics too and no member has had this pattern; "" otherwise. A
+        member that subscribes by pattern alone need not wait for it."""
+        names, text, _ = subscription_of(member)
+        known = text == "" or any(text == other for _, other, _ in self.before.subscriptions)
+        return text if names and not known else ""
 
     def is_unfit(self) -> bool:
         """Whether the target gives a partition that somebody reads to nobody, one to a member that does not read it, or

@@ -194,7 +194,7 @@ def _proceed(
             None,
             after.member_id,
             after.member_epoch,
-            _interval_ms(after, draft.settings),
+            _interval_ms(after, draft),
             told if tell else None,
         ),
     )
@@ -215,14 +215,14 @@ def proceed(
     is_other = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
     look = is_other or target_is_old or has_news(draft.before, draft.cluster)
-    topics_changed = look and draft.see_topics()
+    topics_changed = look and draft.see_topics(draft.to_postpone(member) if is_other else "")
     subscription_changed = is_other and (before is None or draft.wants_others(before, member))
     if before is None:
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     elif subscription_changed:
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
     elif topics_changed and not target_is_old:
-        draft.raise_epoch(Trigger.TOPICS_CHANGED)
+        draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED if draft.before.postponed else Trigger.TOPICS_CHANGED)
     elif not draft.assignor and draft.is_unfit():
         # A static member has made a consumer group of a classic one that was about to share things out anew.
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
@@ -247,11 +247,12 @@ def proceed(
     return after
 
 
-def _interval_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
-    """Who awaits partitions asks again soon, for nobody can tell it that they are free."""
-    if member.state is MemberState.UNRELEASED:
-        return min(settings.heartbeat_interval_ms, UNRELEASED_INTERVAL_MS)
-    return settings.heartbeat_interval_ms
+def _interval_ms(member: ConsumerMember, draft: Draft) -> int:
+    """A member that waits for partitions, or for its pattern, uses a shorter interval: the coordinator cannot push."""
+    interval_ms = draft.settings.heartbeat_interval_ms
+    if member.state is MemberState.UNRELEASED or (draft.postponed and member.subscribed_topic_regex == draft.postponed):
+        return min(interval_ms, UNRELEASED_INTERVAL_MS)
+    return interval_ms
 
 
 def _leave(

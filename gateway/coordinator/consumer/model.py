@@ -226,6 +226,9 @@ class ConsumerGroup:
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
     """How many members have each."""
     patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
+    postponed: str = field(default="", metadata=VOLATILE)
+    """A pattern that is resolved with the group's next request, as upstream resolves one behind the heartbeat that
+    brings it: its member is assigned the topics that it names first."""
     shown: Mapping[tuple[str, Reader], Shown] = field(
         default_factory=dict[tuple[str, Reader], Shown], metadata=VOLATILE
     )

@@ -81,6 +81,12 @@ def names_read(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> f
 
 
 def has_news(group: ConsumerGroup, cluster: Cluster) -> bool:
-    """Whether these topics may be others than the group was last compared with, or may be shown to others."""
+    """Whether these topics may be others than the group was last compared with, or may be shown to others, or a
+    pattern has not been compared with them yet."""
     seen = group.seen
-    return seen is None or seen.topics is not cluster.topics or seen.describing is not cluster.describing
+    return (
+        seen is None
+        or seen.topics is not cluster.topics
+        or seen.describing is not cluster.describing
+        or group.postponed != ""
+    )

@@ -353,9 +353,62 @@ def test_patterns_match_whole_names_and_topics_to_come():
     assert not scene.group.patterns
 
 
-def test_names_and_a_pattern_together():
+def test_topics_named_beside_a_new_pattern_are_assigned_an_epoch_before_those_it_matches():
     scene = Scene({"logs-a": 1, "t": 1, "u": 1})
-    assert scene.told(scene.join("a", "t", subscribed_topic_regex="logs-.*")) == (1, {"logs-a": {0}, "t": {0}})
+    joined = scene.join("a", "t", subscribed_topic_regex="logs-.*")
+    assert scene.told(joined) == (1, {"t": {0}})
+    assert joined.heartbeat_interval_ms == 500, "it is to ask again soon"
+    after = scene.heartbeat("a", 1, {"t": {0}})
+    assert scene.told(after) == (2, {"logs-a": {0}, "t": {0}})
+    assert after.heartbeat_interval_ms == 5_000
+    assert scene.beat("a", 2, {"logs-a": {0}, "t": {0}}) == (2, None)
+
+
+def test_any_heartbeat_of_the_group_resolves_a_postponed_pattern():
+    scene = Scene({"logs-a": 1, "t": 2})
+    scene.join("a", "t")
+    scene.beat("a", 1, {"t": {0, 1}})
+    scene.join("b", "none", subscribed_topic_regex="logs-.*")
+    assert scene.beat("a", 1) == (3, None)
+    assert scene.beat("b", 2) == (3, {"logs-a": {0}})
+
+
+def test_a_pattern_that_another_member_has_is_not_postponed():
+    scene = Scene({"logs-a": 4, "t": 1})
+    scene.join("a", subscribed_topic_names=(), subscribed_topic_regex="logs-.*")
+    scene.beat("a", 1, {"logs-a": {0, 1, 2, 3}})
+    assert scene.told(scene.join("b", "t", subscribed_topic_regex="logs-.*")) == (2, {"t": {0}}), "a is to release"
+    assert set(named(scene.group.target[B])) == {"logs-a", "t"}
+    assert not scene.group.postponed
+
+
+def test_a_pattern_added_to_names_is_postponed_and_what_the_former_one_matched_goes_at_once():
+    scene = Scene({"logs-a": 1, "t": 1})
+    scene.join("a", "t")
+    scene.beat("a", 1, {"t": {0}})
+    assert scene.beat("a", 1, subscribed_topic_regex="logs-.*") == (2, None)
+    assert scene.beat("a", 2) == (3, {"logs-a": {0}, "t": {0}})
+    scene.beat("a", 3, {"logs-a": {0}, "t": {0}})
+    assert scene.beat("a", 3, subscribed_topic_regex="none.*") == (3, {"t": {0}})
+
+
+def test_a_postponed_pattern_of_topics_that_others_read_raises_the_epoch():
+    scene = Scene({"logs-a": 2})
+    scene.join("a", "logs-a")
+    scene.beat("a", 1, {"logs-a": {0, 1}})
+    scene.join("b", "none", subscribed_topic_regex="logs-.*")
+    assert scene.beat("a", 1)[0] == 1, "it is to release first"
+    assert named(scene.group.target[B]) == {"logs-a": {1}}
+
+
+def test_a_coordinator_that_takes_the_group_over_resolves_a_postponed_pattern_of_topics_that_others_read():
+    scene = Scene({"logs-a": 2})
+    scene.join("a", "logs-a")
+    scene.beat("a", 1, {"logs-a": {0, 1}})
+    scene.join("b", "none", subscribed_topic_regex="logs-.*")
+    read_back(scene)
+    assert scene.beat("a", 1, {"logs-a": {0, 1}})[0] == 1, "it is to release first"
+    assert named(scene.group.target[B]) == {"logs-a": {1}}
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=a)", r"(a)\1", "a" * 20_000, "((a{100}){100}){100}"])
