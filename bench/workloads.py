@@ -6,6 +6,7 @@ disk from outside, so what is measured of one is measured of the other.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import statistics
@@ -22,8 +23,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from bench import librdkafka
+from bench.commits import commits
 from bench.stalls import watching
 from tests.compat.brokers import BrokerProcess
+from tests.gateway_process import find_coordinator
 
 PARTITIONS = 6
 RECORD_BYTES = 1024
@@ -352,6 +355,28 @@ def topics(broker: BrokerProcess, _seconds: float) -> Figures:
     return {"seconds": time.perf_counter() - started}
 
 
+def offset_commits(broker: BrokerProcess, seconds: float) -> Figures:
+    """Offset commits of one partition each: one at a time, twenty pipelined on one connection, one at a time on each of
+    a hundred connections, and one at a time for a topic that does not exist."""
+    librdkafka.create_topic(broker.bootstrap, "commits", 1)
+    find_coordinator(broker.bootstrap)
+    host, _, port = broker.bootstrap.rpartition(":")
+
+    def rate(topic: str, connections: int, window: int) -> float:
+        exists = topic == "commits"
+        measured = commits(
+            host, int(port), topic, connections=connections, window=window, seconds=seconds / 4, exists=exists
+        )
+        return asyncio.run(measured).per_second
+
+    return {
+        "commits/s, one at a time": rate("commits", 1, 1),
+        "commits/s, twenty deep": rate("commits", 1, 20),
+        "commits/s, a hundred connections": rate("commits", 100, 1),
+        "refusals/s, unknown topic": rate("absent", 1, 1),
+    }
+
+
 WORKLOADS: dict[str, Workload] = {
     "produce": produce,
     "produce-16k": produce_small_batches,
@@ -366,6 +391,7 @@ WORKLOADS: dict[str, Workload] = {
     "follow": follow,
     "disk": disk,
     "topics": topics,
+    "commits": offset_commits,
 }
 
 

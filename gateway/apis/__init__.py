@@ -63,6 +63,9 @@ are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 MAX_SHARE_TOPICS = 5_000
 """Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
 
+MAX_SHARED_COMMIT_BYTES = 64 * 1024
+"""A larger OffsetCommit is worked on alone: decoded it takes several times its size in memory."""
+
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""
 
@@ -81,7 +84,15 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.FETCH, 4, 18, fetch.fetch, fetch.refuse_fetch, Order.PARKED, bulky=True),
     Served(ApiKey.LIST_OFFSETS, 1, 11, list_offsets.list_offsets, list_offsets.refuse_list_offsets),
     Served(ApiKey.METADATA, 0, 13, metadata.metadata, metadata.refuse_metadata, bulky=True),
-    Served(ApiKey.OFFSET_COMMIT, 2, 10, offset_commit.offset_commit, offset_commit.refuse_offset_commit),
+    Served(
+        ApiKey.OFFSET_COMMIT,
+        2,
+        10,
+        offset_commit.offset_commit,
+        offset_commit.refuse_offset_commit,
+        Order.PLACED,
+        alone_above_bytes=MAX_SHARED_COMMIT_BYTES,
+    ),
     Served(ApiKey.OFFSET_FETCH, 1, 10, offset_fetch.offset_fetch, offset_fetch.refuse_offset_fetch, bulky=True),
     Served(ApiKey.FIND_COORDINATOR, 0, 6, find_coordinator.find_coordinator, find_coordinator.refuse_find_coordinator),
     Served(

@@ -2,12 +2,15 @@
 
 The one idea: the coordinator is asked whether a commit may stand, and Postgres fences it again in the transaction that
 stores it. What a producer's transaction commits goes the same way; it is pending until that ends.
+
+Commits of one connection are worked on concurrently, so that those that follow each other share a transaction of
+Postgres. Each is queued at its place in the connection's line: the later of two commits of a partition wins.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -84,8 +87,10 @@ async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unkno
 
 async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> None:
     """Gives every commit in `surviving`, which none of them has yet, its error or ErrorCode.NONE."""
-    reply = await _ask(surviving, committer, context)
-    fenced = await _store(surviving, reply, committer, context)
+    async with context.place:
+        reply = await _ask(surviving, committer, context)
+        queued = await _queue(surviving, reply, committer, context)
+    fenced = await _store(queued, reply, committer, context)
     if not fenced:
         return
     # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
@@ -94,7 +99,7 @@ async def commit(surviving: Sequence[Commit], committer: Committer, context: Req
     again = await _ask(fenced, committer, context)
     is_other = (again.by_member_epoch, again.member_epoch) != (reply.by_member_epoch, reply.member_epoch)
     if again.error is ErrorCode.NONE and is_other:
-        await _store(fenced, again, committer, context)
+        await _store(await _queue(fenced, again, committer, context, queued.number), again, committer, context)
 
 
 async def set_all(commits: Iterable[Commit], error: ErrorCode) -> None:
@@ -137,10 +142,24 @@ async def _ask(surviving: Sequence[Commit], committer: Committer, context: Reque
     return await reply if isinstance(reply, asyncio.Future) else reply
 
 
-async def _store(
-    surviving: Sequence[Commit], reply: OffsetCommitReply, committer: Committer, context: RequestContext
-) -> list[Commit]:
-    """Gives every commit its error or ErrorCode.NONE. Those that are given back were refused for who they come from."""
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """Commits on their way to Postgres."""
+
+    commits: Sequence[Commit] = ()
+    rows: Sequence[OffsetCommit] = ()
+    results: Awaitable[Sequence[Refusal | None]] | None = None
+    number: int = 0
+
+
+async def _queue(
+    surviving: Sequence[Commit],
+    reply: OffsetCommitReply,
+    committer: Committer,
+    context: RequestContext,
+    number: int | None = None,
+) -> _Queued:
+    """Queues every commit that may be stored, and gives the others their errors. `number`: of the first try."""
     groups = context.services.groups
     error = reply.error
     lease = groups.lease_for(committer.group_id)
@@ -148,7 +167,7 @@ async def _store(
         error = ErrorCode.NOT_COORDINATOR
     if error is not ErrorCode.NONE or lease is None:
         await set_all(surviving, error)
-        return []
+        return _Queued()
 
     epoch = committer.generation_id if reply.member_epoch is None else reply.member_epoch
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
@@ -175,24 +194,39 @@ async def _store(
                 )
             )
     if not rows:
-        return []
+        return _Queued()
+    if committer.transaction is not None:
+        results = context.services.offsets.commit_in_transaction(rows, *committer.transaction)
+        return _Queued(storing, rows, results)
+    again = number is not None
+    if number is None:
+        number = groups.offset_committer.next_number()
     try:
-        if committer.transaction is not None:
-            results = await context.services.offsets.commit_in_transaction(rows, *committer.transaction)
-        else:
-            results = await groups.offset_committer.submit(rows)
-    except (StorageUnavailable, StorageConflict) as failed:
-        await set_all(storing, storage_code(context.api_key, failed))
+        results = groups.offset_committer.submit(rows, number, again=again)
     except KafkaError as full:
         await set_all(storing, full.code)
-    else:
-        async for one, refusal in in_pieces(zip(storing, results, strict=True)):
-            one.error = _error(refusal, committer, reply.stale)
-        if groups.readers and committer.transaction is None:
-            await _tell(rows, results, committer, context)
-        refused = in_pieces(zip(storing, results, strict=True))
-        return [one async for one, refusal in refused if refusal in FENCED]
-    return []
+        return _Queued()
+    return _Queued(storing, rows, results, number)
+
+
+async def _store(
+    queued: _Queued, reply: OffsetCommitReply, committer: Committer, context: RequestContext
+) -> list[Commit]:
+    """Gives every queued commit its error or ErrorCode.NONE. Returns those that were refused for who they come from."""
+    groups = context.services.groups
+    if queued.results is None:
+        return []
+    try:
+        results = await queued.results
+    except (StorageUnavailable, StorageConflict) as failed:
+        await set_all(queued.commits, storage_code(context.api_key, failed))
+        return []
+    async for one, refusal in in_pieces(zip(queued.commits, results, strict=True)):
+        one.error = _error(refusal, committer, reply.stale)
+    if groups.readers and committer.transaction is None:
+        await _tell(queued.rows, results, committer, context)
+    refused = in_pieces(zip(queued.commits, results, strict=True))
+    return [one async for one, refusal in refused if refusal in FENCED]
 
 
 async def _tell(

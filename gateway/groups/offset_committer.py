@@ -1,7 +1,9 @@
 """Group commit of offsets.
 
 The one idea: commits from all groups of the node are merged, in order of arrival (`gatherer.py`). Order matters: of two
-commits of one partition the later one must win, which one queue and one transaction at a time give for free.
+commits of one partition the later one must win, which one queue and one transaction at a time give for free. A commit
+that was fenced and is tried again comes late. It keeps the number of its first try, and does not overwrite an offset
+that a commit with a higher number has stored in the meantime.
 
 Whether a commit may stand is not decided here: the coordinator was asked before, and Postgres fences every row once
 more with the shard's lease and the group's generation or the member's epoch.
@@ -10,7 +12,10 @@ more with the shard's lease and the group's generation or the member's epoch.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
 
 from gateway.groups.gatherer import Gatherer
 from protocol.errors import ErrorCode, KafkaError
@@ -21,6 +26,14 @@ Results = list[Refusal | None]
 
 MAX_ROWS_PER_TRANSACTION = 1_000
 MAX_ROWS_QUEUED = 200_000
+MAX_REMEMBERED = 20_000
+"""Partitions whose last commit is remembered for the sake of a second try, which follows within milliseconds."""
+
+
+class _Request(NamedTuple):
+    number: int
+    again: bool
+    commits: Sequence[OffsetCommit]
 
 
 class OffsetCommitter:
@@ -35,30 +48,66 @@ class OffsetCommitter:
         *,
         max_rows: int = MAX_ROWS_PER_TRANSACTION,
         max_rows_queued: int = MAX_ROWS_QUEUED,
+        max_remembered: int = MAX_REMEMBERED,
     ) -> None:
         self._store = store
         self._max_rows_queued = max_rows_queued
-        self._requests: Gatherer[Sequence[OffsetCommit], Results] = Gatherer(
-            "offset committer", self._commit, max_size=max_rows, size=len
+        self._max_remembered = max_remembered
+        self._last_number = 0
+        self._stored: OrderedDict[tuple[str, UUID, int], int] = OrderedDict()
+        """Numbers of the commits that stored the offsets of partitions last."""
+        self._requests: Gatherer[_Request, Results] = Gatherer(
+            "offset committer", self._commit, max_size=max_rows, size=lambda request: len(request.commits)
         )
 
-    def submit(self, commits: Sequence[OffsetCommit]) -> asyncio.Future[Results]:
+    def next_number(self) -> int:
+        """The number of a commit that is about to be submitted."""
+        self._last_number += 1
+        return self._last_number
+
+    def submit(
+        self, commits: Sequence[OffsetCommit], number: int | None = None, *, again: bool = False
+    ) -> asyncio.Future[Results]:
         """One refusal, or None for a durable commit, per element of `commits`, in its order.
 
-        Queues before it returns, so the order of calls is the order of commits. The future raises StorageUnavailable
-        when the outcome is unknown, and other StorageErrors as the store gives them.
+        Queues before it returns, so the order of calls is the order of commits. `again`: the commit was submitted with
+        this `number` before and was fenced; a partition that a later commit has stored since is left alone. The future
+        raises StorageUnavailable when the outcome is unknown, and other StorageErrors as the store gives them.
 
         Raises KafkaError(COORDINATOR_NOT_AVAILABLE) when too many rows wait already.
         """
         queued = self._requests.queued_size
         if queued and queued + len(commits) > self._max_rows_queued:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many offset commits are waiting")
-        return self._requests.submit(commits)
+        return self._requests.submit(_Request(self.next_number() if number is None else number, again, commits))
 
     async def drain(self) -> None:
         """Waits until nothing is queued or in flight; the caller bounds the wait."""
         await self._requests.drain()
 
-    async def _commit(self, requests: Sequence[Sequence[OffsetCommit]]) -> list[Results]:
-        refusals = iter(await self._store.commit([commit for commits in requests for commit in commits]))
-        return [[next(refusals) for _ in commits] for commits in requests]
+    async def _commit(self, requests: Sequence[_Request]) -> list[Results]:
+        results: dict[int, Results] = {}
+        sent: list[tuple[int, int, OffsetCommit]] = []
+        # Of several commits of one partition the store keeps the last.
+        for position, request in sorted(enumerate(requests), key=lambda each: each[1].number):
+            results[position] = [None] * len(request.commits)
+            for index, commit in enumerate(request.commits):
+                if not request.again or self._stored.get(_partition(commit), 0) < request.number:
+                    sent.append((position, index, commit))
+        for (position, index, commit), refusal in zip(
+            sent, await self._store.commit([commit for *_, commit in sent]), strict=True
+        ):
+            results[position][index] = refusal
+            if refusal is None:
+                self._remember(_partition(commit), requests[position].number)
+        return [results[position] for position in range(len(requests))]
+
+    def _remember(self, partition: tuple[str, UUID, int], number: int) -> None:
+        self._stored[partition] = number
+        self._stored.move_to_end(partition)
+        if len(self._stored) > self._max_remembered:
+            self._stored.popitem(last=False)
+
+
+def _partition(commit: OffsetCommit) -> tuple[str, UUID, int]:
+    return commit.group_id, commit.topic_id, commit.partition_index

@@ -47,9 +47,6 @@ logger = structlog.get_logger(__name__)
 UNKNOWN_FOR_S = 1.0
 """How long a name that Postgres did not know is not looked up again by itself."""
 
-LOOK_FOR_NEW_S = 0.02
-"""How often Postgres is asked whether any of the unknown names asked for has been created."""
-
 MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
 
@@ -124,7 +121,9 @@ class Catalog:
         self._look: asyncio.Task[None] | None = None
         self._next_look: asyncio.Task[None] | None = None
         self._looking_for_new: asyncio.Task[None] | None = None
-        self._looked_for_new_s = float("-inf")
+        """Has not asked yet."""
+        self._comparing: asyncio.Task[None] | None = None
+        """Has asked."""
         self.leads: Callable[[], Leads] = lambda: _leads_all
         """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
         self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once
@@ -404,23 +403,26 @@ class Catalog:
 
     async def _look_for_new(self) -> None:
         """A topic that was unknown a moment ago may have been created since. However many ask for however many names,
-        Postgres is asked what is new once in LOOK_FOR_NEW_S; who asks meanwhile waits that long."""
+        Postgres answers one question at a time: whoever asks in the meantime shares the next. While nothing has changed
+        that is a look at the committed revision alone."""
         if self._looking_for_new is None:
-            self._looking_for_new = asyncio.get_running_loop().create_task(self._pace_look())
+            self._looking_for_new = asyncio.get_running_loop().create_task(self._compare_revisions(self._comparing))
             self._looking_for_new.add_done_callback(self._looked_for_new)
         await asyncio.shield(self._looking_for_new)
 
-    async def _pace_look(self) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(self._looked_for_new_s + LOOK_FOR_NEW_S - loop.time(), 0.0))
+    async def _compare_revisions(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
         # From here on nobody else may share: what Postgres reads may be older than their question.
-        self._looking_for_new = None
-        self._looked_for_new_s = loop.time()
-        await self.refresh_if_changed()
+        self._comparing, self._looking_for_new = self._looking_for_new, None
+        if await self._store.revision() != self._revision:
+            await self.refresh_if_changed()
 
     def _looked_for_new(self, task: asyncio.Task[None]) -> None:
         if self._looking_for_new is task:
             self._looking_for_new = None
+        if self._comparing is task:
+            self._comparing = None
         if not task.cancelled():
             task.exception()
 

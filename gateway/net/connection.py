@@ -2,9 +2,9 @@
 
 The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
 clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
-when those before it are done, with the exceptions that `gateway/net/requests.py` names: Produce and Heartbeat may
-follow their like at once, and what waits for others (a parked JoinGroup, a long poll) delays only the answers behind
-it, not the work.
+when those before it are done, with the exceptions that `gateway/net/requests.py` names: Produce, OffsetCommit and
+Heartbeat may follow each other at once, and what waits for others (a parked JoinGroup, a long poll) delays only the
+answers behind it, not the work.
 
 A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
 

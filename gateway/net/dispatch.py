@@ -96,6 +96,8 @@ class Served:
     refuse: Refusal
     order: Order = Order.ALONE
     bulky: bool = False
+    alone_above_bytes: int | None = None
+    """Size of a request above which it is ALONE, whatever `order` says."""
     advertised_min: int | None = None
     """Where ApiVersions must claim a lower version than is served (Produce); None: `min_version`."""
     awaits_answer: Callable[[Any], bool] = _answered
@@ -181,12 +183,18 @@ class Dispatch:
         self._stages = stages
         self._routes = {int(line.api_key): _Route(line, metrics) for line in served}
         self._admissions = {int(line.api_key): Admission(line.order, line.bulky) for line in served}
+        self._alone_above_bytes = {
+            int(line.api_key): line.alone_above_bytes for line in served if line.alone_above_bytes is not None
+        }
         self._placed = frozenset(int(line.api_key) for line in served if line.order is Order.PLACED)
 
     def admission(self, frame: Frame) -> Admission:
         if len(frame) < 2:
             return _ALONE
-        return self._admissions.get(frame[0] << 8 | frame[1], _ALONE)
+        api_key = frame[0] << 8 | frame[1]
+        if api_key in self._alone_above_bytes and len(frame) > self._alone_above_bytes[api_key]:
+            return _ALONE
+        return self._admissions.get(api_key, _ALONE)
 
     def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
         """The request takes its place in order now; the stages run when the result is awaited: the answer's chunks,

@@ -1,4 +1,4 @@
-"""The line in which a connection's produce requests enter the log.
+"""The line in which a connection's produce requests enter the log, and its offset commits the committer's queue.
 
 The one idea: a place is taken when the request arrives, before anything is awaited, and used when everything that had
 to be awaited is done. So whatever stands between arrival and the log may be asynchronous, and the log's order is still

@@ -44,7 +44,8 @@ class Order(Enum):
     """As ALONE, but may start beside others of its kind: Heartbeat, which changes nothing that one behind it could
     see."""
     PLACED = "placed"
-    """As PIPELINED, and takes a place in its connection's line when it arrives: Produce, which enters the log by it."""
+    """As PIPELINED, and takes a place in its connection's line when it arrives. By its place a Produce enters the log
+    and an OffsetCommit the committer's queue."""
     PARKED = "parked"
     """Waits for other clients or for data (JoinGroup, SyncGroup, Fetch), so requests behind it may be worked on;
     cancelled when the peer goes."""

@@ -130,6 +130,10 @@ create function commit_offsets(
     out refusals           text[]
 )
 language plpgsql volatile
+-- To plan these statements for the lengths of each call's arrays takes longer than to run them (see append_inline).
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 -- Decides each commit and writes those that stand; of several accepted commits of one partition the last wins.
 declare

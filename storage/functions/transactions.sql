@@ -94,6 +94,10 @@ create function commit_offsets_in_transaction(
     out refusals           text[]
 )
 language plpgsql volatile
+-- As in commit_offsets.
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 -- Offsets that are committed if the transaction is. Nothing is taken unless one is under way that has taken in every
 -- group; of several accepted commits of one partition the last wins.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import asyncpg
 
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.heartbeat import HeartbeatRequest
 from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_commit import (
@@ -31,8 +35,36 @@ def commit_of(one: Member, topic: str, offset: int) -> OffsetCommitRequest:
     )
 
 
+def commit_to(one: Member, *topics: tuple[str, int, int]) -> OffsetCommitRequest:
+    """A commit of (topic, partition, offset) each."""
+    return OffsetCommitRequest(
+        group_id=one.group_id,
+        generation_id_or_member_epoch=one.generation_id,
+        member_id=one.member_id,
+        topics=tuple(
+            OffsetCommitRequestTopic(
+                name=topic,
+                partitions=(OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset),),
+            )
+            for topic, partition, offset in topics
+        ),
+    )
+
+
 def everything_of(group_id: str) -> OffsetFetchRequest:
     return OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=group_id, topics=None),))
+
+
+async def until_waiting_for_locks(connection: asyncpg.Connection) -> None:
+    """Waits until another session of this database waits for a lock."""
+    waiting = (
+        "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
+    )
+    async with asyncio.timeout(10):
+        while True:
+            if await connection.fetchval(waiting):
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_a_commit_stands_though_the_join_behind_it_ends_its_generation(gateway: GatewayProcess) -> None:
@@ -84,6 +116,63 @@ async def test_an_offset_is_there_for_the_fetch_behind_its_commit(gateway: Gatew
             one.client.send_nowait(commit_of(one, topic, offset), 9)
             stored = await one.client.send(everything_of(group_id), 8)
             assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
+
+
+async def test_pipelined_commits_share_transactions_and_are_answered_in_order(gateway: GatewayProcess) -> None:
+    """One is in Postgres while the others arrive; they and the heartbeats between them wait for two in all."""
+    topic, group_id = fresh("shared"), fresh("shared")
+    async with member(gateway.bootstrap, group_id) as one:
+        await create_topic(one.client, topic, ROUNDS)
+        await join_all(one)
+        await settle(one)
+        alive = HeartbeatRequest(group_id=group_id, generation_id=one.generation_id, member_id=one.member_id)
+        database = await asyncpg.connect(gateway.database_url)
+        try:
+            async with database.transaction():
+                await database.execute("select from sluice.consumer_group where group_id = $1 for update", group_id)
+                answered: list[int] = []
+                waiting: list[asyncio.Future[Any]] = []
+                for partition in range(ROUNDS):
+                    committed = one.client.send_nowait(commit_to(one, (topic, partition, partition)), 9)
+                    committed.add_done_callback(lambda _, number=2 * partition: answered.append(number))
+                    beaten = one.client.send_nowait(alive, 4)
+                    beaten.add_done_callback(lambda _, number=2 * partition + 1: answered.append(number))
+                    waiting += [committed, beaten]
+                # Another connection's request is answered behind them, so the node has read them all.
+                await until_waiting_for_locks(database)
+                async with await WireClient.connect(gateway.bootstrap) as other:
+                    await other.send(everything_of(group_id), 8)
+                assert not answered
+            await asyncio.wait_for(asyncio.gather(*waiting), 10)
+            assert answered == sorted(answered)
+            transactions = await database.fetchval(
+                "select count(distinct xmin::text) from sluice.committed_offset where group_id = $1", group_id
+            )
+        finally:
+            await database.close()
+        assert transactions <= 3, "one that was under way, and what was read behind it"
+        stored = await one.client.send(everything_of(group_id), 8)
+        assert {each.partition_index: each.committed_offset for each in stored.groups[0].topics[0].partitions} == {
+            partition: partition for partition in range(ROUNDS)
+        }
+
+
+async def test_the_later_of_two_pipelined_commits_wins_though_the_first_looks_up_a_topic(
+    gateway: GatewayProcess,
+) -> None:
+    topic, group_id = fresh("overtaken"), fresh("overtaken")
+    async with member(gateway.bootstrap, group_id) as one:
+        await create_topic(one.client, topic)
+        await join_all(one)
+        await settle(one)
+        for offset in range(1, 2 * ROUNDS, 2):
+            first = one.client.send_nowait(commit_to(one, (fresh("absent"), 0, 1), (topic, 0, offset)), 9)
+            second = one.client.send_nowait(commit_to(one, (topic, 0, offset + 1)), 9)
+            codes = [each.partitions[0].error_code for each in (await asyncio.wait_for(first, 10)).topics]
+            assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+            assert (await asyncio.wait_for(second, 10)).topics[0].partitions[0].error_code == ErrorCode.NONE
+            stored = await one.client.send(everything_of(group_id), 8)
+            assert stored.groups[0].topics[0].partitions[0].committed_offset == offset + 1
 
 
 async def test_a_fetch_of_offsets_does_not_see_the_commit_behind_it(gateway: GatewayProcess) -> None:

@@ -13,6 +13,7 @@ from gateway.apis.committing import Commit, Committer, commit
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.model import OffsetCommitReply
 from gateway.net.context import RequestContext
+from gateway.net.places import NO_PLACE
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from storage.types import OffsetCommit, Refusal
@@ -39,19 +40,21 @@ class Coordinator:
             next_request_id=lambda: 1,
             submit=self._submit,
             lease_for=lambda _group_id: SimpleNamespace(),
-            offset_committer=SimpleNamespace(submit=self._store),
+            offset_committer=SimpleNamespace(submit=self._store, next_number=lambda: 1),
             readers=(),
         )
         services = SimpleNamespace(groups=groups, settings=SimpleNamespace(broker=BrokerConfig()))
         connection = SimpleNamespace(connection_id="c")
-        found = SimpleNamespace(services=services, connection=connection, version=9, api_key=ApiKey.OFFSET_COMMIT)
+        found = SimpleNamespace(
+            services=services, connection=connection, version=9, api_key=ApiKey.OFFSET_COMMIT, place=NO_PLACE
+        )
         self.context = cast(RequestContext, found)
 
     def _submit(self, _group_id: str, event: Any) -> OffsetCommitReply:
         self.asked.append(event)
         return self.replies.pop(0)
 
-    async def _store(self, rows: Sequence[OffsetCommit]) -> list[Refusal | None]:
+    async def _store(self, rows: Sequence[OffsetCommit], number: int, *, again: bool) -> list[Refusal | None]:
         self.fences += [row.generation_id for row in rows]
         return [None if row.generation_id == self.stored_epoch else Refusal.STALE_MEMBER_EPOCH for row in rows]
 

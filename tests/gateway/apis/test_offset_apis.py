@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -543,6 +544,45 @@ async def test_a_transaction_takes_whole_requests_up_to_its_limit(node: GroupNod
         assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     await asyncio.gather(*waiting)
     assert calls == [1, 2, 3, 7]
+
+
+async def test_a_second_try_does_not_overwrite_a_later_commit(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 2)
+    committer = OffsetCommitter(node.offsets)
+    number = committer.next_number()
+    fenced = replace(row(node, topic, 1), generation_id=5)
+    assert await committer.submit([fenced], number) == [Refusal.ILLEGAL_GENERATION]
+    assert await committer.submit([row(node, topic, 2)]) == [None]
+    again = [row(node, topic, 1), row(node, topic, 1, index=1)]
+    assert await committer.submit(again, number, again=True) == [None, None]
+    assert {each.partition_index: each.committed_offset for each in await node.offsets.fetch(G)} == {0: 2, 1: 1}
+
+
+async def test_a_second_try_in_the_transaction_of_a_later_commit_does_not_overwrite_it(
+    node: GroupNode, database_url: str
+) -> None:
+    topic = await node.create_topic("t", 2)
+    committer = OffsetCommitter(node.offsets)
+    await committer.submit([row(node, topic, 0)])
+    number = committer.next_number()
+    async with locked_group(database_url, G) as lock:
+        blocked = committer.submit([row(node, topic, 1, index=1)])
+        await write_is_waiting(lock)
+        later = committer.submit([row(node, topic, 3)])
+        again = committer.submit([row(node, topic, 2)], number, again=True)
+    assert await asyncio.gather(blocked, later, again) == [[None]] * 3
+    assert {each.partition_index: each.committed_offset for each in await node.offsets.fetch(G)} == {0: 3, 1: 1}
+
+
+async def test_the_partitions_remembered_for_second_tries_are_bounded(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 4)
+    committer = OffsetCommitter(node.offsets, max_remembered=3)
+    first = committer.next_number()
+    for index in range(4):
+        assert await committer.submit([row(node, topic, 2, index=index)]) == [None]
+    assert await committer.submit([row(node, topic, 1, index=index) for index in range(4)], first, again=True)
+    offsets = {each.partition_index: each.committed_offset for each in await node.offsets.fetch(G)}
+    assert offsets == {0: 1, 1: 2, 2: 2, 3: 2}, "the one stored first is forgotten"
 
 
 async def test_drain_waits_for_what_is_under_way_and_what_waits(node: GroupNode, database_url: str) -> None:

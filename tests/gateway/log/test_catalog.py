@@ -32,7 +32,21 @@ class CountingTopics:
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.finds: list[str | UUID] = []
+        self.looks = 0
+        self.changes = 0
         find, find_by_id = node.topics.find, node.topics.find_by_id
+        revision, changes = node.topics.revision, node.topics.changes
+
+        async def counted_revision() -> int:
+            self.looks += 1
+            return await revision()
+
+        async def counted_changes(since: int) -> CatalogChanges:
+            self.changes += 1
+            return await changes(since)
+
+        monkeypatch.setattr(node.topics, "revision", counted_revision)
+        monkeypatch.setattr(node.topics, "changes", counted_changes)
 
         async def counted_find(name: str) -> Topic | None:
             self.finds.append(name)
@@ -87,6 +101,24 @@ async def test_unknown_names_do_not_hammer_postgres(node: DataPlane, monkeypatch
     assert counting.finds == ["ghost", ghost]
     topic = await node.create_topic("ghost")
     assert await node.catalog.resolve("ghost") == topic, "what is created here is known whatever was remembered"
+
+
+async def test_a_name_known_to_be_absent_costs_a_look_at_the_revision_alone(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
+    assert await node.catalog.resolve("t") is None
+    await node.catalog.refresh_if_changed()
+    counting = CountingTopics(node, monkeypatch)
+    began_s = asyncio.get_running_loop().time()
+    for _ in range(200):
+        assert await node.catalog.resolve("t") is None
+    assert asyncio.get_running_loop().time() - began_s < 200 * 0.02, "nobody waits for a pace"
+    assert (counting.finds, counting.looks, counting.changes) == ([], 200, 0)
+    assert await asyncio.gather(*(node.catalog.resolve("t") for _ in range(100))) == [None] * 100
+    assert counting.looks == 201, "all of them share one"
+    topic = await create_elsewhere(node, "t")
+    assert await node.catalog.resolve("t") == topic, "at least as new as the question"
 
 
 async def test_an_unknown_name_is_asked_for_again_after_a_while(

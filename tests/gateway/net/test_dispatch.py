@@ -380,3 +380,10 @@ def test_how_a_request_is_placed_follows_from_its_line() -> None:
     assert table.dispatch.admission(struct.pack(">hh", 12, 4)) == Admission(Order.PIPELINED)
     assert table.dispatch.admission(struct.pack(">hh", 9999, 4)) == Admission(Order.ALONE)
     assert table.dispatch.admission(b"\x00") == Admission(Order.ALONE)
+
+
+def test_a_request_above_the_size_of_its_line_is_worked_on_alone() -> None:
+    table = Table(line(ApiKey.OFFSET_COMMIT, 2, 10, accept, order=Order.PLACED, alone_above_bytes=100))
+    head = struct.pack(">hh", ApiKey.OFFSET_COMMIT, 9)
+    assert table.dispatch.admission(head.ljust(100, b"\x00")) == Admission(Order.PLACED)
+    assert table.dispatch.admission(head.ljust(101, b"\x00")) == Admission(Order.ALONE)
