@@ -69,9 +69,9 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra pipeline -c requirements-dev.lock -o requirements-pipeline.lock
 
-readme: $(VENV)/dev.stamp ## Bring README.md's table of APIs up to date
+readme: $(VENV)/dev.stamp ## Bring the table of APIs in docs/apis.md up to date
 	@$(VENV)/bin/sluice apis --markdown > $(VENV)/apis.md
-	@sed -i -e '/<!-- apis:begin/,/<!-- apis:end/{//!d}' -e '/<!-- apis:begin/r $(VENV)/apis.md' README.md
+	@sed -i -e '/<!-- apis:begin/,/<!-- apis:end/{//!d}' -e '/<!-- apis:begin/r $(VENV)/apis.md' docs/apis.md
 
 $(VENV)/run.stamp: pyproject.toml requirements.lock requirements-build.lock | $(VENV)/bin/pip
 	@echo "Installing Sluice into $(VENV) ..."

@@ -49,7 +49,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
 
 
 def add_apis(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--markdown", action="store_true", help="as a table for the README")
+    parser.add_argument("--markdown", action="store_true", help="as a table for docs/apis.md")
     parser.set_defaults(run=_apis)
 
 

@@ -1,7 +1,7 @@
 """What is served: one line per API with its promised versions and its handler.
 
 The one idea: this table is the only place that says so. ApiVersions, dispatch, request metrics, `sluice apis` and the
-README's table are derived from it; the versions are Kafka 4.2's. What a node that is asked as a controller serves
+table in docs/apis.md are derived from it; the versions are Kafka 4.2's. What a node that is asked as a controller serves
 (`roles`) is what Kafka's controllers do, but for what these say to each other.
 """
 
