@@ -22,8 +22,9 @@ from protocol.specialise import Decoder, Encoder, has_records, specialise_decode
 M = TypeVar("M")
 
 MAX_REQUEST_ELEMENTS = 100_000
-"""Array elements and tagged fields in one request. A handler's work follows them, and an element may be two bytes: by
-its bytes alone a frame could hold the event loop for many seconds. As many as all partitions of a large cluster."""
+"""Array elements and tagged fields in one request, with each `ELEMENT_BYTES` of a long string. A handler's work follows
+them, and an element may be two bytes: by its bytes alone a frame could hold the event loop for many seconds. As many as
+all partitions of a large cluster."""
 
 _request_types: dict[tuple[int, int], type[Any]] = {
     (int(schema.api_key), version): schema.struct_type
@@ -130,8 +131,8 @@ def decode_request(
 
 
 def has_more_elements(message: Any, limit: int) -> bool:
-    """Whether a message's arrays, at whatever depth, have more than `limit` elements together: what encoding costs. It
-    looks at no more of them."""
+    """Whether a message's arrays, at whatever depth, have more than `limit` elements together. It looks at no more of
+    them."""
     return _count_elements(message, limit) > limit
 
 

@@ -52,6 +52,10 @@ hundred thousand partitions would be two hundred thousand chunks, which hold the
 """
 
 
+ELEMENT_BYTES = 256
+"""Bytes of a long string that count as one element: so many cost about as much to decode or encode."""
+
+
 class EncodedElements(tuple[Any, ...]):
     """The bytes of an array's structs, encoded already, a piece each. It may stand for such an array where that is a
     field of the message itself: a long answer that hardly changes is put together and not written anew."""
@@ -66,7 +70,8 @@ UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
 def specialise_decoder(record: Record, version: int, max_elements: int | None = None) -> Decoder:
     """A function equal to the grammar's parse. Needs a `bytes` buffer unless `has_records(record)`.
 
-    `max_elements` bounds array elements and tagged fields of the whole message; None leaves that to its bytes.
+    `max_elements` bounds array elements, tagged fields and long strings (`ELEMENT_BYTES`) of the whole message; None
+    leaves that to its bytes.
     """
     return _DecoderSource(record, version, max_elements).compile()
 
@@ -284,6 +289,9 @@ class _DecoderSource(_Source):
             if isinstance(piece, Text) and piece.length.compact:
                 with self.block(f"if {name} > {MAX_STRING_BYTES}:"):
                     self.line("refuse('a string is too long')")
+            if isinstance(piece, Text) and self.max_elements is not None:
+                with self.block(f"if {name} >= {ELEMENT_BYTES}:"):
+                    self.take_room(f"{name} // {ELEMENT_BYTES}")
             self.line(f"{name} += p")
             match piece:
                 case Text():

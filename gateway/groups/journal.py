@@ -51,7 +51,7 @@ PAUSE_S = 1.0
 
 _IDS = frozenset({"group_id", "member_id", "source_member_id", "target_member_id"})
 """People look a history up by these."""
-_NAMES = {
+_NAMES: dict[type[JournalRow], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind) if str(field.type).startswith("str") and field.name not in _IDS)
     for kind in (JournalEvent, JournalMember, JournalOwnership, JournalOffset, JournalHandoff)
 }

@@ -28,11 +28,12 @@ def why_illegal(name: str) -> str | None:
         return "Topic name is invalid: the empty string is not allowed"
     if name in (".", ".."):
         return f"Topic name is invalid: '{name}' is not allowed"
+    said = shown(name)
     if len(name) > MAX_NAME_CHARS:
-        return f"Topic name is invalid: the length of '{shown(name)}' is longer than the max allowed length {MAX_NAME_CHARS}"
+        return f"Topic name is invalid: the length of '{said}' is longer than the max allowed length {MAX_NAME_CHARS}"
     if not _LEGAL.fullmatch(name):
         return (
-            f"Topic name is invalid: '{shown(name)}' contains one or more characters other than ASCII alphanumerics, '.', '_'"
+            f"Topic name is invalid: '{said}' contains one or more characters other than ASCII alphanumerics, '.', '_'"
             " and '-'"
         )
     return None

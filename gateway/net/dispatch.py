@@ -26,6 +26,7 @@ from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thr
 from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.errors import storage_code
+from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.ids import MAX_ID_BYTES, check_ids
 from gateway.net.places import NO_PLACE, Place
 from gateway.net.requests import Admission, Order, UnanswerableError
@@ -40,6 +41,7 @@ from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_request_header, encode_response_header
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from protocol.schema import message_schema
+from protocol.sizes import outweighs
 from protocol.specialise import TooManyElementsError
 from storage.errors import StorageError
 
@@ -243,7 +245,7 @@ class Dispatch:
         )
         crowded = done_with is not None
         response: Any = None
-        code, throttle_ms, stages = 0, 0, self._stages
+        code, throttle_ms, stages, holdings = 0, 0, self._stages, connection.holdings
         try:
             if crowded:
                 await asyncio.to_thread(_check_bounds, request, context, route.line.max_elements)
@@ -264,8 +266,8 @@ class Dispatch:
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Buffer] = ()
             if route.always_answers or route.line.awaits_answer(request):
-                if throttle_ms or has_more_elements(response, AT_ONCE_ELEMENTS):
-                    chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
+                if throttle_ms or outweighs(response, AT_ONCE_ELEMENTS):
+                    chunks = await _encode(api_key, version, header.correlation_id, response, holdings, throttle_ms)
                 else:
                     # Nearly always: it costs no coroutine.
                     body = encode_response(response, version)
@@ -274,7 +276,9 @@ class Dispatch:
             raise
         except KafkaError as error:
             code = error.code
-            chunks = await self._refuse(route, header, request, error.code, error.message, throttle_ms, crowded)
+            chunks = await self._refuse(
+                route, header, request, error.code, error.message, holdings, throttle_ms, crowded
+            )
         except StorageError as error:
             code = storage_code(api_key, error)
             self._metrics.storage_errors.labels(route.api_name).inc()
@@ -282,12 +286,12 @@ class Dispatch:
                 route.storage_logged_at = started
                 logger.warning("storage could not serve a request", error=str(error), answer=code.name)
             reason = "storage is not available"
-            chunks = await self._refuse(route, header, request, code, reason, throttle_ms, crowded)
+            chunks = await self._refuse(route, header, request, code, reason, holdings, throttle_ms, crowded)
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             self._metrics.internal_errors.labels(route.api_name).inc()
             logger.exception("a handler failed", version=version, client_id=header.client_id)
-            chunks = await self._refuse(route, header, request, code, None, throttle_ms, crowded)
+            chunks = await self._refuse(route, header, request, code, None, holdings, throttle_ms, crowded)
         finally:
             if done_with is not None:
                 asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
@@ -311,7 +315,7 @@ class Dispatch:
         if version not in route.series:
             raise UnanswerableError("unsupported_version", f"{route.api_name} version {version}")
         request = decode_request(route.api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
-        return await self._refuse(route, header, request, code, message, 0, False)
+        return await self._refuse(route, header, request, code, message, UNBOUNDED, 0, False)
 
     def _find_route(self, header: RequestHeader) -> _Route:
         route = self._routes.get(header.api_key)
@@ -329,6 +333,7 @@ class Dispatch:
         request: Any,
         code: ErrorCode,
         message: str | None,
+        holdings: Holdings,
         throttle_ms: int,
         crowded: bool,
     ) -> Sequence[Buffer]:
@@ -342,7 +347,12 @@ class Dispatch:
             response = await asyncio.to_thread(refuse, request, header.api_version, code, message)
         else:
             response = refuse(request, header.api_version, code, message)
-        return await _encode(route.api_key, header.api_version, header.correlation_id, response, throttle_ms)
+        try:
+            return await _encode(
+                route.api_key, header.api_version, header.correlation_id, response, holdings, throttle_ms
+            )
+        except KafkaError as error:
+            raise UnanswerableError("answer_size", f"{route.api_name} refused: {code.name}: {error.message}") from error
 
     async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Buffer]:
         """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
@@ -352,7 +362,7 @@ class Dispatch:
         if route.api_key is ApiKey.API_VERSIONS:
             self._metrics.unsupported_versions.labels(route.api_name).inc()
             versions = ApiVersionsResponse(error_code=code, api_keys=self._served)
-            return await _encode(route.api_key, 0, header.correlation_id, versions)
+            return await _encode(route.api_key, 0, header.correlation_id, versions, UNBOUNDED)
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
         response = top_level_refusal(route.api_key, nearest, code)
@@ -360,7 +370,7 @@ class Dispatch:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         logger.warning("request of a version that is not served", request=reason, client_id=header.client_id)
-        return await _encode(route.api_key, nearest, header.correlation_id, response)
+        return await _encode(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
 
 
 def _check_bounds(request: Any, context: RequestContext, max_elements: int) -> None:
@@ -390,13 +400,13 @@ def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
 
 
 async def _encode(
-    api_key: ApiKey, version: int, correlation_id: int, response: Any, throttle_ms: int = 0
+    api_key: ApiKey, version: int, correlation_id: int, response: Any, holdings: Holdings, throttle_ms: int = 0
 ) -> Sequence[Buffer]:
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
         response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)
-    if has_more_elements(response, AT_ONCE_ELEMENTS):
-        body = await encode_in_thread(response, version)
+    if outweighs(response, AT_ONCE_ELEMENTS):
+        body = await encode_in_thread(response, version, holdings)
     else:
         body = encode_response(response, version)
     return _framed(head, body)

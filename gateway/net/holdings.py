@@ -10,6 +10,7 @@ other from becoming whole: one of them may always be read on.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 SMALL_BYTES = 16 * 1024
@@ -85,8 +86,32 @@ class Holdings:
     def wait(self, waiter: Waiter) -> None:
         self._waiting[waiter] = None
 
+    async def room(self, patience_s: float) -> None:
+        """Wait until another request may be worked on, no longer than `patience_s`: what holds the room may itself be
+        waiting for some."""
+        if self.has_room():
+            return
+        turn = _Turn(asyncio.get_running_loop().create_future())
+        self.wait(turn)
+        try:
+            async with asyncio.timeout(patience_s):
+                await turn.come
+        except TimeoutError:
+            pass
+        finally:
+            self.forget(turn)
+
     def forget(self, waiter: Waiter) -> None:
         self._waiting.pop(waiter, None)
+
+
+class _Turn:
+    def __init__(self, come: asyncio.Future[None]) -> None:
+        self.come = come
+
+    def proceed(self) -> None:
+        if not self.come.done():
+            self.come.set_result(None)
 
 
 class Share:

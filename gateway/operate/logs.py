@@ -1,9 +1,9 @@
 """Log lines as JSON or for a console, each with the request it belongs to.
 
 The one idea: one context variable holds the request in work; a processor unfolds it into connection, API and
-correlation id only when a line is really written, so that a request that logs nothing pays nothing. Lines of one event
-are counted above a number, values are cut above a length, and no value holds a character that moves a terminal's cursor:
-clients choose names that lines repeat.
+correlation id only when a line is really written, so that a request that logs nothing pays nothing. Clients choose
+names that lines repeat: so repeated lines are counted, long values are cut, and no value holds a character that moves a
+terminal's cursor.
 """
 
 from __future__ import annotations

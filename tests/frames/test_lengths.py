@@ -88,7 +88,7 @@ async def bystander(gateway: GatewayProcess) -> AsyncIterator[Bystander]:
 
 
 async def answer_bytes(gateway: GatewayProcess, frame: bytes) -> int | None:
-    """How many bytes the gateway answers to one frame; None if it closes the connection. Reads no more than is allowed."""
+    """How many bytes the gateway answers to one frame; None if it closes the connection."""
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

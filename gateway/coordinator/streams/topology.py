@@ -162,7 +162,8 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
         if existing is not None and existing.partition_count != topic.partitions:
             raise _UnusableError(
                 StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
-                f"Topic {shown(name)} has {existing.partition_count} partitions, the topology needs {topic.partitions}.",
+                f"Topic {shown(name)} has {existing.partition_count} partitions, "
+                f"the topology needs {topic.partitions}.",
             )
     missing = tuple(topic for name, topic in sorted(internal.items()) if name not in cluster.topics)
     if missing:

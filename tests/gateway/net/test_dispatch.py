@@ -16,6 +16,8 @@ from gateway.net import coding, dispatch
 from gateway.net.coding import AT_ONCE_ELEMENTS
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.dispatch import Dispatch, Handler, Served, Stages
+from gateway.net.holdings import Holdings
+from gateway.net.ids import MAX_ID_BYTES
 from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.loggers import FINEST
 from gateway.operate.logs import REQUEST
@@ -27,7 +29,9 @@ from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.delete_topics import DeleteTopicsRequest
+from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.offset_fetch import OffsetFetchRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -387,3 +391,104 @@ def test_a_request_above_the_size_of_its_line_is_worked_on_alone() -> None:
     head = struct.pack(">hh", ApiKey.OFFSET_COMMIT, 9)
     assert table.dispatch.admission(head.ljust(100, b"\x00")) == Admission(Order.PLACED)
     assert table.dispatch.admission(head.ljust(101, b"\x00")) == Admission(Order.ALONE)
+
+
+# --- lengths ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_id_that_is_too_long_is_refused_before_anything_is_asked() -> None:
+    asked: list[object] = []
+
+    async def authorize(request: object, context: RequestContext) -> None:
+        asked.append(request)
+
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(AssertionError())), stages=Stages(authorize=authorize))
+    answer = await table.ask(HeartbeatRequest(group_id="g" * (MAX_ID_BYTES + 1)), 4)
+    assert answer.error_code == ErrorCode.INVALID_GROUP_ID
+    answer = await table.ask(HeartbeatRequest(group_id="g", member_id="m" * (MAX_ID_BYTES + 1)), 4)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert not asked
+
+
+async def test_a_client_id_that_is_too_long_is_refused() -> None:
+    table = Table(HEARTBEAT)
+    header = encode_request_header(RequestHeader(ApiKey.HEARTBEAT, 0, 77, "c" * (MAX_ID_BYTES + 1)))
+    (answer,) = await table.ask_bytes(header + b"".join(codec.encode(HeartbeatRequest(group_id="g"), 0)))
+    assert bytes(answer)[-2:] == ErrorCode.INVALID_REQUEST.to_bytes(2, "big")
+
+
+LONG_KEYS = FindCoordinatorResponse(coordinators=tuple(Coordinator(key="k" * 32_000) for _ in range(100)))
+
+
+async def test_an_answer_of_few_long_strings_is_encoded_in_a_thread_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holdings = Holdings(2**30)
+    connection = ConnectionInfo("connection-2", "/127.0.0.1", holdings=holdings)
+    seen: list[tuple[bool, int]] = []
+
+    def encode_and_look(response: object, version: int) -> list[Buffer]:
+        seen.append((threading.current_thread() is threading.main_thread(), holdings.held_bytes))
+        return codec.encode_response(response, version)
+
+    async def answer(request: object, context: RequestContext) -> object:
+        return LONG_KEYS
+
+    monkeypatch.setattr(coding, "encode_response", encode_and_look)
+    table = Table(line(ApiKey.FIND_COORDINATOR, 0, 4, answer))
+    header = encode_request_header(RequestHeader(ApiKey.FIND_COORDINATOR, 4, 77, "client"))
+    body = b"".join(codec.encode(FindCoordinatorRequest(coordinator_keys=("k",)), 4))
+    chunks = await table.dispatch.handle(header + body, connection)
+    ((on_loop, held_bytes),) = seen
+    assert not on_loop
+    assert held_bytes >= sum(map(len, chunks)) - 100, "its room is taken before its bytes are made"
+    assert holdings.held_bytes == 0, "the connection counts it from here on"
+
+
+async def test_a_request_of_few_long_strings_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def decode_and_look(*given: Any, **how: Any) -> Any:
+        threads.append(threading.current_thread())
+        return codec.decode_request(*given, **how)
+
+    monkeypatch.setattr(coding, "decode_request", decode_and_look)
+    table = Table(line(ApiKey.FIND_COORDINATOR, 0, 4, accept))
+    await table.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=("k" * 32_000,) * 15), 4)
+    assert not threads
+    await table.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=("k" * 32_000,) * 17), 4)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_an_answer_above_its_bound_is_refused_in_the_shape_of_its_api() -> None:
+    group = ListedGroup(group_id="g" * 32_000)
+
+    async def answer(request: object, context: RequestContext) -> object:
+        return ListGroupsResponse(groups=(group,) * (coding.MAX_ANSWER_BYTES // 32_000 + 1))
+
+    answered = await Table(line(ApiKey.LIST_GROUPS, 0, 5, answer)).ask(ListGroupsRequest(), 5)
+    assert (answered.error_code, answered.groups) == (ErrorCode.POLICY_VIOLATION, ())
+
+
+async def test_a_refusal_above_the_bound_closes_the_connection() -> None:
+    def refuse(request: object, version: int, code: ErrorCode, message: str | None) -> object:
+        return ListGroupsResponse(groups=(ListedGroup(group_id="g" * 32_000),) * 2_200)
+
+    table = Table(line(ApiKey.LIST_GROUPS, 0, 5, raising(KafkaError(ErrorCode.INVALID_REQUEST)), refuse=refuse))
+    with pytest.raises(UnanswerableError, match="list_groups refused"):
+        await table.ask(ListGroupsRequest(), 5)
+
+
+async def test_a_heavy_answer_waits_for_room_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = Holdings(1_000)
+    holdings.take(1_000)
+    waiting = asyncio.create_task(coding.encode_in_thread(LONG_KEYS, 4, holdings))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    holdings.give_back(500)
+    assert sum(map(len, await asyncio.wait_for(waiting, 10))) > 3_000_000
+    assert holdings.held_bytes == 500
+    holdings.take(500)
+    monkeypatch.setattr(coding, "PATIENCE_S", 0.05)
+    assert await asyncio.wait_for(coding.encode_in_thread(LONG_KEYS, 4, holdings), 10)
