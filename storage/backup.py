@@ -260,8 +260,10 @@ async def _dump(url: str, snapshot: str, target: Path) -> None:
         dump = await _start(
             "pg_dump",
             *("--snapshot", snapshot, "--format", "custom", "--compress", "0", "--schema", schema.TABLE_SCHEMA),
+            # Opened anew, by a name that leads to no other file: standard output gets a second table of contents.
+            *("--file", f"/dev/fd/{dump_fd}"),
             url=url,
-            output=dump_fd,
+            inherited=(dump_fd,),
         )
         await _finished(dump)
         await asyncio.to_thread(os.fsync, dump_fd)
@@ -328,6 +330,7 @@ async def _start(
     url: str | None = None,
     given: int = asyncio.subprocess.DEVNULL,
     output: int = asyncio.subprocess.DEVNULL,
+    inherited: tuple[int, ...] = (),
 ) -> _Program:
     environment = dict(os.environ)
     target: tuple[str, ...] = ()
@@ -347,6 +350,7 @@ async def _start(
         stdout=output,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
+        pass_fds=inherited,
     )
     assert process.stderr is not None
     return _Program(program, process, asyncio.create_task(_last_lines(process.stderr)))

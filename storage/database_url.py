@@ -49,9 +49,7 @@ class DatabaseUrl:
         for part in filter(None, self.query.split("&")):
             name, _, value = part.partition("=")
             if unquote(name) == "sslpassword":
-                raise ValueError(
-                    "sslpassword would be seen by every user of this machine: use a key without a password"
-                )
+                raise ValueError("every user of this machine would see sslpassword: use a key without a password")
             if unquote(name) == "password":
                 found = unquote(value)
             else:
