@@ -74,13 +74,13 @@ from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
 from storage.deletion import DeletionStore
-from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError, holds_cluster
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
 from storage.history import HistoryStore
 from storage.journal import JournalStore
 from storage.log import LogStore
-from storage.migrate import migrate
+from storage.migrate import has_tables, migrate
 from storage.monitor import Monitor
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
@@ -158,6 +158,15 @@ class App:
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
         sys.setswitchinterval(THREAD_SWITCH_S)
+        # Ports come first: one that is taken is found before anything is created or the node joins, and one that the
+        # kernel chose is known when it does.
+        server = Server(metrics, self._limits())
+        self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
+        advertised = {
+            listener.name: await _bind(server, listener, await asyncio.to_thread(self._tls, listener))
+            for listener in settings.listeners
+        }
+        http = await self._bind_http()
         database, history, histories = await self._open_database()
         topics = TopicStore(database)
         broker, refused = parse_stored(settings.broker.static, await topics.load_broker_configs())
@@ -199,15 +208,6 @@ class App:
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
         recompressor = Recompressor()
         self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
-
-        # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
-        # the kernel chose is known when it does.
-        server = Server(metrics, self._limits())
-        self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
-        advertised = {
-            listener.name: await _bind(server, listener, await asyncio.to_thread(self._tls, listener))
-            for listener in settings.listeners
-        }
 
         membership = Membership(
             node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id, settings.roles
@@ -412,7 +412,8 @@ class App:
         self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
-        await self._start_http(exporter, server, services, leases)
+        if http is not None:
+            await self._serve_http(http, exporter, server, services, leases)
 
         def connection_closed(connection_id: str, by_peer: bool) -> None:
             groups.connection_closed(connection_id, by_peer)
@@ -456,6 +457,8 @@ class App:
         try:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
+            if settings.database_url is not None:
+                await self._require_moved(database, url)
             place = settings.log_place
             history = HistoryStore(database, place if isinstance(place, Path) else None)
             await history.look_back()
@@ -465,6 +468,17 @@ class App:
         except StorageError as error:
             raise StartError(f"cannot use {hide_password(url)}: {error}") from error
         return database, history, histories
+
+    async def _require_moved(self, database: Database, url: str) -> None:
+        """Refuse to begin anew in an empty database beside an embedded Postgres that holds everything so far."""
+        data_dir = self.settings.data_dir
+        if not holds_cluster(data_dir) or EmbeddedPostgres(data_dir).running_url() == url or await has_tables(database):
+            return
+        raise StartError(
+            f"the database is empty, and {data_dir.absolute()} holds the embedded Postgres of an earlier run: move it "
+            "by `sluice backup` and `sluice restore` (README, To a Postgres of your own), or begin anew with another "
+            "--data-dir"
+        )
 
     async def _connect(self, url: str) -> Database:
         settings = self.settings
@@ -557,10 +571,23 @@ class App:
         await asyncio.sleep(LAG_PROBE_INTERVAL_S)
         self.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
 
-    async def _start_http(self, exporter: Exporter, server: Server, services: Services, leases: Leases) -> None:
+    async def _bind_http(self) -> HttpServer | None:
         if self.settings.metrics_listen is None:
-            return
+            return None
+        host, port = self.settings.metrics_listen
+        http = HttpServer(self.metrics)
+        self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))
+        try:
+            await http.bind(host, port)
+        except OSError as error:
+            raise StartError(
+                f"cannot serve metrics on {host}:{port} (see --metrics-listen): {_reason(error)}"
+            ) from error
+        return http
 
+    async def _serve_http(
+        self, http: HttpServer, exporter: Exporter, server: Server, services: Services, leases: Leases
+    ) -> None:
         async def database() -> str | None:
             try:
                 await services.topics.revision()
@@ -577,19 +604,8 @@ class App:
                 return None
             return "no lease is held"
 
-        http = HttpServer(
-            self.metrics,
-            exporter.snapshot,
-            {"database": database, "listener": listener, "coordinator": coordinator},
-        )
-        host, port = self.settings.metrics_listen
-        self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))
-        try:
-            await http.start(host, port)
-        except OSError as error:
-            raise StartError(
-                f"cannot serve metrics on {host}:{port} (see --metrics-listen): {_reason(error)}"
-            ) from error
+        checks = {"database": database, "listener": listener, "coordinator": coordinator}
+        await http.serve(exporter.snapshot, checks)
 
     def _look_for_itself(self, advertised: Mapping[str, Address]) -> None:
         looking = asyncio.create_task(warn_of_unreachable(advertised))

@@ -6,7 +6,10 @@ While it runs nothing is deleted: the sweep sees an advisory lock, and TRUNCATE 
 
 A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
 is written last. What an earlier backup left there is kept, so that the next one copies only what is new. It is restored
-into a directory or into a bucket, wherever it came from.
+into a directory or into a bucket, wherever it came from. Its files are its owner's alone: they hold every credential.
+
+Passwords reach `pg_dump`, `pg_restore` and `psql` by their environment, because every user of the machine can read a
+process's arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,11 @@ from uuid import uuid4
 
 from storage import schema
 from storage.byte_store import MARKER, ByteStore
+from storage.database_url import parse_database_url
 from storage.embedded import bin_directory
 from storage.errors import StorageError
 from storage.pool import connect, translated_errors
+from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, write_file
 from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory
 from storage.store import identity_marker, reach_store, unusable
@@ -33,7 +39,15 @@ LOG = "log"
 MANIFEST = "manifest.json"
 FORMAT = 1
 _COPY_BYTES = 16 * 1024 * 1024
+_PIPE_BYTES = 1024 * 1024
 _ERROR_LINES = 3
+_ERROR_BYTES = 16 * 1024
+_NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
+"""Of what a backup's directory holds, be it whole or torn."""
+_LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
+"""Beside its segments."""
+_UNKNOWN_BEFORE_17 = b"SET transaction_timeout = 0;\n"
+"""`pg_restore` begins with it whatever server it writes for, and older ones refuse it. It is the default anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +73,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
                 await connection.execute(statement("hold_inline"))
                 snapshot: str = await connection.fetchval(statement("export_snapshot"))
                 rows = await connection.fetch(statement("objects_in_use"))
-                dump = [
-                    "--snapshot",
-                    snapshot,
-                    "--format",
-                    "custom",
-                    "--compress",
-                    "0",
-                    "--schema",
-                    schema.TABLE_SCHEMA,
-                ]
-                await _run("pg_dump", "--dbname", url, *dump, "--file", str(target / f"{DUMP}.new"))
+                await _dump(url, snapshot, target / f"{DUMP}.new")
                 used = {row["object_id"]: int(row["end_position"]) for row in rows}
                 copied_segments, copied_bytes = await _copy_segments(store, target, used)
         finally:
@@ -80,8 +84,8 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
 
 async def restore(url: str, place: Path | str | None, source: Path) -> None:
     """Makes the database at `url`, in which there must be no Sluice, and the empty directory or prefix of a bucket at
-    `place` what the backup in `source` was, with an identity of its own: the original goes on elsewhere. StorageError
-    otherwise."""
+    `place` what the backup in `source` was, with an identity of its own: the original goes on elsewhere. Delegation
+    tokens end with it. StorageError otherwise."""
     manifest = await asyncio.to_thread(read_manifest, source)
     if manifest["segments"] and place is None:
         raise StorageError("the backup has segments: give a directory or a bucket for them as --log-store")
@@ -96,9 +100,7 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
     try:
         if store is not None:
             await _copy_back(source, store, manifest["segments"])
-        await _run(
-            "pg_restore", "--dbname", url, "--no-owner", "--exit-on-error", "--single-transaction", str(source / DUMP)
-        )
+        await _load(url, source / DUMP)
         if store is not None:
             await _make_own(url, store)
     finally:
@@ -127,15 +129,28 @@ async def _marker(store: ByteStore | None) -> bytes | None:
 
 def _prepare(target: Path, marker: bytes | None) -> None:
     try:
-        (target / LOG).mkdir(parents=True, exist_ok=True)
+        if not make_directory(target):
+            _refuse_others(target, lambda name: name in _NAMES)
+        if not make_directory(target / LOG):
+            _refuse_others(target / LOG, lambda name: name.endswith(".segment") or name in _LOG_NAMES)
+            restrict_directory(target / LOG)
         there = target / LOG / MARKER
         if there.exists() and there.read_bytes() != marker:
             raise StorageError(f"{target} holds the backup of another database: give another directory")
         if marker is not None:
-            there.write_bytes(marker)
+            write_file(there, marker)
         (target / MANIFEST).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+
+
+def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
+    """Refuse to write among files that are no part of a backup, whole or torn."""
+    other = next((entry.name for entry in directory.iterdir() if not is_ours(entry.name)), None)
+    if other is not None:
+        raise StorageError(
+            f"{directory} holds {other}, which is no part of a backup: give an empty directory or an earlier backup"
+        )
 
 
 async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
@@ -168,7 +183,8 @@ async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, 
 
 async def _copy_object(store: ByteStore, object_id: int, target: Path, start: int, end: int) -> None:
     def write(pieces: list[bytearray]) -> int:
-        with target.open("ab") as writing:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(target, flags, FILE_MODE), "ab") as writing:
             for piece in pieces:
                 writing.write(piece)
             writing.flush()
@@ -184,12 +200,8 @@ async def _copy_object(store: ByteStore, object_id: int, target: Path, start: in
 
 def _finish(target: Path, used: dict[int, int]) -> int:
     (target / f"{DUMP}.new").rename(target / DUMP)
-    fresh = target / f"{MANIFEST}.new"
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, "segments": {f"{object_id:016x}": end for object_id, end in used.items()}}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(target / MANIFEST)
+    segments = {f"{object_id:016x}": end for object_id, end in used.items()}
+    write_file(target / MANIFEST, json.dumps({"format": FORMAT, "segments": segments}).encode())
     sync_directory(target)
     return (target / DUMP).stat().st_size
 
@@ -239,19 +251,128 @@ async def _connect(url: str) -> Any:
     return await connect(url, {"search_path": schema.TABLE_SCHEMA})
 
 
-async def _run(program: str, *arguments: str) -> None:
+async def _dump(url: str, snapshot: str, target: Path) -> None:
+    try:
+        dump_fd = create_file(target)
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
+    try:
+        dump = await _start(
+            "pg_dump",
+            *("--snapshot", snapshot, "--format", "custom", "--compress", "0", "--schema", schema.TABLE_SCHEMA),
+            # Opened anew, by a name that leads to no other file: standard output gets a second table of contents.
+            *("--file", f"/dev/fd/{dump_fd}"),
+            url=url,
+            inherited=(dump_fd,),
+        )
+        await _finished(dump)
+        await asyncio.to_thread(os.fsync, dump_fd)
+    finally:
+        os.close(dump_fd)
+
+
+async def _load(url: str, dump: Path) -> None:
+    """Load the dump in one transaction, by way of `psql`, because a setting has to be left out."""
+    reading = await _start("pg_restore", "--no-owner", "--file", "-", str(dump), output=asyncio.subprocess.PIPE)
+    loading: _Program | None = None
+    try:
+        loading = await _start(
+            "psql",
+            *("--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--file", "-"),
+            url=url,
+            given=asyncio.subprocess.PIPE,
+        )
+        await _pass_on(reading, loading)
+        # Only the end of its input makes psql commit, so first it is certain that the dump was read to its end.
+        await _finished(reading)
+        assert loading.process.stdin is not None
+        loading.process.stdin.close()
+        await _finished(loading)
+    finally:
+        for program in (reading, loading):
+            if program is not None and program.process.returncode is None:
+                program.process.kill()
+                await program.process.wait()
+
+
+async def _pass_on(reading: _Program, loading: _Program) -> None:
+    script, target = reading.process.stdout, loading.process.stdin
+    assert script is not None
+    assert target is not None
+    try:
+        in_settings = True
+        while in_settings:
+            line = await script.readline()
+            in_settings = bool(line) and not line.startswith(b"CREATE ")
+            if line != _UNKNOWN_BEFORE_17:
+                target.write(line)
+        while piece := await script.read(_PIPE_BYTES):
+            target.write(piece)
+            await target.drain()
+        target.write(statement("end_delegation_tokens").encode() + b";\n")
+        await target.drain()
+    except (BrokenPipeError, ConnectionResetError):
+        # psql has ended and says why.
+        reading.process.kill()
+        await _finished(loading)
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    name: str
+    process: asyncio.subprocess.Process
+    errors: asyncio.Task[bytes]
+
+
+async def _start(
+    program: str,
+    *arguments: str,
+    url: str | None = None,
+    given: int = asyncio.subprocess.DEVNULL,
+    output: int = asyncio.subprocess.DEVNULL,
+    inherited: tuple[int, ...] = (),
+) -> _Program:
+    environment = dict(os.environ)
+    target: tuple[str, ...] = ()
+    if url is not None:
+        try:
+            shown, password = parse_database_url(url).without_password()
+        except ValueError as error:
+            raise StorageError(str(error)) from error
+        target = ("--dbname", shown)
+        if password is not None:
+            environment["PGPASSWORD"] = password
     process = await asyncio.create_subprocess_exec(
         str(bin_directory() / program),
+        *target,
         *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdin=given,
+        stdout=output,
         stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        pass_fds=inherited,
     )
+    assert process.stderr is not None
+    return _Program(program, process, asyncio.create_task(_last_lines(process.stderr)))
+
+
+async def _last_lines(stream: asyncio.StreamReader) -> bytes:
+    """The end of what a program says, of which there may be as much as it likes."""
+    end = b""
+    while piece := await stream.read(_ERROR_BYTES):
+        end = (end + piece)[-_ERROR_BYTES:]
+    return end
+
+
+async def _finished(program: _Program) -> None:
+    """Wait for the program's end. StorageError, with its last lines, if it failed."""
     try:
-        _, errors = await process.communicate()
+        errors = await asyncio.shield(program.errors)
+        returncode = await program.process.wait()
     except BaseException:
-        process.kill()
+        if program.process.returncode is None:
+            program.process.kill()
         raise
-    if process.returncode:
+    if returncode:
         said = " ".join(errors.decode("utf-8", "replace").splitlines()[-_ERROR_LINES:])
-        raise StorageError(f"{program} failed: {said}")
+        raise StorageError(f"{program.name} failed: {said}")

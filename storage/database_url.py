@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 _URL = re.compile(
     r"(?P<scheme>postgres(?:ql)?)://(?:(?P<login>[^@/?#\[\]]*)@)?(?P<hosts>[^@/?#]*)"
@@ -37,6 +37,26 @@ class DatabaseUrl:
             return f"{self.scheme}://{login}{','.join(self.hosts)}{self.path}{query}"
         query = f"{self.query}&" if self.query else ""
         return f"{self.scheme}://{login}{self.path or '/'}?{query}host={quote(','.join(self.hosts), safe=',')}"
+
+    def without_password(self) -> tuple[str, str | None]:
+        """The URL for an argument list, which every user of the machine can read, and the password that it had.
+
+        ValueError if it has `sslpassword`, for which libpq knows no other place.
+        """
+        user, _, password = (self.login or "").partition(":")
+        found = unquote(password) if password else None
+        kept: list[str] = []
+        for part in filter(None, self.query.split("&")):
+            name, _, value = part.partition("=")
+            if unquote(name) == "sslpassword":
+                raise ValueError("every user of this machine would see sslpassword: use a key without a password")
+            if unquote(name) == "password":
+                found = unquote(value)
+            else:
+                kept.append(part)
+        login = "" if self.login is None else f"{user}@"
+        query = f"?{'&'.join(kept)}" if kept else ""
+        return f"{self.scheme}://{login}{','.join(self.hosts)}{self.path}{query}", found
 
 
 def parse_database_url(text: str) -> DatabaseUrl:

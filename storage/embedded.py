@@ -51,6 +51,8 @@ MAJOR_VERSION = 18
 USER = "sluice"
 DATABASE = "postgres"
 """The one that initdb makes."""
+CLUSTER = "postgres"
+"""Its directory's name."""
 PORT = 5432
 SOCKET_NAME = f".s.PGSQL.{PORT}"
 MAX_SOCKET_PATH_BYTES = 107
@@ -163,6 +165,12 @@ def bin_directory() -> Path:
     return directory
 
 
+def holds_cluster(data_dir: Path) -> bool:
+    """Return whether a cluster lies below the data directory, be it half-way to another account."""
+    directory = data_dir.expanduser().absolute()
+    return os.path.lexists(directory / CLUSTER) or any(directory.glob(f"{CLUSTER}.from-*"))
+
+
 class EmbeddedPostgres:
     """One Postgres cluster below `data_dir`, served while started.
 
@@ -173,7 +181,7 @@ class EmbeddedPostgres:
     def __init__(self, data_dir: Path, connections: int = 0) -> None:
         """`connections`: how many at once there must be room for; there is for a hundred anyhow."""
         self.data_dir = data_dir.expanduser().absolute()
-        self.cluster_dir = self.data_dir / "postgres"
+        self.cluster_dir = self.data_dir / CLUSTER
         self.log_path = self.data_dir / "postgres.log"
         self.restarts = 0
         """How often the server died under us and was started again."""
@@ -273,7 +281,7 @@ class EmbeddedPostgres:
                 )
             self._account = None
             return
-        moving = sorted(self.data_dir.glob("postgres.from-*"))
+        moving = sorted(self.data_dir.glob(f"{CLUSTER}.from-*"))
         if moving and (owner is not None or len(moving) > 1):
             raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of them elsewhere")
         if owner is not None and owner.st_uid not in (0, _uid_of(FORMER_ACCOUNT)):
@@ -283,7 +291,7 @@ class EmbeddedPostgres:
         if owner is not None:
             self._socket_dir = self._place_of_socket()
             await self._stop_leftover()
-            moving.append(self.data_dir / f"postgres.from-{owner.st_uid}")
+            moving.append(self.data_dir / f"{CLUSTER}.from-{owner.st_uid}")
             self.cluster_dir.rename(moving[-1])
         for directory in moving:
             await self._take_over(directory, self._account)
@@ -357,7 +365,7 @@ class EmbeddedPostgres:
 
     async def _initdb(self) -> None:
         """Create the cluster beside its place and move it there whole, so that a torn one is never started."""
-        fresh = self.data_dir / "postgres.new"
+        fresh = self.data_dir / f"{CLUSTER}.new"
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)

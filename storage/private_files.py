@@ -69,18 +69,28 @@ def opened_directory(directory: Path) -> Generator[int]:
 
 def write_file(path: Path, content: bytes, owner: tuple[int, int] | None = None) -> None:
     """Replace the file at `path`; `owner` is its uid and gid, None for this process's. Blocks until it is on disk."""
-    fresh = f"{path.name}.new"
     with opened_directory(path.parent) as directory_fd:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=directory_fd)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(fresh, flags, FILE_MODE, dir_fd=directory_fd), "wb") as file:
+        fresh = f"{path.name}.new"
+        with os.fdopen(_create(fresh, directory_fd), "wb") as file:
             file.write(content)
             file.flush()
             if owner is not None:
                 os.fchown(file.fileno(), *owner)
             os.fsync(file.fileno())
         os.rename(fresh, path.name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def create_file(path: Path) -> int:
+    """A descriptor to write a new file at `path`, in place of one that is there."""
+    with opened_directory(path.parent) as directory_fd:
+        return _create(path.name, directory_fd)
+
+
+def _create(name: str, directory_fd: int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory_fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, FILE_MODE, dir_fd=directory_fd)
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:

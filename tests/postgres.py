@@ -1,8 +1,9 @@
 """The Postgres that the suite runs on, and a fresh database in it for whoever asks.
 
-Taken from SLUICE_TEST_DATABASE_URL (a user that may create databases), else from a container where an engine answers,
-else run by `storage.embedded` as `sluice serve` does. Every database is a copy of a migrated template. Parallel workers
-share the server and the template of the process that started them.
+Taken from SLUICE_TEST_DATABASE_URL (a user that may create databases), else run from the programs in the directory
+SLUICE_TEST_POSTGRES_BIN, else from a container where an engine answers, else run by `storage.embedded` as `sluice
+serve` does. Every database is a copy of a migrated template. Parallel workers share the server and the template of the
+process that started them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from storage.embedded import EmbeddedPostgres
 T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "SLUICE_TEST_DATABASE_URL"
+PROGRAMS_VARIABLE = "SLUICE_TEST_POSTGRES_BIN"
 CONTAINER_IMAGE = "postgres:18"
 CALL_SECONDS = 120
 CONNECTIONS = 400
@@ -130,6 +132,11 @@ def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
     given = os.environ.get(ENVIRONMENT_VARIABLE)
     if given:
         return given, f"given by {ENVIRONMENT_VARIABLE}"
+    programs = os.environ.get(PROGRAMS_VARIABLE)
+    if programs:
+        from tests.installed_postgres import installed_postgres
+
+        return stack.enter_context(installed_postgres(Path(programs))), f"that of {programs}"
     contained = _container(stack)
     if contained is not None:
         return contained, f"a container of {CONTAINER_IMAGE}"

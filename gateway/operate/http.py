@@ -18,20 +18,20 @@ from gateway.version import program_version
 
 CHECK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 0.5
+BACKLOG = 128
 
 Check = Callable[[], Awaitable[str | None]]
 """Says what is wrong, None if nothing is."""
 
 
 class HttpServer:
-    """Serves the operator's routes; `checks` by name make up readiness, `snapshot` adds the cluster's metrics."""
+    """Serves the operator's routes: `bind`, then `serve`, and `stop` at the end, however far it came."""
 
-    def __init__(
-        self, metrics: Metrics, snapshot: Callable[[], Awaitable[Collector]], checks: Mapping[str, Check]
-    ) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._snapshot = snapshot
-        self._checks = checks
+        self._snapshot: Callable[[], Awaitable[Collector]] | None = None
+        self._checks: Mapping[str, Check] = {}
+        self._bound: asyncio.Server | None = None
         self._checking: dict[str, asyncio.Future[str | None]] = {}
         app = web.Application()
         app.add_routes(
@@ -45,16 +45,30 @@ class HttpServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
         self._scraping = asyncio.Lock()
 
-    async def start(self, host: str, port: int) -> None:
-        """Raises OSError if the address cannot be had."""
+    async def bind(self, host: str, port: int) -> None:
+        """Take the address without listening on it yet. Raises OSError if the address cannot be had."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        self._bound = await loop.create_server(
+            server, host or None, port, reuse_address=True, backlog=BACKLOG, start_serving=False
+        )
+
+    async def serve(self, snapshot: Callable[[], Awaitable[Collector]], checks: Mapping[str, Check]) -> None:
+        """Answer from here on. `checks` by name make up readiness, `snapshot` adds the cluster's metrics."""
+        assert self._bound is not None
+        self._snapshot, self._checks = snapshot, checks
+        await self._bound.start_serving()
 
     async def stop(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
         await self._runner.cleanup()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         # One at a time: a scraper that does not wait must not multiply the work.
+        assert self._snapshot is not None
         async with self._scraping:
             snapshot = await self._snapshot()
             # Rendering thousands of lines would hold up the event loop, and with it every heartbeat.

@@ -17,7 +17,7 @@ from typing import Any
 from gateway.config.settings import Settings
 from storage.backup import back_up, read_manifest, restore
 from storage.check import CheckReport, check
-from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError, holds_cluster
 from storage.errors import StorageError
 from storage.migrate import has_tables, migrate
 from storage.pool import Database
@@ -85,7 +85,7 @@ async def database_of(settings: Settings) -> AsyncGenerator[str]:
 async def existing_database(settings: Settings) -> AsyncGenerator[str]:
     """Yield the URL of a database that is there. StorageError if the data directory holds none: a command that makes
     one would answer from an empty database where the gateway has another."""
-    if settings.database_url is None and not EmbeddedPostgres(settings.data_dir).cluster_dir.exists():
+    if settings.database_url is None and not holds_cluster(settings.data_dir):
         place = settings.data_dir.absolute()
         raise StorageError(f"no gateway and no database in {place}: give --config, --database-url or --data-dir")
     async with database_of(settings) as url:
@@ -139,4 +139,5 @@ async def _restore(settings: Settings, source: Path) -> int:
     async with database_of(settings) as url:
         await restore(url, settings.log_place, source)
     print(f"restored {source}: sluice serve goes on from there")
+    print("Users, ACLs and settings are those of the backup; its delegation tokens have ended.")
     return 0

@@ -57,6 +57,8 @@ class Worker:
     name: str
     """HOST:PORT at which clients of its first listener find it; the node's name."""
     flags: tuple[str, ...]
+    binds: tuple[Address, ...] = ()
+    """Every address it listens on."""
     process: asyncio.subprocess.Process | None = None
     serving_since_s: float | None = None
     """Of the process that runs."""
@@ -75,7 +77,8 @@ def plan(configuration: Configuration) -> list[Worker]:
         bound = {listener.name: _shifted(listener.bind, number, settings) for listener in settings.listeners}
         told = {listener.name: _shifted(listener.advertised, number, settings) for listener in settings.listeners}
         metrics = None if settings.metrics_listen is None else _shifted(settings.metrics_listen, number, settings)
-        for address in (*bound.values(), *([metrics] if metrics else ())):
+        binds = (*bound.values(), *([metrics] if metrics else ()))
+        for address in binds:
             if address in taken:
                 text = f"{render_address(address)} would be taken twice"
                 raise _refused(settings, f"{text}: each address needs as many ports in a row as there are workers")
@@ -91,7 +94,7 @@ def plan(configuration: Configuration) -> list[Worker]:
             flags += [f"--listen={render_address(listen)}", f"--advertise={render_address(advertise)}"]
         if settings.broker.node_id is not None:
             flags += [f"--set={name}={settings.broker.node_id + number}" for name in NODE_ID_NAMES if name in given]
-        workers.append(Worker(render_address(next(iter(told.values()))), tuple(flags)))
+        workers.append(Worker(render_address(next(iter(told.values()))), tuple(flags), binds))
     return workers
 
 
@@ -121,6 +124,10 @@ def die_with(parent_pid: int) -> None:
         raise SystemExit(EXIT_FAILED)
 
 
+class _PortTakenError(Exception):
+    """The message is one line for the person who started the workers."""
+
+
 class Supervisor:
     """`run` once: starts the workers and returns the exit code when all have ended."""
 
@@ -145,19 +152,33 @@ class Supervisor:
         embedded: EmbeddedPostgres | None = None
         environment = {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
         try:
+            await self._find_ports_free()
             if self._settings.database_url is None:
                 each = self._settings.hot_connections + self._settings.cold_connections + OTHER_CONNECTIONS
                 wanted = len(self._workers) * each + SPARE_CONNECTIONS
                 embedded = EmbeddedPostgres(self._settings.data_dir, connections=wanted)
                 environment["SLUICE_DATABASE_URL"] = await embedded.start()
             await self._run_workers(environment, welcome)
-        except EmbeddedPostgresError as error:
+        except (EmbeddedPostgresError, _PortTakenError) as error:
             print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
             return EXIT_FAILED
         finally:
             if embedded is not None:
                 await embedded.stop()
         return self._code
+
+    async def _find_ports_free(self) -> None:
+        """Find a port that is taken before anything is created. Raises _PortTakenError."""
+        loop = asyncio.get_running_loop()
+        for host, port in (address for worker in self._workers for address in worker.binds):
+            try:
+                probe = await loop.create_server(
+                    asyncio.Protocol, host or None, port, reuse_address=True, start_serving=False
+                )
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+                raise _PortTakenError(f"cannot listen on {render_address((host, port))}: {reason}") from error
+            probe.close()
 
     async def _run_workers(self, environment: Mapping[str, str], welcome: Callable[[str], str]) -> None:
         keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[:1]]

@@ -25,3 +25,7 @@ from chunk
 where object_id is not null
 group by object_id
 order by object_id;
+
+-- name: end_delegation_tokens
+-- After a restore: a token that was ended since the backup must not come back. psql has no search path there.
+delete from sluice.delegation_token;

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import structlog
@@ -17,6 +18,7 @@ from gateway.config.settings import OPTIONS
 from protocol import codec
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tests.gateway_process import free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +185,23 @@ def test_a_port_in_use_is_one_line_that_names_the_option(
         assert main(["serve", "--database-url", database_url, *arguments]) == 1
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
     assert error.endswith(f"on {address} (see {option}): Address already in use")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("option", ["--listen", "--metrics-listen"])
+def test_a_port_in_use_leaves_no_data_directory(
+    option: str, workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
+    free, metrics, port = (first - first % 2 for first in free_ports(3))
+    options = {"--listen": f"127.0.0.1:{free}", "--metrics-listen": f"127.0.0.1:{metrics}"}
+    with socket.create_server(("127.0.0.1", port + workers - 1)):
+        options[option] = f"127.0.0.1:{port}"
+        arguments = [part for pair in options.items() for part in pair]
+        data_dir = ("--data-dir", str(tmp_path / "data"))
+        assert main(["serve", "--workers", str(workers), *data_dir, *arguments]) == 1
+    assert f"on 127.0.0.1:{port + workers - 1}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_healthcheck_of_nobody_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

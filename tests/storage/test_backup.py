@@ -4,10 +4,12 @@ and a store is the right one."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -16,6 +18,8 @@ import pytest
 from storage import retention
 from storage.backup import back_up, restore
 from storage.check import check
+from storage.database_url import parse_database_url
+from storage.embedded import bin_directory
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.migrate import migrate
@@ -153,6 +157,149 @@ async def test_a_backup_of_another_database_or_none_is_refused(
         await back_up(database_url, directory, target)
     with pytest.raises(StorageError, match="no finished backup"):
         await restore(database_url, tmp_path / "restored", target)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of programs that write down how they were called, and then are Postgres' own."""
+    programs, real = tmp_path / "programs", bin_directory()
+    programs.mkdir()
+    for name in ("pg_dump", "pg_restore", "psql"):
+        script = f"""#!/bin/sh
+tr '\\0' '\\n' </proc/$$/cmdline >"$0.cmdline"
+printf %s "$PGPASSWORD" >"$0.password"
+exec {real / name} "$@"
+"""
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr("storage.backup.bin_directory", lambda: programs)
+    return programs
+
+
+async def test_no_argument_list_has_the_password(
+    database_url: str, database: Database, postgres: Databases, recorded: Path, tmp_path: Path
+) -> None:
+    def with_password(url: str) -> tuple[str, str]:
+        shown, password = parse_database_url(url).without_password()
+        password = password or "top secret"
+        return f"{shown}{'&' if '?' in shown else '?'}password={quote(password)}", password
+
+    url, password = with_password(database_url)
+    await back_up(url, None, tmp_path / "backup")
+    other = postgres.create(empty=True)
+    try:
+        await restore(with_password(other)[0], None, tmp_path / "backup")
+    finally:
+        postgres.drop(other)
+    for name in ("pg_dump", "pg_restore", "psql"):
+        arguments = (recorded / f"{name}.cmdline").read_text()
+        assert name in arguments
+        assert password not in arguments
+        assert quote(password) not in arguments
+        assert (recorded / f"{name}.password").read_text() == ("" if name == "pg_restore" else password)
+
+
+async def test_a_backup_is_its_owners_alone(
+    database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path
+) -> None:
+    await append(log, new_batch(key, size_bytes=300_000))
+    target = tmp_path / "backup"
+    umask = os.umask(0o022)
+    try:
+        await back_up(database_url, directory, target)
+        assert directory.directory.stat().st_mode & 0o777 == 0o700
+        # As an earlier release left them.
+        target.chmod(0o755)
+        (target / "log").chmod(0o755)
+        await back_up(database_url, directory, target)
+    finally:
+        os.umask(umask)
+    made = [path for path in (*target.rglob("*"), *directory.directory.iterdir()) if path.is_file()]
+    assert {path.name for path in made} > {"database.dump", "manifest.json", "sluice-store.json", "sluice-store.lock"}
+    assert any(path.suffix == ".segment" for path in made)
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
+    assert (target / "log").stat().st_mode & 0o077 == 0o011
+
+
+@pytest.mark.parametrize("name", ["holiday.jpg", "log/holiday.jpg", "log/sluice-store.lock"])
+async def test_a_backup_into_a_directory_of_other_files_is_refused(
+    database_url: str, database: Database, tmp_path: Path, name: str
+) -> None:
+    other = tmp_path / "backup" / name
+    other.parent.mkdir(parents=True)
+    other.touch()
+    with pytest.raises(StorageError, match=rf"holds {other.name}, which is no part of a backup"):
+        await back_up(database_url, None, tmp_path / "backup")
+    assert [path for path in (tmp_path / "backup").rglob("*") if path.is_file()] == [other]
+
+
+async def test_a_torn_backup_is_made_whole(database_url: str, database: Database, tmp_path: Path) -> None:
+    target = tmp_path / "backup"
+    await back_up(database_url, None, target)
+    (target / "manifest.json").unlink()
+    (target / "database.dump.new").write_bytes(b"half")
+    await back_up(database_url, None, target)
+    assert sorted(path.name for path in target.iterdir()) == ["database.dump", "log", "manifest.json"]
+
+
+@pytest.mark.parametrize("readable", ["nine tenths", "all but the end"])
+async def test_a_dump_that_cannot_be_read_to_its_end_leaves_the_database_empty(
+    database_url: str, database: Database, postgres: Databases, recorded: Path, tmp_path: Path, readable: str
+) -> None:
+    target = tmp_path / "backup"
+    await back_up(database_url, None, target)
+    dump = target / "database.dump"
+    if readable == "nine tenths":
+        os.truncate(dump, dump.stat().st_size * 9 // 10)
+    else:
+        program = recorded / "pg_restore"
+        failing = f"{bin_directory() / 'pg_restore'} \"$@\"\necho 'end of file' >&2\nexit 1\n"
+        program.write_text(f"#!/bin/sh\n{failing}")
+    url = postgres.create(empty=True)
+    connection = await asyncpg.connect(url)
+    try:
+        with pytest.raises(StorageError, match=r"pg_restore failed: .*end of file"):
+            await restore(url, None, target)
+        assert not await connection.fetchval("select exists (select from pg_namespace where nspname = 'sluice')")
+    finally:
+        await connection.close()
+        postgres.drop(url)
+
+
+async def test_a_database_that_refuses_the_dump_is_the_reason_given(
+    database_url: str, database: Database, postgres: Databases, tmp_path: Path
+) -> None:
+    target = tmp_path / "backup"
+    await back_up(database_url, None, target)
+    url = postgres.create(empty=True)
+    name = url.rpartition("/")[2].partition("?")[0]
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
+        with pytest.raises(StorageError, match=r"psql failed: .*read-only transaction"):
+            await restore(url, None, target)
+    finally:
+        await connection.close()
+        postgres.drop(url)
+
+
+async def test_a_restore_ends_delegation_tokens(
+    database_url: str, database: Database, sql: asyncpg.Connection, postgres: Databases, tmp_path: Path
+) -> None:
+    await sql.execute("insert into delegation_token values ('t', 'd', 'o', 'o', '{}', 1, 2, 3, 4096, '{}', '{}', '{}')")
+    await sql.execute("insert into scram_credential values ('bob', 1, 4096, 's', 'k', 'k')")
+    await back_up(database_url, None, tmp_path / "backup")
+    url = postgres.create(empty=True)
+    try:
+        await restore(url, None, tmp_path / "backup")
+        connection = await asyncpg.connect(url)
+        try:
+            assert await connection.fetchval("select count(*) from sluice.scram_credential") == 1
+            assert await connection.fetchval("select count(*) from sluice.delegation_token") == 0
+        finally:
+            await connection.close()
+    finally:
+        postgres.drop(url)
 
 
 # --- check ------------------------------------------------------------------------------------------------------------

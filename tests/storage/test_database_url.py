@@ -51,6 +51,30 @@ def test_the_login_reaches_asyncpg_with_several_hosts() -> None:
     assert addresses("postgresql://a%40b:s%2Ft@host,[::1]/d%20b")[1:] == ("a@b", "s/t", "d b")
 
 
+@pytest.mark.parametrize(
+    ("url", "shown", "password"),
+    [
+        ("postgresql://me@host/db", "postgresql://me@host/db", None),
+        (
+            "postgresql://a%40b:s%2Ft%20@host,[::1]/d?sslmode=disable",
+            "postgresql://a%40b@host,[::1]/d?sslmode=disable",
+            "s/t ",
+        ),
+        ("postgresql://me@/d?host=%2Frun&password=a%26b&port=1", "postgresql://me@/d?host=%2Frun&port=1", "a&b"),
+        ("postgresql://me:first@/d?password=second", "postgresql://me@/d", "second"),
+        ("postgresql:///d?pass%77ord=secret", "postgresql:///d", "secret"),
+    ],
+)
+def test_the_password_is_taken_out_of_a_url(url: str, shown: str, password: str | None) -> None:
+    assert parse_database_url(url).without_password() == (shown, password)
+
+
+def test_a_url_with_a_password_that_has_no_other_place_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^every user of this machine would see sslpassword") as refused:
+        parse_database_url("postgresql://me@host/db?sslpassword=secret").without_password()
+    assert "=secret" not in str(refused.value)
+
+
 SEVERAL_HOSTS = "postgresql://me@host,[::1]:5433/db"
 
 
