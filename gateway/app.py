@@ -92,7 +92,7 @@ from storage.store import open_store
 from storage.tokens import TokenStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import Address, CoordinatorLease, Partition
+from storage.types import Address, CoordinatorLease, Partition, Topic
 from storage.users import UserStore
 
 logger = structlog.get_logger(__name__)
@@ -122,7 +122,7 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Where clients are told to connect, once started."""
         self._supervisor = Supervisor(self.metrics)
@@ -189,7 +189,7 @@ class App:
             max_age_ms=broker.log_store_roll_ms,
         )
         self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
-        metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
+        metrics.watch_damaged_chunks(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
@@ -228,7 +228,12 @@ class App:
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
-        catalog.removed = lambda topic: jobs.due(Job.DELETION)
+
+        def removed(topic: Topic) -> None:
+            jobs.due(Job.DELETION)
+            metrics.forget_topic(topic.name)
+
+        catalog.removed = removed
         membership.placed = lambda: jobs.due(Job.METADATA)
         journal = None
         if broker.group_journal_enable:
@@ -411,7 +416,13 @@ class App:
         listener = notify.Listener(database, hints, lambda: membership.node_id)
         self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
-        exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
+        # The exporter shares a lease: see Job.METADATA.
+        exporter = Exporter(
+            Monitor(database),
+            membership,
+            settings.metrics_max_series,
+            lambda: jobs.lease(Job.METADATA) is not None,
+        )
         if http is not None:
             await self._serve_http(http, exporter, server, services, leases)
 

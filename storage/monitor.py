@@ -23,6 +23,8 @@ class PartitionEnds:
     high_watermark: int
     last_stable_offset: int
     """Where the first transaction that is open began; the high watermark if none is."""
+    size_bytes: int
+    """Size of the batches that are stored."""
     assignment: Assignment | None = None
 
 
@@ -79,6 +81,7 @@ class Monitor:
                 row["log_start_offset"],
                 row["log_end_offset"],
                 row["last_stable_offset"],
+                row["size_bytes"],
                 _assignment(row),
             )
             for row in await self._pool.fetch(statement("monitored_partitions"), limit)

@@ -172,6 +172,12 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or any(part.error or part.diverging is not NOT_DIVERGING for part in planner.overtaken)
             ):
                 await _mark(request, parts, context, sent=True)
+                if crowded:
+                    async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
+                        _count_bytes(asked, row, context)
+                else:
+                    for asked, row in zip(request.topics, parts, strict=True):
+                        _count_bytes(asked, row, context)
                 if crowded and watch is not None:
                     await watch.leave()
                 endpoints = await _name_leaders(parts, context) if planner.refused else ()
@@ -519,6 +525,13 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
                 partition = topic.topic_id, part.asked.partition
                 batches = part.batches if sent else ()
                 marks.served(context.connection, client_id, partition, part.asked.fetch_offset, batches)
+
+
+def _count_bytes(asked: FetchTopic, row: list[_Part], context: RequestContext) -> None:
+    size_bytes = sum(part.size_bytes for part in row)
+    topic = _known_topic(asked, context) if size_bytes else None
+    if topic is not None:
+        context.services.metrics.count_topic_bytes_out(topic.name, size_bytes)
 
 
 async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:

@@ -68,6 +68,7 @@ class _Submitted(NamedTuple):
     outcome: asyncio.Future[Appended | Refusal]
     log_append_time_ms: int
     producer_id: int
+    size_bytes: int
 
 
 _Asked = tuple[TopicProduceData, PartitionProduceData]
@@ -402,7 +403,7 @@ def _submit_partition(
         ),
         context.place,
     )
-    return _Submitted(plan.topic, plan.partition, outcome, log_append_time_ms, head.producer_id)
+    return _Submitted(plan.topic, plan.partition, outcome, log_append_time_ms, head.producer_id, len(records))
 
 
 def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
@@ -484,6 +485,8 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         context.services.metrics.refused_batches.labels(code.name).inc()
         _log_refusal(attempt.topic, index, refused)
         return _refusal(index, refused)
+    if not result.duplicate:
+        context.services.metrics.count_topic_bytes_in(attempt.topic, attempt.size_bytes)
     log_append_time_ms = attempt.log_append_time_ms
     if result.duplicate and log_append_time_ms >= 0:
         log_append_time_ms = await _first_append_time(attempt.partition, result.base_offset, context)

@@ -295,6 +295,9 @@ class _Fetch:
                 ),
             )
             by_topic.setdefault(part.topic_id, []).append(data)
+            if part.records and (topic := self._context.services.catalog.get_by_id(part.topic_id)) is not None:
+                size_bytes = sum(len(records) for records in part.records)
+                self._context.services.metrics.count_topic_bytes_out(topic.name, size_bytes)
         return ShareFetchResponse(
             acquisition_lock_timeout_ms=self._settings.record_lock_duration_ms,
             responses=tuple(

@@ -37,8 +37,8 @@ class Job(IntEnum):
     """Functions of releases that nobody runs."""
     TRANSACTION_TIMEOUTS = 6
     METADATA = 7
-    """Replicas in sync, and delegation tokens that have expired. The last of the leases that there are: with more,
-    nodes of two releases would place all of them otherwise, and hand them to and fro."""
+    """Replicas in sync, delegation tokens that have expired, and the cluster's metrics. The last of the leases that
+    there are: with more, nodes of two releases would place all of them otherwise, and hand them to and fro."""
 
 
 class Jobs:

@@ -1,13 +1,14 @@
 """Topics, groups and lag under kafka_exporter's metric names, so that its dashboards and alerts work unchanged.
 
-The one idea: nothing is kept. A scrape reads Postgres through `storage.monitor`, which is the same from every node, and
-what one scrape may show is bounded; a truncated one says so.
+The one idea: nothing is kept. A scrape reads Postgres through `storage.monitor`, and what one scrape may show is
+bounded; a truncated one says so. Every node would read the same, so only one node exports it, by a lease: Prometheus
+scrapes every node, and a sum over targets must not count a group's lag once for each of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
@@ -39,8 +40,20 @@ class Snapshot(Collector):
     transactions: TransactionTotals | None = None
     read: bool = True
     truncated: bool = False
+    exporting: bool = True
+    """Whether this node exports what is the cluster's."""
 
     def collect(self) -> Iterator[Metric]:
+        yield _gauge(
+            "sluice_exporter_up",
+            "1 on the one node that exports the cluster's metrics, if it could read them; else 0.",
+            (),
+            [((), int(self.exporting and self.read))],
+        )
+        if self.exporting:
+            yield from self._of_cluster()
+
+    def _of_cluster(self) -> Iterator[Metric]:
         yield _gauge("kafka_brokers", "Live brokers.", (), [((), len(self.brokers))])
         yield _gauge(
             "kafka_broker_info",
@@ -52,7 +65,6 @@ class Snapshot(Collector):
                 for listener, address in node.listeners.items()
             ],
         )
-        yield _gauge("sluice_exporter_up", "Whether topics and groups could be read.", (), [((), int(self.read))])
         yield _gauge(
             "sluice_exporter_truncated",
             "Whether there are more series than metrics-max-series lets through.",
@@ -86,6 +98,12 @@ class Snapshot(Collector):
             "Offset of the oldest record.",
             labels,
             [(values, ends.log_start_offset) for values, ends, _ in rows],
+        )
+        yield _gauge(
+            "sluice_topic_partition_size_bytes",
+            "Size of the record batches that are stored.",
+            labels,
+            [(values, ends.size_bytes) for values, ends, _ in rows],
         )
         yield _gauge(
             "kafka_topic_partition_leader",
@@ -188,9 +206,11 @@ def _of_transactions(transactions: TransactionTotals) -> Iterator[Metric]:
 
 
 class Exporter:
-    """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each."""
+    """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each; `exports` says whether it is
+    this node that exports the cluster's metrics now."""
 
-    def __init__(self, monitor: Monitor, membership: Membership, max_series: int) -> None:
+    def __init__(self, monitor: Monitor, membership: Membership, max_series: int, exports: Callable[[], bool]) -> None:
+        self._exports = exports
         self._monitor = monitor
         self._membership = membership
         self._max_series = max_series
@@ -198,6 +218,8 @@ class Exporter:
 
     async def snapshot(self) -> Snapshot:
         """One look at the cluster; never raises for storage, so that the node's own metrics are always shown."""
+        if not self._exports():
+            return Snapshot((), exporting=False)
         brokers = tuple(self._membership.brokers())
         limit = self._max_series
         # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
@@ -210,6 +232,8 @@ class Exporter:
             return Snapshot(brokers, read=False)
         if self._reading is reading:
             self._reading = None
+        if not self._exports():
+            return Snapshot((), exporting=False)
         try:
             partitions, lag, groups, deletions, transactions = reading.result()
         except StorageError:

@@ -20,6 +20,13 @@ CHECK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 0.5
 BACKLOG = 128
 
+_LINKS = (
+    ("/metrics", "for Prometheus"),
+    ("/livez", "whether the process answers"),
+    ("/readyz", "whether clients are served, and why not"),
+    ("/version", "the version of the program"),
+)
+
 Check = Callable[[], Awaitable[str | None]]
 """Says what is wrong, None if nothing is."""
 
@@ -36,6 +43,7 @@ class HttpServer:
         app = web.Application()
         app.add_routes(
             [
+                web.get("/", self._get_links),
                 web.get("/metrics", self._get_metrics),
                 web.get("/livez", self._get_livez),
                 web.get("/readyz", self._get_readyz),
@@ -65,6 +73,11 @@ class HttpServer:
         if self._bound is not None:
             self._bound.close()
         await self._runner.cleanup()
+
+    async def _get_links(self, request: web.Request) -> web.Response:
+        links = "".join(f'<li><a href="{path}">{path}</a>: {said}</li>' for path, said in _LINKS)
+        page = f"<!doctype html><title>Sluice</title><h1>Sluice {program_version()}</h1><ul>{links}</ul>"
+        return web.Response(text=page, content_type="text/html")
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         # One at a time: a scraper that does not wait must not multiply the work.

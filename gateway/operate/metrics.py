@@ -11,6 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from platform import python_version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.version import program_version
 from protocol.errors import ErrorCode
 
 disable_created_metrics()
@@ -120,12 +123,60 @@ class _Requests(Collector):
         yield requests
 
 
+class _TopicBytes(Collector):
+    """Bytes of record batches by topic, in both directions. At most `max_series` topics are shown."""
+
+    def __init__(self, max_series: int) -> None:
+        self.taken: dict[str, int] = {}
+        self.given: dict[str, int] = {}
+        self._max_series = max_series
+
+    def collect(self) -> Iterator[Metric]:
+        for name, documentation, counts in (
+            ("sluice_topic_bytes_in", "Bytes of record batches that producers appended through this node.", self.taken),
+            ("sluice_topic_bytes_out", "Bytes of record batches that this node gave consumers.", self.given),
+        ):
+            family = CounterMetricFamily(name, documentation, labels=["topic"])
+            for topic, size_bytes in islice(counts.copy().items(), self._max_series):
+                family.add_metric([topic], size_bytes)
+            yield family
+
+
+class _Watched(Collector):
+    """Counters whose values other parts of the node keep: name, documentation, label, and values by label."""
+
+    def __init__(self) -> None:
+        self._counters: list[tuple[str, str, str, Mapping[str, Callable[[], int]]]] = []
+
+    def add(self, name: str, documentation: str, label: str, values: Mapping[str, Callable[[], int]]) -> None:
+        self._counters.append((name, documentation, label, values))
+
+    def collect(self) -> Iterator[Metric]:
+        for name, documentation, label, values in self._counters:
+            family = CounterMetricFamily(name, documentation, labels=[label] if label else [])
+            for value, count in values.items():
+                family.add_metric([value] if label else [], count())
+            yield family
+
+
 class Metrics:
     """The node's registry and the counters that its parts are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_series: int = 5_000) -> None:
+        """`max_series`: the most topics that one scrape shows."""
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
+        build = Gauge(
+            "sluice_build_info",
+            "The versions of the program and of Python; always 1.",
+            ["version", "python"],
+            registry=self.registry,
+        )
+        build.labels(program_version(), python_version()).set(1)
+        self._topic_bytes = _TopicBytes(max_series)
+        self.registry.register(self._topic_bytes)
+        self._watched = _Watched()
+        self.registry.register(self._watched)
         self._requests = _Requests()
         self.registry.register(self._requests)
 
@@ -159,9 +210,6 @@ class Metrics:
         self.observe_commit: Callable[[int, int, float], None] = commits.observe
         """Batches, bytes and seconds of a durable group commit."""
         self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
-        self.damaged_chunks = self._gauge(
-            "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
-        )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
         self.group_violations = self._counter(
             "group_protocol_violations",
@@ -263,6 +311,27 @@ class Metrics:
         if forced:
             self.group_handoffs_forced.inc()
 
+    def count_topic_bytes_in(self, topic: str, size_bytes: int) -> None:
+        taken = self._topic_bytes.taken
+        taken[topic] = taken.get(topic, 0) + size_bytes
+
+    def count_topic_bytes_out(self, topic: str, size_bytes: int) -> None:
+        given = self._topic_bytes.given
+        given[topic] = given.get(topic, 0) + size_bytes
+
+    def forget_topic(self, topic: str) -> None:
+        """End the series of a deleted topic."""
+        self._topic_bytes.taken.pop(topic, None)
+        self._topic_bytes.given.pop(topic, None)
+
+    def watch_damaged_chunks(self, count: Callable[[], int]) -> None:
+        self._watched.add(
+            "sluice_damaged_chunks",
+            "Times that records were asked for whose bytes are missing or wrong.",
+            "",
+            {"": count},
+        )
+
     def observe_reconcile_pass(self, trigger: str, skipped: bool, duration_s: float) -> None:
         self._reconcile_passes.labels(trigger).inc()
         self._reconcile_seconds.observe(duration_s)
@@ -288,25 +357,21 @@ class Metrics:
         self._gauge("reconcile_revision_lag", "Committed changes heard of and not known yet.").set_function(
             revision_lag
         )
-        moved = Gauge(
-            "sluice_leases_moved", "Leases handed over to other live nodes, by kind.", ["kind"], registry=self.registry
+        self._watched.add(
+            "sluice_leases_moved", "Leases handed over to other live nodes, by kind.", "kind", leases_moved
         )
-        for kind, count in leases_moved.items():
-            moved.labels(kind).set_function(count)
         self._gauge("job_leases", "Leases of jobs that this node holds.").set_function(jobs_held)
         self._gauge("partitions_owned", "Partitions whose clients are pointed to this node.").set_function(owned)
         self._gauge(
             "reconcile_deferred", "Topics that the last pass has left to a later one: removed, or not placed yet."
         ).set_function(deferred)
-        operations = Gauge(
+        self._watched.add(
             "sluice_reconcile_operations",
             "Operations on what this node holds, by name; `discarded` found nothing to do.",
-            ["operation"],
-            registry=self.registry,
+            "operation",
+            {name: partial(performed.__getitem__, name) for name in OPERATIONS},
         )
-        for name in OPERATIONS:
-            operations.labels(name).set_function(partial(performed.__getitem__, name))
-        self._gauge("reconcile_wakes_merged", "Wake-ups that found one waiting.").set_function(merged)
+        self._watched.add("sluice_reconcile_wakes_merged", "Wake-ups that found one waiting.", "", {"": merged})
         for name, documentation in (
             ("sent", "Announcements of appends sent."),
             ("merged", "Appends that were announced together with a later one."),
@@ -314,7 +379,7 @@ class Metrics:
             ("missed", "Times that announcements were found missing."),
             ("late", "Announcements that came when they had been found missing."),
         ):
-            self._gauge(f"wakeups_{name}", documentation).set_function(partial(wakeups.__getitem__, name))
+            self._watched.add(f"sluice_wakeups_{name}", documentation, "", {"": partial(wakeups.__getitem__, name)})
 
     def watch_loop(self, name: str, age_s: Callable[[], float]) -> None:
         """Exports, as a gauge, how long ago a background pass last succeeded."""

@@ -94,7 +94,7 @@ _NONCE = r"[\x21-\x2b\x2d-\x7e]+"
 _BASE64 = r"(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
 _CLIENT_FIRST = re.compile(
     rf"n,(?:a=(?P<authorization_id>{_SASL_NAME}))?,"
-    rf"(?P<bare>(?:m={_VALUE},)?n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_NONCE})(?P<extensions>(?:,[A-Za-z]+={_VALUE})*))",
+    rf"(?P<bare>(?P<mandatory>m={_VALUE},)?n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_NONCE})(?P<extensions>(?:,[A-Za-z]+={_VALUE})*))",
     re.DOTALL,
 )
 _CLIENT_FINAL = re.compile(
@@ -119,6 +119,9 @@ def parse_client_first(message: bytes) -> ClientFirst:
     found = _CLIENT_FIRST.fullmatch(_text(message))
     if found is None:
         raise ScramError("the client's first message is malformed")
+    if found["mandatory"]:
+        # RFC 5802, 5.1. Kafka leaves it out of what it signs, so that no proof fits.
+        raise ScramError("the client demands an extension (m=) that no server knows")
     name = found["name"].replace("=2C", ",").replace("=3D", "=")
     extensions = dict(part.split("=", 1) for part in found["extensions"].split(",")[1:])
     by_token = extensions.get(TOKEN_AUTH, "").lower() == "true"
@@ -137,6 +140,7 @@ class ScramServer:
     def __init__(self, first: ClientFirst, known: ScramCredential) -> None:
         self._mechanism = ScramMechanism(known.mechanism)
         self._known = known
+        self._client_nonce = first.nonce
         self._nonce = first.nonce + base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
         salt = base64.b64encode(known.salt).decode()
         self.first = f"r={self._nonce},s={salt},i={known.iterations}".encode()
@@ -148,6 +152,11 @@ class ScramServer:
         found = _CLIENT_FINAL.fullmatch(_text(message))
         if found is None:
             raise ScramError("the client's final message is malformed")
+        if found["nonce"] == self._client_nonce + self._nonce:
+            raise ScramError(
+                "the client repeats its own nonce, as librdkafka before 2.6.1 does, which servers with the fix of "
+                "CVE-2024-56128 refuse: upgrade the client, or use PLAIN over TLS"
+            )
         if found["nonce"] != self._nonce:
             raise ScramError("the client's final message has another nonce")
         signed = (self._signed + found["without_proof"]).encode()

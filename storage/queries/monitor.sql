@@ -3,10 +3,10 @@
 select now_ms();
 
 -- name: monitored_partitions
--- Live partitions with both ends of their logs, from where on transactions are open, and the
--- nodes that were named for them, at most $1.
+-- Live partitions with both ends and sizes of their logs, from where on transactions are open, and
+-- the nodes that were named for them, at most $1.
 select
-    p.topic, p.partition, p.partition_key, p.log_start_offset, p.log_end_offset,
+    p.topic, p.partition, p.partition_key, p.log_start_offset, p.log_end_offset, p.size_bytes,
     case
         when undecided.first_offset is null then p.log_end_offset
         else greatest(undecided.first_offset, p.log_start_offset)

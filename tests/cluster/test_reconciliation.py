@@ -151,7 +151,7 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
 
     async def confirmed() -> bool:
         return total("sluice_pending_tombstones") == 0 and all(
-            metric(node, 'sluice_reconcile_operations{operation="confirm_remove"}') == 1
+            metric(node, 'sluice_reconcile_operations_total{operation="confirm_remove"}') == 1
             and metric(node, "sluice_reconcile_deferred") == 0
             and metric(node, "sluice_reconcile_passes_skipped_total") > 0
             and metric(node, 'sluice_reconcile_passes_total{trigger="tick"}') > 0
@@ -159,7 +159,7 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
         )
 
     async def heard() -> bool:
-        return total("sluice_wakeups_heard") > 0
+        return total("sluice_wakeups_heard_total") > 0
 
     sql = await asyncpg.connect(database_url)
     try:
@@ -176,18 +176,18 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
         assert metric(node, 'sluice_reconcile_passes_total{trigger="notified"}') > 0
         assert metric(node, "sluice_reconcile_pass_seconds_count") > 0
         assert metric(node, "sluice_reconcile_revision_lag") == 0
-        assert metric(node, 'sluice_reconcile_operations{operation="install_routed"}') >= 1
-        assert metric(node, 'sluice_reconcile_operations{operation="install_owned"}') >= 1
+        assert metric(node, 'sluice_reconcile_operations_total{operation="install_routed"}') >= 1
+        assert metric(node, 'sluice_reconcile_operations_total{operation="install_owned"}') >= 1
         assert metric(node, "sluice_listener_reconnects_total") >= 1
         assert 0 < metric(node, "sluice_partitions_owned") < 100
         for name in ("sluice_pending_tombstones", "sluice_pending_tombstone_age_seconds", "sluice_failing_tombstones"):
             assert metric(node, name) == 0
     # Who deletes has no pass to find it out by.
-    assert metric(second, 'sluice_reconcile_operations{operation="remove_routed"}') == 1
-    assert metric(first, 'sluice_leases_moved{kind="groups"}') == 25
-    assert metric(first, 'sluice_leases_moved{kind="jobs"}') == 4
+    assert metric(second, 'sluice_reconcile_operations_total{operation="remove_routed"}') == 1
+    assert metric(first, 'sluice_leases_moved_total{kind="groups"}') == 25
+    assert metric(first, 'sluice_leases_moved_total{kind="jobs"}') == 4
     assert total("sluice_partitions_removed_total") == 20
     assert total("sluice_partitions_materialised_total") >= 40
     assert total("sluice_topics_removed_total") == 1
-    assert total("sluice_wakeups_sent") > 0
-    assert total("sluice_wakeups_late") == 0
+    assert total("sluice_wakeups_sent_total") > 0
+    assert total("sluice_wakeups_late_total") == 0

@@ -341,19 +341,17 @@ def place(each: TopicPartition) -> tuple[str, int, int]:
     return each.topic, each.partition, each.offset
 
 
-def test_metrics_of_the_cluster_are_the_same_from_every_node(scene: Scene) -> None:
+def test_one_node_exports_the_metrics_of_the_cluster(scene: Scene) -> None:
     def samples(node: GatewayProcess) -> set[str]:
         with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=TIMEOUT_S) as answer:
             return set(re.findall(r"^kafka_.*$", answer.read().decode(), re.MULTILINE))
 
-    first, *others = [samples(node) for node in scene.nodes]
-    for other in others:
-        assert other == first
-    assert "kafka_brokers 3.0" in first
+    (exported,) = [found for found in map(samples, scene.nodes) if found]
+    assert "kafka_brokers 3.0" in exported
     for number, group in enumerate(scene.classic):
         labels = f'consumergroup="{group}",partition="0",topic="{scene.topics[number]}"'
-        assert f"kafka_consumergroup_lag{{{labels}}} {RECORDS - number - 1:.1f}" in first
-        assert f'kafka_consumergroup_members{{consumergroup="{group}"}} 1.0' in first
+        assert f"kafka_consumergroup_lag{{{labels}}} {RECORDS - number - 1:.1f}" in exported
+        assert f'kafka_consumergroup_members{{consumergroup="{group}"}} 1.0' in exported
 
 
 def test_the_command_line_tells_the_same_lag_by_way_of_every_node(scene: Scene) -> None:

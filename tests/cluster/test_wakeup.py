@@ -63,7 +63,7 @@ async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cl
         remote = statistics.median(await delays(on_a, on_b, topic, ROUNDS))
     print(f"p50 behind the acknowledgement: local {local * 1000:.1f} ms, other node {remote * 1000:.1f} ms")
     assert remote - local < 0.05, (local, remote)
-    assert metric(b, "sluice_wakeups_heard") > 0
+    assert metric(b, "sluice_wakeups_heard_total") > 0
 
 
 async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) -> None:
@@ -83,7 +83,7 @@ async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) ->
             for client in clients:
                 await client.close()
     for node in (a, b):
-        assert metric(node, "sluice_wakeups_missed") == 0
+        assert metric(node, "sluice_wakeups_missed_total") == 0
         assert metric(node, "sluice_reconcile_passes_skipped_total") > 0
 
 

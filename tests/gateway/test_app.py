@@ -9,13 +9,18 @@ import re
 import time
 import urllib.error
 import urllib.request
+import uuid
+from collections.abc import Callable
+from platform import python_version
 
 from gateway.apis import SERVED
 from gateway.net.context import Role
+from gateway.version import program_version
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_quorum import DescribedPartition, DescribedTopic, DescribeQuorumRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -28,6 +33,8 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.gateway.data_plane import batch_of
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.wire import WireClient
 
@@ -43,6 +50,13 @@ def get(gateway: GatewayProcess, path: str) -> tuple[int, str]:
 def sample(text: str, name: str) -> float:
     (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return float(value)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 async def create_topic(client: WireClient, name: str, partitions: int = 1) -> None:
@@ -67,8 +81,14 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     assert get(gateway, "/livez") == (200, "ok\n")
     assert get(gateway, "/readyz") == (200, "ok\n")
     assert json.loads(get(gateway, "/version")[1])["name"] == "sluice"
+    status, links = get(gateway, "/")
+    assert status == 200
+    assert re.findall(r'href="([^"]+)"', links) == ["/metrics", "/livez", "/readyz", "/version"]
+    # A node's jobs come a moment after its first answer.
+    eventually(lambda: sample(get(gateway, "/metrics")[1], "sluice_exporter_up") == 1)
     status, text = get(gateway, "/metrics")
     assert status == 200
+    assert f'sluice_build_info{{python="{python_version()}",version="{program_version()}"}} 1.0' in text
     assert sample(text, "kafka_brokers") == 1
     assert sample(text, 'kafka_topic_partitions{topic="metered"}') == 2
     assert sample(text, 'kafka_topic_partition_current_offset{partition="1",topic="metered"}') == 0
@@ -88,6 +108,47 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     loops = set(re.findall(r'^sluice_background_last_success_age_seconds\{loop="([^"]+)"\}', text, re.MULTILINE))
     assert {"leases", "reconciliation", "retention", "compaction", "offset expiry"} <= loops
     await client.close()
+
+
+async def test_bytes_and_sizes_are_counted_by_topic(gateway: GatewayProcess) -> None:
+    name = f"bytes-{uuid.uuid4().hex[:8]}"
+    records = batch_of(b"x" * 1000)
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        await create_topic(client, name)
+
+        def counted(metric: str) -> list[str]:
+            return re.findall(rf'^{metric}\{{[^}}]*topic="{name}"\}} (\S+)$', get(gateway, "/metrics")[1], re.MULTILINE)
+
+        assert counted("sluice_topic_bytes_in_total") == counted("sluice_topic_bytes_out_total") == []
+        data = PartitionProduceData(index=0, records=records)
+        produced = ProduceRequest(
+            acks=1, timeout_ms=10_000, topic_data=(TopicProduceData(name=name, partition_data=(data,)),)
+        )
+        for _ in range(2):
+            assert (await client.send(produced, 9)).responses[0].partition_responses[0].error_code == 0
+        asked = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000_000)
+        fetching = FetchRequest(
+            max_wait_ms=10_000,
+            min_bytes=2 * len(records),
+            max_bytes=1_000_000,
+            topics=(FetchTopic(topic=name, partitions=(asked,)),),
+        )
+        await client.send(fetching, 11)
+        assert counted("sluice_topic_bytes_in_total") == [f"{2.0 * len(records)}"]
+        assert counted("sluice_topic_bytes_out_total") == [f"{2.0 * len(records)}"]
+        assert counted("sluice_topic_partition_size_bytes") == [f"{2.0 * len(records)}"]
+        deleted = DeleteTopicsRequest(topics=(DeleteTopicState(name=name),), topic_names=(name,), timeout_ms=10_000)
+        await client.send(deleted, 5)
+        eventually(lambda: not counted("sluice_topic_bytes_in_total") + counted("sluice_topic_bytes_out_total"))
+
+
+async def test_what_only_grows_is_a_counter(gateway: GatewayProcess) -> None:
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(gateway, "/metrics")[1], re.MULTILINE))
+    for name in (
+        *("leases_moved", "reconcile_operations", "reconcile_wakes_merged", "damaged_chunks"),
+        *("wakeups_sent", "wakeups_merged", "wakeups_heard", "wakeups_missed", "wakeups_late"),
+    ):
+        assert types[f"sluice_{name}_total"] == "counter", name
 
 
 async def test_rubbish_is_logged_and_counted_and_hurts_nobody_else(gateway: GatewayProcess) -> None:

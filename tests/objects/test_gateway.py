@@ -120,7 +120,7 @@ async def test_a_store_that_is_away_costs_its_own_records_alone(
     # A request that failed is repeated, now and then for longer than what is at hand may wait: then the log says so.
     waited = gateway.log_text().count("longer than what is at hand may wait")
     assert fault is Fault.SILENT or rounds - told <= waited, f"{told} of {rounds}, {waited} waited for"
-    assert metric(gateway, "sluice_damaged_chunks") >= told
+    assert metric(gateway, "sluice_damaged_chunks_total") >= told
     assert "records cannot be read" in gateway.log_text()
     road.set(Fault.NONE)
     async with asyncio.timeout(PATIENCE_S):
@@ -146,7 +146,7 @@ async def test_a_slow_store_is_waited_for(
     assert len(await asyncio.to_thread(read_all, gateway.bootstrap, topic, 1)) == 5_000
     await asyncio.to_thread(produce, gateway.bootstrap, topic, 100)
     await moved(database_url)
-    assert metric(gateway, "sluice_damaged_chunks") == 0
+    assert metric(gateway, "sluice_damaged_chunks_total") == 0
 
 
 async def test_an_object_that_is_removed_or_damaged_costs_its_records_alone(

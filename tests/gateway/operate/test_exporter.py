@@ -59,7 +59,7 @@ async def populated(database: Database) -> tuple[Membership, Topic]:
 
 async def test_a_snapshot_shows_topics_groups_and_lag(database: Database) -> None:
     membership, _ = await populated(database)
-    snapshot = await Exporter(Monitor(database), membership, 100).snapshot()
+    snapshot = await Exporter(Monitor(database), membership, 100, lambda: True).snapshot()
     assert value(snapshot, "kafka_brokers") == 1
     assert value(snapshot, "kafka_topic_partitions", topic="t") == 3
     assert value(snapshot, "kafka_consumergroup_members", consumergroup=GROUP_ID) == 1
@@ -71,7 +71,7 @@ async def test_a_snapshot_shows_topics_groups_and_lag(database: Database) -> Non
 
 async def test_a_snapshot_shows_what_is_under_way(database: Database) -> None:
     membership, topic = await populated(database)
-    exporter = Exporter(Monitor(database), membership, 100)
+    exporter = Exporter(Monitor(database), membership, 100, lambda: True)
     lag = "sluice_topic_partition_last_stable_offset_lag"
     log, (one, two, _) = LogStore(database), (partition.partition_key for partition in topic.partitions)
     snapshot = await exporter.snapshot()
@@ -102,7 +102,7 @@ async def test_a_snapshot_shows_what_is_under_way(database: Database) -> None:
 
 async def test_a_snapshot_is_bounded_and_says_so(database: Database) -> None:
     membership, _ = await populated(database)
-    snapshot = await Exporter(Monitor(database), membership, 2).snapshot()
+    snapshot = await Exporter(Monitor(database), membership, 2, lambda: True).snapshot()
     assert len(snapshot.partitions) == len(snapshot.lag) == 2
     assert value(snapshot, "sluice_exporter_truncated") == 1
 
@@ -117,6 +117,6 @@ async def test_without_storage_there_are_still_the_nodes(database: Database) -> 
 
             return refuse
 
-    snapshot = await Exporter(cast(Monitor, Gone()), membership, 100).snapshot()
+    snapshot = await Exporter(cast(Monitor, Gone()), membership, 100, lambda: True).snapshot()
     assert value(snapshot, "kafka_brokers") == 1
     assert value(snapshot, "sluice_exporter_up") == 0

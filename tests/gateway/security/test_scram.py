@@ -74,9 +74,24 @@ def test_a_proof_for_another_exchange_is_refused() -> None:
 
 
 def test_names_are_read_as_upstream_reads_them() -> None:
-    first = parse_client_first(b"n,a=a=2Cb,m=x,n=a=2Cb=3D,r=nonce,ext=1,tokenauth=true")
+    first = parse_client_first(b"n,a=a=2Cb,n=a=2Cb=3D,r=nonce,ext=1,tokenauth=true")
     assert (first.name, first.authorization_id, first.nonce) == ("a,b=", "a=2Cb", "nonce")
-    assert first.bare == "m=x,n=a=2Cb=3D,r=nonce,ext=1,tokenauth=true"
+    assert first.bare == "n=a=2Cb=3D,r=nonce,ext=1,tokenauth=true"
+
+
+def test_a_mandatory_extension_is_refused() -> None:
+    with pytest.raises(ScramError, match=r"extension \(m=\)"):
+        parse_client_first(b"n,,m=x,n=user,r=nonce")
+
+
+def test_the_nonce_of_an_old_librdkafka_is_named() -> None:
+    """It puts the client's nonce before the nonce of both."""
+    client = ScramClient("sha256", "user", "pencil", nonce="abc")
+    server = ScramServer(parse_client_first(client.first), known(ScramMechanism.SHA_256, "user", "pencil"))
+    final = client.final(server.first)
+    assert b",r=abc" in final
+    with pytest.raises(ScramError, match=r"librdkafka before 2\.6\.1 .* upgrade the client, or use PLAIN over TLS"):
+        server.finish(final.replace(b",r=abc", b",r=abcabc", 1))
 
 
 @pytest.mark.parametrize(

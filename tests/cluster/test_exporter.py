@@ -1,0 +1,40 @@
+"""Which node exports the metrics of the cluster, and which does when it dies."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+
+from tests.clients.topics import create_topic
+from tests.cluster.conftest import Cluster
+from tests.gateway_process import GatewayProcess
+
+FAILOVER_S = 30.0
+"""Far above a lease and a pass; the test measures no time."""
+
+
+def exported(node: GatewayProcess) -> list[str]:
+    with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=10) as answer:
+        return re.findall(r"^kafka_topic_partitions\{.*$", answer.read().decode(), re.MULTILINE)
+
+
+def exporter_among(nodes: list[GatewayProcess], topic: str) -> GatewayProcess:
+    """Wait until one of the nodes exports the topic; no look may see two."""
+    deadline = time.monotonic() + FAILOVER_S
+    while True:
+        found = [node for node in nodes if exported(node)]
+        assert len(found) <= 1, [node.bootstrap for node in found]
+        if found and f'kafka_topic_partitions{{topic="{topic}"}} 3.0' in exported(found[0]):
+            return found[0]
+        assert time.monotonic() < deadline, "no node exports the cluster's metrics"
+        time.sleep(0.1)
+
+
+def test_another_node_exports_the_metrics_when_the_exporter_dies(cluster: Cluster) -> None:
+    nodes = cluster(2)
+    topic = create_topic(nodes[0].bootstrap, 3)
+    first = exporter_among(nodes, topic)
+    first.kill()
+    (other,) = [node for node in nodes if node is not first]
+    assert exporter_among([other], topic) is other
