@@ -6,7 +6,16 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gateway.log.batch_search import Place, first_of_log_since, newest
-from gateway.log.partition_lookup import find_served, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import (
+    Epochs,
+    epoch_at,
+    epochs_of,
+    find_served,
+    look_up_topics,
+    read_epochs,
+    read_states,
+    state_of,
+)
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
@@ -52,6 +61,9 @@ NOTHING = (-1, -1)
 async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     """Start and end come from Postgres, never from the tail's copy: a tool that asks for the end wants the truth.
 
+    A record's place has the leader epoch in which the record was appended: a client that commits it with a later epoch
+    is refused by its own next look-up (KIP-320). The end of the log has the present epoch.
+
     Nothing is tiered, so the local log is the whole log. With `read_committed` it ends at the last stable offset.
     """
     named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
@@ -64,11 +76,15 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
             found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, request, context)
-    states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
+    partitions = [part for part in found.values() if isinstance(part, Partition)]
+    states = await read_states(partitions, context)
+    epochs = await read_epochs(partitions, states, context) if _asks_for_records(request) else {}
     topics: list[ListOffsetsTopicResponse] = []
     async for topic in in_pieces(request.topics):
         answers = [
-            await _answer(part, found[topic.name, part.partition_index], states, request.isolation_level, context)
+            await _answer(
+                part, found[topic.name, part.partition_index], states, epochs, request.isolation_level, context
+            )
             async for part in in_pieces(topic.partitions)
         ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
@@ -113,6 +129,7 @@ async def _answer(
     part: ListOffsetsPartition,
     found: Partition | ErrorCode,
     states: dict[PartitionKey, PartitionState] | ErrorCode,
+    epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode,
     isolation_level: int,
     context: RequestContext,
 ) -> ListOffsetsPartitionResponse:
@@ -130,12 +147,24 @@ async def _answer(
     if offset >= end_offset and part.timestamp != LATEST and part.timestamp not in (EARLIEST, EARLIEST_LOCAL):
         # A record that the consumer would not be given.
         timestamp, offset = NOTHING
+    leader_epoch = _epoch_of(part.timestamp, offset, state, epochs_of(found, epochs))
+    if isinstance(leader_epoch, ErrorCode):
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=leader_epoch)
     return ListOffsetsPartitionResponse(
-        partition_index=part.partition_index,
-        timestamp=timestamp,
-        offset=offset,
-        leader_epoch=state.leader_epoch if offset >= 0 else -1,
+        partition_index=part.partition_index, timestamp=timestamp, offset=offset, leader_epoch=leader_epoch
     )
+
+
+def _asks_for_records(request: ListOffsetsRequest) -> bool:
+    return any(part.timestamp != LATEST for topic in request.topics for part in topic.partitions)
+
+
+def _epoch_of(timestamp: int, offset: int, state: PartitionState, epochs: Epochs | ErrorCode) -> int | ErrorCode:
+    if offset < 0:
+        return -1
+    if timestamp == LATEST or offset >= state.high_watermark:
+        return state.leader_epoch
+    return epochs if isinstance(epochs, ErrorCode) else epoch_at(offset, epochs)
 
 
 async def _place_at(

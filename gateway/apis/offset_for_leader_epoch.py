@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gateway.log.partition_lookup import (
     Epochs,
     end_of_epoch,
+    epochs_of,
     find_served,
     look_up_topics,
+    read_epochs,
     read_states,
     state_of,
 )
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may
 from gateway.security.kinds import AclOperation, ResourceType
@@ -25,8 +24,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from storage.errors import StorageError
-from storage.types import Partition, PartitionKey, PartitionState
+from storage.types import Partition, PartitionState
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -50,11 +48,11 @@ async def offset_for_leader_epoch(
         async for topic in in_pieces(request.topics)
     ]
     states = await read_states([part for row in found for part in row if isinstance(part, Partition)], context)
-    epochs = await _read_epochs(found, states, context)
+    epochs = await read_epochs((part for row in found for part in row if isinstance(part, Partition)), states, context)
     topics: list[OffsetForLeaderTopicResult] = []
     async for topic, row in in_pieces(zip(request.topics, found, strict=True)):
         answers = [
-            _answer(part, state_of(partition, states), _epochs_of(partition, epochs))
+            _answer(part, state_of(partition, states), epochs_of(partition, epochs))
             async for part, partition in in_pieces(zip(topic.partitions, row, strict=True))
         ]
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
@@ -75,36 +73,6 @@ def refuse_offset_for_leader_epoch(
             for topic in request.topics
         )
     )
-
-
-async def _read_epochs(
-    found: Sequence[Sequence[Partition | ErrorCode]],
-    states: dict[PartitionKey, PartitionState] | ErrorCode,
-    context: RequestContext,
-) -> dict[PartitionKey, list[tuple[int, int]]] | ErrorCode:
-    """Only of partitions that have had more than one epoch."""
-    if isinstance(states, ErrorCode):
-        return states
-    keys = [
-        part.partition_key
-        for row in found
-        for part in row
-        if isinstance(part, Partition) and part.partition_key in states and states[part.partition_key].leader_epoch > 0
-    ]
-    if not keys:
-        return {}
-    try:
-        return await context.services.history.epochs(keys)
-    except StorageError as error:
-        return storage_code(context.api_key, error)
-
-
-def _epochs_of(
-    found: Partition | ErrorCode, epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode
-) -> Epochs | ErrorCode:
-    if isinstance(found, ErrorCode) or isinstance(epochs, ErrorCode):
-        return epochs if isinstance(epochs, ErrorCode) else ()
-    return epochs.get(found.partition_key, ())
 
 
 def _answer(

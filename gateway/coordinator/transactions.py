@@ -105,8 +105,8 @@ def needs_producer_id(producer: Producer | None) -> bool:
 def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) -> Decision:
     """Assign the next epoch, which fences every earlier one, and abort the open transaction.
 
-    An owner whose epoch the coordinator has raised gets the raised epoch (KIP-360, KIP-588). Another producer that takes
-    over makes the coordinator forget the last epoch, so the owner before is fenced for good."""
+    An owner whose epoch the coordinator has raised gets the raised epoch (KIP-360, KIP-588). Another producer that
+    takes over makes the coordinator forget the last epoch, so the owner before is fenced for good."""
     if producer is None:
         return Decision(after=Producer(fresh_id, 0, asked.timeout_ms))
     ongoing = producer.state is TransactionState.ONGOING
@@ -151,10 +151,10 @@ def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, com
 def end_and_raise_epoch(
     producer: Producer | None, producer_id: int, producer_epoch: int, fresh_id: int, *, committed: bool
 ) -> Decision:
-    """EndTxn from version 5 on: the producer continues at the next epoch, so that late batches join no later transaction.
+    """EndTxn from version 5 on: the producer continues at the next epoch, so that late batches join no later one.
 
     The producer may not know whether any of its batches has arrived, so it may abort a transaction that has not begun.
-    A producer at the last epoch is told how its transaction ended: by an end whose answer was lost, or by a time-out."""
+    At the last epoch it hears how its transaction ended: by an end whose answer was lost, or by a time-out."""
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
     if producer is not None and _is_last(producer, producer_id, producer_epoch):
         if producer.state is ended:

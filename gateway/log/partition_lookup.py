@@ -48,11 +48,50 @@ Epochs = Sequence[tuple[int, int]]
 """A partition's leader epochs but the first, each with the offset at which it began, in order."""
 
 
+FIRST_LEADER_EPOCH = 0
+"""Of every partition."""
+
+
 def end_of_epoch(leader_epoch: int, epochs: Epochs, end_offset: int) -> tuple[int, int]:
     """The last epoch that is not above `leader_epoch`, and where it ended: where the next began, or the log ends."""
     known = [epoch for epoch, _ in epochs if epoch <= leader_epoch]
     ended = next((start for epoch, start in epochs if epoch > leader_epoch), end_offset)
-    return known[-1] if known else leader_epoch, ended
+    return known[-1] if known else FIRST_LEADER_EPOCH, ended
+
+
+def epoch_at(offset: int, epochs: Epochs) -> int:
+    """The epoch in which the record at `offset` was appended. At the log's end this is the present epoch."""
+    return max((epoch for epoch, start in epochs if start <= offset), default=FIRST_LEADER_EPOCH)
+
+
+async def read_epochs(
+    partitions: Iterable[Partition],
+    states: dict[PartitionKey, PartitionState] | ErrorCode,
+    context: RequestContext,
+) -> dict[PartitionKey, list[tuple[int, int]]] | ErrorCode:
+    """Read the epochs of partitions that have had more than one."""
+    if isinstance(states, ErrorCode):
+        return states
+    keys = [
+        part.partition_key
+        async for part in in_pieces(partitions)
+        if part.partition_key in states and states[part.partition_key].leader_epoch > FIRST_LEADER_EPOCH
+    ]
+    if not keys:
+        return {}
+    try:
+        return await context.services.history.epochs(keys)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+
+
+def epochs_of(
+    found: Partition | ErrorCode, epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode
+) -> Epochs | ErrorCode:
+    """One partition's epochs, or why they are unknown."""
+    if isinstance(found, ErrorCode) or isinstance(epochs, ErrorCode):
+        return epochs if isinstance(epochs, ErrorCode) else ()
+    return epochs.get(found.partition_key, ())
 
 
 def unknown_topic(*, by_id: bool) -> ErrorCode:

@@ -1,4 +1,4 @@
-"""What a producer hears whose transaction the server has ended, as frames; each code is what Apache Kafka 4.2 answered."""
+"""What a producer hears whose transaction the server has ended, as frames. Apache Kafka 4.2 answered the same codes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def write(producer: Transactional, partition: tuple[str, int], version: in
 async def wait_for_time_out(client: WireClient, producer: Transactional) -> None:
     asked = DescribeTransactionsRequest(transactional_ids=(producer.transactional_id,))
     async with asyncio.timeout(PATIENCE_S):
-        while (await client.send(asked, 0)).transaction_states[0].transaction_state != "CompleteAbort":
+        while (await client.send(asked, 0)).transaction_states[0].transaction_state != "CompleteAbort":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
+import asyncpg
 import crc32c
 import pytest
 
@@ -13,6 +14,7 @@ from gateway.apis.delete_records import delete_records
 from gateway.apis.init_producer_id import init_producer_id
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.offset_for_leader_epoch import offset_for_leader_epoch
+from gateway.log.partition_lookup import end_of_epoch
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode, KafkaError
@@ -276,6 +278,68 @@ async def test_lost_storage_is_retriable(node: DataPlane) -> None:
     await node.database.hot.close(1.0)
     assert (await node.list_offset(topic, LATEST)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await node.list_offset("missing", LATEST)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def timed(*records: tuple[int, bytes]) -> bytes:
+    return build_batch([Record(offset, timestamp, None, value) for offset, (timestamp, value) in enumerate(records)])
+
+
+async def raise_epochs(database_url: str, how_often: int = 1) -> None:
+    """The database goes on in another history, so every partition's leader epoch rises where its log ends."""
+    sql = await asyncpg.connect(database_url)
+    try:
+        await sql.execute("set search_path = sluice")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        await sql.execute("update cluster set history_identity = 'the first'")
+        for _ in range(how_often):
+            await sql.execute(f"select {schema}.adopt_history(gen_random_uuid()::text, -1)")
+    finally:
+        await sql.close()
+
+
+async def test_a_record_has_the_epoch_in_which_it_was_appended(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+
+    async def epochs(*timestamps: int) -> list[tuple[int, int]]:
+        answers = [await node.list_offset(topic, timestamp, version=11) for timestamp in timestamps]
+        assert not any(answer.error_code for answer in answers)
+        return [(answer.offset, answer.leader_epoch) for answer in answers]
+
+    await node.send(topic, timed((1_000, b"a")))
+    await raise_epochs(database_url)
+    first = (await node.log.states([key]))[key].leader_epoch
+    assert await epochs(EARLIEST, EARLIEST_LOCAL, MAX_TIMESTAMP, 0, LATEST) == [*[(0, 0)] * 4, (1, first)]
+    await raise_epochs(database_url)
+    await node.send(topic, timed((3_000, b"b"), (2_000, b"c")))
+    second = (await node.log.states([key]))[key].leader_epoch
+    assert 0 < first < second
+    assert await epochs(EARLIEST, 1_000, 1_001, 2_500) == [(0, 0), (0, 0), (1, second), (1, second)]
+    assert await epochs(MAX_TIMESTAMP, LATEST, LATEST_TIERED) == [(1, second), (3, second), (-1, -1)]
+    await delete_before(node, topic, 1)
+    assert await epochs(EARLIEST, EARLIEST_LOCAL) == [(1, second)] * 2
+    await delete_before(node, topic, 3)
+    assert await epochs(EARLIEST, LATEST, MAX_TIMESTAMP) == [(3, second), (3, second), (-1, -1)]
+    for epoch, ended in ((0, 1), (first, 1), (second, 3)):
+        found = await ask_epoch(node, "t", 0, epoch, -1)
+        assert (found.error_code, found.leader_epoch, found.end_offset) == (ErrorCode.NONE, epoch, ended)
+
+
+async def test_an_empty_partition_has_the_present_epoch(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    await raise_epochs(database_url, 2)
+    key = topic.partitions[0].partition_key
+    present = (await node.log.states([key]))[key].leader_epoch
+    for timestamp in (EARLIEST, EARLIEST_LOCAL, LATEST):
+        answer = await node.list_offset(topic, timestamp, version=11)
+        assert (answer.error_code, answer.offset, answer.leader_epoch) == (ErrorCode.NONE, 0, present)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(0, (0, 4)), (2, (0, 4)), (3, (3, 8)), (4, (3, 8)), (5, (5, 10)), (9, (5, 10))]
+)
+def test_an_epoch_that_a_partition_never_had_ends_with_the_one_before(asked: int, expected: tuple[int, int]) -> None:
+    assert end_of_epoch(asked, [(3, 4), (5, 8)], 10) == expected
 
 
 # --- OffsetForLeaderEpoch --------------------------------------------------------------------------------------------
