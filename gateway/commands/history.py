@@ -163,6 +163,7 @@ _FORCED = frozenset({"timeout", "client_cap"})
 _ENDS = {
     "never_fetched": "the one before had read nothing",
     "drained": "the one before has committed",
+    "processed": "the one before has committed what it processed, and was served more",
     "acked": "the one before let go",
     "source_left": "the one before left",
     "source_expired": "the one before was lost",

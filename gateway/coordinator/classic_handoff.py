@@ -369,6 +369,8 @@ def draining(group: Group) -> tuple[Draining, ...]:
             source.client_host,
             source.connection_id,
             each.mark,
+            each.since_ms,
+            asked_by_rebalance=not is_cooperative(group.protocol_name),
         )
         for each in group.handoffs
         if each.awaits is Awaits.DRAIN and not each.forced and (source := group.members.get(each.source)) is not None

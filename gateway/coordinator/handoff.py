@@ -51,6 +51,8 @@ class HandoffEnd(Enum):
 
     ACKNOWLEDGED = "acked"
     DRAINED = "drained"
+    PROCESSED = "processed"
+    """The source has committed what it has processed. It was served more and does not work on that."""
     NEVER_FETCHED = "never_fetched"
     NOT_ATTRIBUTABLE = "not_attributable"
     SOURCE_LEFT = "source_left"
@@ -168,6 +170,8 @@ class Drained:
     """−1: nothing."""
     otherwise: HandoffEnd = HandoffEnd.NEVER_FETCHED
     """Why there is nothing to wait for, if there is no mark."""
+    stopped: bool = False
+    """By its own pace the source would have committed more by now, if it worked on more."""
 
 
 def settled(found: Drained, mark: int | None) -> tuple[HandoffEnd | None, int | None]:
@@ -176,7 +180,9 @@ def settled(found: Drained, mark: int | None) -> tuple[HandoffEnd | None, int | 
     if not known:
         return found.otherwise, None
     highest = max(known)
-    return (HandoffEnd.DRAINED if found.committed >= highest else None), highest
+    if found.committed >= highest:
+        return HandoffEnd.DRAINED, highest
+    return (HandoffEnd.PROCESSED if found.stopped else None), highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,10 @@ class Draining:
     client_host: str
     connection_id: str | None
     mark: int | None
+    asked_ms: int | None = None
+    """When the source was asked to revoke it, if that is known."""
+    asked_by_rebalance: bool = False
+    """The source was asked by the rebalance that came before: an eager member revokes before it joins again."""
 
 
 def by_pair(

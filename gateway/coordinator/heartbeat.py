@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gateway.coordinator.draft import Draft, session_ms
 from gateway.coordinator.facts import Fact
+from gateway.coordinator.handoff import Awaits
 from gateway.coordinator.identity import NO_MEMBER_ID, generation_of, refusal
 from gateway.coordinator.model import (
     ConnectionId,
@@ -89,12 +90,20 @@ def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Setti
 
 
 def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
-    """In PreparingRebalance, too: members commit the old generation while they revoke."""
+    """In PreparingRebalance, too: members commit the old generation while they revoke.
+
+    Otherwise than upstream: while a new owner waits for what a member commits, the member's commit of the generation
+    just ended stands, too. It was sent before the member knew of the new generation, and if it was refused the new
+    owner would do that work again.
+    """
     error = _commit_error(group, event)
+    member_epoch = None
+    if error is ErrorCode.ILLEGAL_GENERATION and _is_awaited(group, event):
+        error, member_epoch = None, group.generation_id
     if error is not None:
         return _commit(group, event, error)
     group, facts = hear(group, event.member_id, event.connection_id, now_ms, settings)
-    return _commit(group, event, ErrorCode.NONE, facts)
+    return _commit(group, event, ErrorCode.NONE, facts, member_epoch)
 
 
 def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
@@ -130,8 +139,19 @@ def _identity_error(group: Group, event: OffsetCommit | TxnOffsetCommit) -> Erro
     return error
 
 
+def _is_awaited(group: Group, event: OffsetCommit) -> bool:
+    """Whether the commit is of the generation just ended, by a member that is still to commit what it has released."""
+    return event.generation_id == group.generation_id - 1 and any(
+        each.source == event.member_id and each.awaits is Awaits.DRAIN and not each.forced for each in group.handoffs
+    )
+
+
 def _commit(
-    group: Group, event: OffsetCommit | TxnOffsetCommit, error: ErrorCode | None, facts: tuple[Fact, ...] = ()
+    group: Group,
+    event: OffsetCommit | TxnOffsetCommit,
+    error: ErrorCode | None,
+    facts: tuple[Fact, ...] = (),
+    member_epoch: int | None = None,
 ) -> Step:
     member = group.members.get(event.member_id)
     by_member_epoch = member is not None and member.member_epoch > 0
@@ -140,6 +160,7 @@ def _commit(
         by_member_epoch,
         by_producer=isinstance(event, TxnOffsetCommit) and event.names_nobody,
         stale=ErrorCode.ILLEGAL_GENERATION,
+        member_epoch=member_epoch,
     )
     return Step(group, ((event.request_id, reply),), facts)
 

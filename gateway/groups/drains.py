@@ -2,12 +2,14 @@
 
 The one idea: nothing here decides. A group that waits says what for (`Draining`); this looks up the mark of each and
 what is committed in Postgres, and tells the group, which compares it with what it awaits by then. One look at a time
-per group, begun by what happens to the group, by its commits, and by the clock while it waits.
+per group, begun by what happens to the group, by its commits, and by the clock while it waits. The pace at which
+members commit is noted from their commits all the time, so that it is known when one revokes a partition.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
@@ -17,7 +19,7 @@ import structlog
 from gateway.coordinator import classic_handoff
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Fact, OffsetsCommitted, TransactionCommitted
+from gateway.coordinator.facts import Fact, OffsetsCommitted, RebalanceBegun, TransactionCommitted
 from gateway.coordinator.handoff import (
     Drained,
     Draining,
@@ -28,8 +30,9 @@ from gateway.coordinator.handoff import (
 )
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, HandoffProgress
+from gateway.groups.commit_pace import CommitPaces
 from gateway.groups.groups import Groups
-from gateway.groups.marks import Marks
+from gateway.groups.marks import Mark, Marks
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError
@@ -41,6 +44,9 @@ logger = structlog.stdlib.get_logger(__name__)
 POLL_S = 1.0
 """What a commit that came by another way, a transaction that another node has ended, or a topic that is gone, waits
 for at most."""
+SHORTEST_POLL_S = 0.01
+MAX_REBALANCING = 10_000
+"""Groups of which the last rebalance's begin is remembered."""
 MAX_LOOKS = 4
 """At a time; they must not take all connections."""
 _NEWS = (HandoffBegun, HandoffAcknowledged, HandoffsChanged)
@@ -74,6 +80,9 @@ class Drains:
         self._states = states
         self._marks = marks
         self._leads = leads
+        self._paces = CommitPaces()
+        self._rebalanced_s: OrderedDict[str, float] = OrderedDict()
+        """When the last rebalance of a group began."""
         self._looking: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -82,6 +91,8 @@ class Drains:
 
     def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
         """Without facts: the group was read."""
+        if facts and self._marks.wanted:
+            self._note(group_id, facts)
         news = self._looking.get(group_id)
         if news is not None:
             if not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts):
@@ -89,6 +100,28 @@ class Drains:
         elif not facts or any(isinstance(fact, _NEWS) for fact in facts):
             # The step is told of before its value is what the group shows.
             self._loop.call_soon(self._begin, group_id, context=NO_REQUEST.copy())
+
+    def _note(self, group_id: str, facts: tuple[Fact, ...]) -> None:
+        for fact in facts:
+            if isinstance(fact, OffsetsCommitted):
+                self._note_commit(group_id, fact)
+            elif isinstance(fact, RebalanceBegun):
+                self._rebalanced_s[group_id] = self._loop.time()
+                self._rebalanced_s.move_to_end(group_id)
+                if len(self._rebalanced_s) > MAX_REBALANCING:
+                    self._rebalanced_s.popitem(last=False)
+
+    def _note_commit(self, group_id: str, fact: OffsetsCommitted) -> None:
+        group = self._groups.settled(group_id)
+        member = group.members.get(fact.member_id) if isinstance(group, Group | ConsumerGroup) else None
+        if member is None:
+            return
+        now_s = self._loop.time()
+        for topic_id, index, offset in fact.offsets:
+            partition = topic_id, index
+            mark = self._marks.of(member.connection_id, member.client_id, member.client_host, partition)
+            served_s = None if mark is None else mark.served_s(offset - 1)
+            self._paces.committed(group_id, partition, fact.member_id, offset, served_s, now_s)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -109,18 +142,21 @@ class Drains:
         try:
             while awaited := draining(self._groups.settled(group_id)):
                 news.clear()
+                look_again_s = self._loop.time() + POLL_S
                 try:
                     async with self._looks:
-                        found = await self._found(group_id, awaited)
+                        found, stops_s = await self._found(group_id, awaited)
+                    look_again_s = min(look_again_s, stops_s)
                     self._groups.tell_group(group_id, HandoffProgress(found))
                 except StorageError as error:
                     logger.warning("committed offsets cannot be looked up", group_id=group_id, error=str(error))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), POLL_S)
+                    await asyncio.wait_for(news.wait(), max(look_again_s - self._loop.time(), SHORTEST_POLL_S))
         finally:
             del self._looking[group_id]
 
-    async def _found(self, group_id: str, awaited: Sequence[Draining]) -> tuple[Drained, ...]:
+    async def _found(self, group_id: str, awaited: Sequence[Draining]) -> tuple[tuple[Drained, ...], float]:
+        """What is known now, and when by the clock alone more of it will be."""
         named = [(each, self._named(each)) for each in awaited]
         wanted = [partition for _, partition in named if partition is not None]
         committed = {
@@ -128,6 +164,7 @@ class Drains:
             for one in (await self._offsets.fetch(group_id, wanted) if wanted else ())
         }
         found: list[Drained] = []
+        next_s = float("inf")
         for each, partition in named:
             if partition is None:
                 gone = HandoffEnd.PARTITION_DELETED
@@ -135,8 +172,27 @@ class Drains:
                 continue
             reached = committed.get(partition, -1)
             mark = each.mark if each.mark is not None else await self._mark(each, partition, reached)
-            found.append(Drained(each.topic, each.partition, each.source, mark, reached))
-        return tuple(found)
+            stops_s = self._stops_s(group_id, each, partition, reached)
+            stopped = stops_s is not None and stops_s <= self._loop.time()
+            if stops_s is not None and not stopped:
+                next_s = min(next_s, stops_s)
+            found.append(Drained(each.topic, each.partition, each.source, mark, reached, stopped=stopped))
+        return tuple(found), next_s
+
+    def _stops_s(self, group_id: str, each: Draining, partition: tuple[UUID, int], committed: int) -> float | None:
+        """When the source has committed all that it works on, unless it commits more before. None: that is unknown."""
+        pace = self._paces.of(group_id, partition, each.source)
+        if pace is None or pace.offset != committed:
+            # It was committed by another way, or is about to be told of.
+            return None
+        mark = self._whole_mark(each, partition)
+        next_served_s = None if mark is None else mark.served_s(committed)
+        if next_served_s is None:
+            return None
+        asked_s = None if each.asked_ms is None else each.asked_ms / 1000
+        if asked_s is not None and each.asked_by_rebalance:
+            asked_s = min(asked_s, self._rebalanced_s.get(group_id, asked_s))
+        return pace.overdue_s(next_served_s, asked_s)
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
         """None: there is no such partition."""
@@ -150,12 +206,20 @@ class Drains:
         topic = self._catalog.get_by_id(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
             return None
-        key = topic.partitions[partition[1]].partition_key
-        mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
-        if mark is None and self._marks.are_complete:
-            return None
-        if mark is not None and self._marks.is_whole(mark, leads=self._leads(topic.partitions[partition[1]])):
+        if self._marks.of(each.connection_id, each.client_id, each.client_host, partition) is None:
+            if self._marks.are_complete:
+                return None
+        elif (mark := self._whole_mark(each, partition)) is not None:
             nothing = mark.offset == mark.start and mark.began_here and committed < 0
             return None if nothing else mark.offset
+        key = topic.partitions[partition[1]].partition_key
         state = (await self._states((key,))).get(key)
         return None if state is None or not state.high_watermark else state.high_watermark
+
+    def _whole_mark(self, each: Draining, partition: tuple[UUID, int]) -> Mark | None:
+        """What the source was served, if no other node can have served it more."""
+        topic = self._catalog.get_by_id(partition[0])
+        mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
+        if mark is None or topic is None or partition[1] >= len(topic.partitions):
+            return None
+        return mark if self._marks.is_whole(mark, leads=self._leads(topic.partitions[partition[1]])) else None

@@ -7,7 +7,8 @@ wait has a deadline of its own, so what was forgotten here for lack of room cost
 
 Served is not delivered: clients prefetch. Java's consumer asks for no more of a partition while it still has some, so
 what lies below the offset that it asked for has gone to the application; that is its mark. Others ask on while they
-hold many batches, so for them it is the end of what was served.
+hold many batches, so for them it is the end of what was served, and they may never process all of it. For them it is
+remembered when what was served: `commit_pace.py` tells by that when such a consumer has stopped.
 
 Markers of transactions are served and never delivered: a consumer that has read what lies before them may commit that
 offset, or the one behind them. So a mark ends before the markers that end what was served.
@@ -16,9 +17,10 @@ offset, or the one behind them. So a mark ends before the markers that end what 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.net.context import ConnectionInfo
@@ -32,6 +34,9 @@ RECENT_S = 30.0
 """A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
 CLIENTS_MOVE_S = 300.0
 """Within it clients ask the node that they are pointed to since the live nodes are others (`metadata.max.age.ms`)."""
+MAX_SERVED = 16
+"""Moments remembered of one consumer and partition. Even."""
+SERVED_APART_S = 0.1
 ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
 """`client_software_name` of clients that hold one answer at a time."""
 
@@ -56,10 +61,32 @@ class Mark:
     """When it was last fetched."""
     markers: tuple[int, int] = (0, 0)
     """The last run of markers with which an answer ended: where it begins, and where it ends."""
+    served: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """Ends of what was served, and when it was first served so far. Rising; the older, the coarser."""
 
     def rise(self, offset: int) -> None:
         begin, end = self.markers
         self.offset = max(self.offset, begin if begin < offset <= end else offset)
+
+    def note(self, end: int, at_s: float) -> None:
+        """Records up to `end` are served."""
+        served = self.served
+        if served and end <= served[-1][0]:
+            return
+        if served and at_s - served[-1][1] < SERVED_APART_S:
+            served[-1] = (end, served[-1][1])
+            return
+        served.append((end, at_s))
+        if len(served) > MAX_SERVED:
+            # Of two neighbours in the older half the time of the first stays.
+            half = MAX_SERVED // 2
+            served[:half] = [(served[place + 1][0], served[place][1]) for place in range(0, half, 2)]
+
+    def served_s(self, offset: int) -> float | None:
+        """When this record was served, or a moment before. None: that is unknown."""
+        if offset < self.start or not self.served or offset >= self.served[-1][0]:
+            return None
+        return self.served[bisect_right(self.served, (offset, float("inf")))][1]
 
     def see(self, markers: tuple[int, int]) -> None:
         begin, end = self.markers
@@ -140,6 +167,7 @@ class Marks:
                 mark.see((begin, end))
             if end is not None and connection.client_software_name != ASKS_WHEN_IT_HAS_NOTHING:
                 mark.rise(end)
+                mark.note(end, self._clock())
 
     def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
         """What the member of these was served: on its own connection, if it fetches there, else under its name."""

@@ -6,13 +6,15 @@ who does not wait meanwhile."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import kafka
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.clients.consumers import AiokafkaConsumer, ConfluentConsumer
@@ -35,9 +37,33 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 BUSY_RECORDS = 20_000
 WORK_S = 0.001
 """On each record: far less is read than lies in a client's queue."""
+BUSY_RECORDS_PER_S = 20
 SOON_S = 15.0
 """Half of what a handoff may take."""
 AT_ONCE_S = 2.0
+
+
+@contextmanager
+def producing(bootstrap: str, topic: str, records_per_s: float) -> Iterator[None]:
+    """Produces records over all partitions, at this rate, in the background."""
+    ended = threading.Event()
+
+    def produce_evenly() -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+        number = 0
+        while not ended.wait(1 / records_per_s):
+            producer.produce(topic, b"x", partition=number % PARTITIONS)
+            producer.poll(0)
+            number += 1
+        assert producer.flush(30) == 0
+
+    thread = threading.Thread(target=produce_evenly)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,6 +169,55 @@ def test_what_was_only_prefetched_is_not_waited_for(gateway: GatewayProcess, kin
     assert not board.overlaps
     assert not board.duplicates()
     assert counted(gateway, "group_handoffs_forced_total") == forced
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_prefetched_and_thrown_away_is_not_waited_for_in_mode_drain(
+    gateway_factory: GatewayFactory, kind: str
+) -> None:
+    """Records come faster than the first consumer works, so that it holds more than it is given. It commits what it was
+    given when a partition is revoked, and nothing before."""
+    gateway = gateway_factory(QUICK)
+    topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Ownership()
+    set_of_group(gateway.bootstrap, group, group_handoff_mode="drain")
+    client, assignor = KINDS[kind]
+    base: type[ConfluentConsumer] = client
+
+    class Busy(base):  # type: ignore[valid-type, misc]
+        def poll_once(self) -> None:
+            super().poll_once()
+            time.sleep(1 / BUSY_RECORDS_PER_S)
+
+        def on_revoke(self, consumer: object, partitions: list[TopicPartition]) -> None:
+            revoked = {each.partition for each in partitions}
+            given = [each for each in board.deliveries if each.member == self.name and each.partition in revoked]
+            reached = {each.partition: each.offset + 1 for each in given}
+            offsets = [TopicPartition(topic, *each) for each in reached.items()]
+            if offsets:
+                self.consumer.commit(offsets=offsets, asynchronous=False)
+            super().on_revoke(consumer, partitions)
+
+    settings = {"enable.auto.commit": "false"}
+    readers = [Busy(name, board, gateway.bootstrap, topic, group, assignor, settings) for name in ("first", "second")]
+    try:
+        with producing(gateway.bootstrap, topic, records_per_s=2 * BUSY_RECORDS_PER_S):
+            readers[0].start()
+            board.wait_for(lambda: len(board.deliveries) >= 2 * BUSY_RECORDS_PER_S, "the first reads")
+            readers[1].start()
+            second = "second"
+            board.wait_for(lambda: any(each.member == second for each in board.deliveries), "the second reads", SOON_S)
+            board.wait_settled({"first", "second"}, PARTITIONS, SOON_S)
+    finally:
+        for reader in reversed(readers):
+            reader.stop()
+    assert not board.failures
+    assert not board.overlaps
+    given = {
+        name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in ("first", "second")
+    }
+    assert not given["first"] & given["second"]
+    assert "processed" in counted(gateway, "group_handoffs_total")
+    assert counted(gateway, "group_handoffs_forced_total") == {"": 0.0}
 
 
 def test_who_only_looks_at_a_group_never_waits(gateway_factory: GatewayFactory) -> None:

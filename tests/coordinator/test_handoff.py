@@ -22,7 +22,16 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
 )
 from gateway.coordinator.machine import ClusterChanged, Document
-from gateway.coordinator.model import Event, GroupState, HandoffProgress, JoinGroup, Protocols, Step, SyncGroup
+from gateway.coordinator.model import (
+    Event,
+    GroupState,
+    HandoffProgress,
+    JoinGroup,
+    OffsetCommitReply,
+    Protocols,
+    Step,
+    SyncGroup,
+)
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 
@@ -351,6 +360,50 @@ def test_a_target_is_held_until_the_source_has_committed_what_it_was_served(name
     assert asked[b].sync.assignment == given(2)
     assert scene.reasons == [HandoffEnd.DRAINED]
     assert scene.ended[0].mark == 10
+
+
+@pytest.mark.parametrize("name", [EAGER, STICKY])
+def test_a_target_is_not_held_for_what_its_source_does_not_work_on(name: str) -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene, name)
+    scene.drained(a, 2, mark=10, committed=4)
+    assert asked[b].parked
+    scene.send_silent(HandoffProgress((Drained("t", 2, MemberId(a), 10, 4, stopped=True),)))
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.PROCESSED]
+
+
+def test_it_is_known_since_when_a_source_was_to_revoke() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    moved(scene, STICKY)
+    assigned_ms = scene.now_ms
+    scene.advance(100)
+    assert [(each.asked_ms, each.asked_by_rebalance) for each in draining(scene.group)] == [(assigned_ms, False)]
+    scene = Handing(HandoffMode.DRAIN)
+    moved(scene, EAGER)
+    assert [each.asked_by_rebalance for each in draining(scene.group)] == [True]
+
+
+def test_a_commit_of_the_generation_just_ended_stands_while_a_target_waits_for_it() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, _ = moved(scene)
+    generation = scene.group.generation_id
+    late = scene.commit("a", a, generation=generation - 1).reply
+    assert isinstance(late, OffsetCommitReply)
+    assert (late.error, late.member_epoch) == (NONE, generation), "fenced by the group's generation, which is the next"
+    assert scene.commit("a", a, generation=generation - 2).error is ErrorCode.ILLEGAL_GENERATION
+    assert scene.commit("b", b, generation=generation - 1).error is ErrorCode.ILLEGAL_GENERATION
+    scene.drained(a, 2, mark=10, committed=10)
+    assert scene.commit("a", a, generation=generation - 1).error is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_a_commit_of_the_generation_just_ended_is_refused_once_the_time_is_over() -> None:
+    scene = Handing(HandoffMode.DRAIN, timeout_ms=HOLD_MS)
+    a, _, _ = moved(scene)
+    scene.advance(HOLD_MS)
+    assert scene.reasons == [HandoffEnd.TIMEOUT]
+    late = scene.commit("a", a, generation=scene.group.generation_id - 1)
+    assert late.error is ErrorCode.ILLEGAL_GENERATION
 
 
 def test_a_mark_never_falls() -> None:

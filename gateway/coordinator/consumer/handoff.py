@@ -206,6 +206,7 @@ def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
             member.client_host,
             member.connection_id,
             group.moving[key].mark,
+            group.moving[key].since_ms,
         )
         for source in group.drain_deadlines
         for member in (group.members[source],)

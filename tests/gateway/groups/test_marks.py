@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from gateway.groups import marks as module
-from gateway.groups.marks import ASKS_WHEN_IT_HAS_NOTHING, CLIENTS_MOVE_S, RECENT_S, Mark, Marks
+from gateway.groups.marks import ASKS_WHEN_IT_HAS_NOTHING, CLIENTS_MOVE_S, MAX_SERVED, RECENT_S, Mark, Marks
 from gateway.net.context import ConnectionInfo
 
 PARTITION = (uuid.uuid4(), 0)
@@ -54,6 +54,42 @@ def test_java_asks_for_more_when_it_has_handed_out_what_it_had() -> None:
     assert mark_of(marks) == 0
     marks.served(java, "c", PARTITION, 10, [batch(10, 10)])
     assert mark_of(marks) == 10
+
+
+def test_it_is_known_when_a_record_was_served() -> None:
+    clock = Clock()
+    marks = Marks(clock=clock)
+    for number in range(MAX_SERVED):
+        clock.now_s = float(number)
+        marks.served(connection("a"), "c", PARTITION, number * 10, [batch(number * 10, 10)])
+    mark = marks.of("a", "c", "/127.0.0.1", PARTITION)
+    assert mark is not None
+    assert [mark.served_s(offset) for offset in (-1, 0, 9, 10, 19, 155, 159, 160)] == [
+        *(None, 0.0, 0.0, 1.0, 1.0, 15.0, 15.0),
+        None,
+    ]
+    clock.now_s = 20.0
+    marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
+    assert mark.served_s(5) == 0.0, "when it was served first"
+    for number in range(MAX_SERVED, 50 * MAX_SERVED):
+        clock.now_s = float(number)
+        marks.served(connection("a"), "c", PARTITION, number * 10, [batch(number * 10, 10)])
+    assert len(mark.served) <= MAX_SERVED
+    last = 50 * MAX_SERVED - 1
+    assert mark.served_s(last * 10) == last
+    assert mark.served_s(0) == 0.0
+    for number in range(last):
+        served_s = mark.served_s(number * 10)
+        assert served_s is not None
+        assert served_s <= number, "what is coarse is never too late"
+
+
+def test_what_java_was_served_is_not_needed() -> None:
+    marks, java = Marks(), connection("a", ASKS_WHEN_IT_HAS_NOTHING)
+    marks.served(java, "c", PARTITION, 0, [batch(0, 10)])
+    mark = marks.of("a", "c", "/127.0.0.1", PARTITION)
+    assert mark is not None
+    assert mark.served_s(5) is None
 
 
 @pytest.mark.parametrize("software", ["librdkafka", ASKS_WHEN_IT_HAS_NOTHING])

@@ -1,0 +1,115 @@
+"""When a member that has released a partition is taken to have stopped working on it, by values."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from gateway.coordinator.facts import MemberId
+from gateway.groups.commit_pace import SAMPLES, SHORTEST_SLACK_S, SLACK, CommitPaces, Pace
+
+A, B = MemberId("a"), MemberId("b")
+PARTITION = (uuid.uuid4(), 0)
+
+
+def paced(*commits: tuple[float, int, float | None]) -> Pace:
+    """Of one member: (when, offset, when the record before was served)."""
+    paces = CommitPaces()
+    for at_s, offset, served_s in commits:
+        paces.committed("g", PARTITION, A, offset, served_s, at_s)
+    pace = paces.of("g", PARTITION, A)
+    assert pace is not None
+    return pace
+
+
+def each_tenth(delay_s: float, until_s: float = 20.0) -> Pace:
+    """Ten records a second from 0 on, each committed so long after it was served."""
+    numbers = range(int((until_s - delay_s) * 10) + 1)
+    return paced(*((number / 10 + delay_s, number + 1, number / 10) for number in numbers))
+
+
+@pytest.mark.parametrize("delay_s", [0.2, 4.0, 9.0])
+def test_a_pool_of_workers_is_waited_for_until_its_next_record_is_overdue(delay_s: float) -> None:
+    """It commits each record a fixed time after its delivery; the last was served at 20 s, and the revocation asked for
+    then. However it is looked at, the next commit is awaited when it comes."""
+    for now_s in (20.0, 20.0 + delay_s / 2, 20.0 + delay_s):
+        pace = each_tenth(delay_s, now_s)
+        overdue_s = pace.overdue_s(pace.at_s - delay_s + 0.1, 20.0)
+        assert overdue_s is not None
+        assert overdue_s > pace.at_s + 0.1, "the next commit is on its way"
+        assert overdue_s <= pace.at_s + 0.1 + max(SHORTEST_SLACK_S, SLACK * delay_s) + 1e-6
+
+
+def test_a_pool_of_workers_is_waited_for_through_a_lull_of_its_records() -> None:
+    pace = each_tenth(4.0)
+    overdue_s = pace.overdue_s(next_served_s=19.9, asked_s=20.0)
+    assert overdue_s is not None
+    assert overdue_s > 19.9 + 4.0
+
+
+def test_a_commit_of_the_whole_position_on_revocation_is_the_last() -> None:
+    """Auto-commit: every five seconds and on revocation, always up to what was processed just now."""
+    pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9), (12.0, 120, 11.9))
+    overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8)
+    assert overdue_s is not None
+    assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
+
+
+def test_a_first_commit_on_revocation_is_the_last() -> None:
+    overdue_s = paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8)
+    assert overdue_s is not None
+    assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
+
+
+def test_without_a_commit_on_revocation_the_next_of_its_rhythm_is_awaited() -> None:
+    pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9))
+    overdue_s = pace.overdue_s(next_served_s=10.0, asked_s=12.0)
+    assert overdue_s is not None
+    assert overdue_s > 15.0
+
+
+def test_who_works_on_batches_is_waited_for_as_long_as_a_batch_takes() -> None:
+    """All was served at 0; a batch takes four seconds."""
+    pace = paced((4.0, 100, 0.0), (8.0, 200, 0.0), (12.0, 300, 0.0))
+    overdue_s = pace.overdue_s(next_served_s=0.0, asked_s=11.0)
+    assert overdue_s is not None
+    assert overdue_s > 16.0
+
+
+@pytest.mark.parametrize(
+    "pace", [paced((5.0, 50, 4.9)), paced((5.0, 50, None), (6.0, 60, None))], ids=["one commit", "nothing served"]
+)
+def test_without_a_rhythm_nothing_is_known(pace: Pace) -> None:
+    assert pace.overdue_s(5.0, 7.0) is None
+
+
+def test_a_commit_that_goes_back_or_says_the_same_has_no_gap() -> None:
+    pace = paced((5.0, 50, 4.9), (30.0, 50, None), (31.0, 60, 30.9), (90.0, 40, None))
+    assert list(pace.gaps_s) == [1.0]
+    assert (pace.offset, pace.at_s) == (40, 90.0)
+
+
+def test_a_pace_is_one_member_s() -> None:
+    paces = CommitPaces()
+    paces.committed("g", PARTITION, A, 5, 0.9, 1.0)
+    assert paces.of("g", PARTITION, B) is None
+    paces.committed("g", PARTITION, B, 6, 8.9, 9.0)
+    pace = paces.of("g", PARTITION, B)
+    assert pace is not None
+    assert not pace.gaps_s
+    assert paces.of("g", PARTITION, A) is None
+    assert paces.of("h", PARTITION, B) is None
+
+
+def test_paces_are_bounded() -> None:
+    paces = CommitPaces(max_partitions=2)
+    for index in (0, 1, 0, 2):
+        paces.committed("g", (PARTITION[0], index), A, 1, None, 1.0)
+    kept = [index for index in range(3) if paces.of("g", (PARTITION[0], index), A) is not None]
+    assert kept == [0, 2]
+    for number in range(3 * SAMPLES):
+        paces.committed("g", PARTITION, A, number, float(number), float(number))
+    pace = paces.of("g", PARTITION, A)
+    assert pace is not None
+    assert (len(pace.delays_s), len(pace.gaps_s)) == (SAMPLES, SAMPLES)
