@@ -6,6 +6,11 @@ Tests marked `long` run only with --long-tests: all of them, or one of PARTS par
 
 --ask-again runs failed tests once more, to tell flaky ones. It makes no run green: a flaky test fails the run unless
 FLAKY, a committed list, gives the reason.
+
+Rotation: continuous integration (.ci/run) runs one part of PARTS of the long tests, and one part of the clients' suites
+whole; of the other suites it asks the core. The part follows from the number of commits (`python -m tests.run
+--say-part`), so a run of the same commit runs the same part; CI_PART names another. A long test belongs to a part by a
+checksum of its id, a client's suite by its suite.toml. `.ci/run` says at its end which part ran.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +30,11 @@ FLAKY = Path(__file__).parent / "flaky.json"
 """Reasons by the test's id."""
 OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 """They have requirements and commands of their own."""
-WORKERS_PER_CPU = 2
+WORKERS_PER_CPU = 3
 MAX_ASKED_AGAIN = 10
 """More failures than this are no accident."""
 PARTS = 5
+DAY_SECONDS = 86_400
 NOTHING_COLLECTED = 5
 
 
@@ -68,10 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
     parser.add_argument("--long-tests", action="store_true", help="the long tests, which do not run otherwise")
     parser.add_argument("--part", type=int, choices=range(1, PARTS + 1), help="of the long tests one part")
+    parser.add_argument("--say-part", action="store_true", help="print the part whose turn it is, and end")
     parser.add_argument("--workers", type=int, default=WORKERS_PER_CPU * (os.cpu_count() or 1), help="0: one process")
     parser.add_argument("--ask-again", action="store_true", help="run failed tests again, to tell flaky ones")
     parser.add_argument("--cache", default=".pytest_cache", help="where pytest keeps which tests failed")
     options, rest = parser.parse_known_args(arguments)
+    if options.say_part:
+        print(part_whose_turn_it_is())
+        return 0
     common = ["-o", f"cache_dir={options.cache}", *rest]
     # A run's own: --ask-again must not take what an earlier run left.
     _last_failed(options.cache).unlink(missing_ok=True)
@@ -87,6 +98,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         codes = [_pytest(*(["-m", kind] if options.long_tests else []), *common)]
     ended = max((code for code in codes if code != NOTHING_COLLECTED), default=NOTHING_COLLECTED)
     return _ask_again(options.cache) if ended == 1 and options.ask_again else ended
+
+
+def part_whose_turn_it_is() -> int:
+    """From 1. A clone that does not have all commits goes by the day."""
+    named = os.environ.get("CI_PART")
+    if named:
+        return int(named)
+    if _git("rev-parse", "--is-shallow-repository") == "false":
+        return int(_git("rev-list", "--count", "HEAD")) % PARTS + 1
+    return int(time.time() / DAY_SECONDS) % PARTS + 1
+
+
+def _git(*arguments: str) -> str:
+    ended = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return ended.stdout.strip()
 
 
 def _ask_again(cache: str) -> int:

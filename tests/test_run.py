@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import part_of
-from tests.run import FLAKY, PARTS, judge
+from tests.run import FLAKY, PARTS, judge, part_whose_turn_it_is
 
 KNOWN = {"a": "a reason"}
 
@@ -43,3 +43,11 @@ def test_a_part_holds_a_fair_share_of_the_long_tests_and_each_test_has_one() -> 
     parts = [part_of(f"tests/chaos/test_kill.py::test_kill[{number}]") for number in range(1000)]
     assert set(parts) == set(range(1, PARTS + 1))
     assert max(map(parts.count, set(parts))) < 2 * 1000 / PARTS
+
+
+def test_the_part_follows_from_the_commits_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI_PART", raising=False)
+    assert part_whose_turn_it_is() in range(1, PARTS + 1)
+    for part in range(1, PARTS + 1):
+        monkeypatch.setenv("CI_PART", str(part))
+        assert part_whose_turn_it_is() == part

@@ -36,6 +36,7 @@ from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
 from tests.postgres import short_directory
+from tests.run import PARTS
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
@@ -45,7 +46,7 @@ LIMIT_SECONDS = 2700.0
 """For all suites together. With checks and tests before it, continuous integration has an hour."""
 BUILD_TRIES = 2
 END_SECONDS = 0.1
-SECOND_TRY = "passed at the second try"
+FLAKY = "flaky: failed first, passed then"
 
 _building = threading.Lock()
 """Maven, npm and their like share a store of packages that does not bear two of them."""
@@ -285,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="how many suites run at a time")
     parser.add_argument(
-        "--again", action="store_true", help="ask a scenario that failed once more, and say so where that passes"
+        "--again", action="store_true", help="ask a scenario that failed once more, to say whether it is flaky"
     )
     parser.add_argument(
         "--limit",
@@ -297,6 +298,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--bounded",
         action="store_true",
         help="of other people's tests that are longer than continuous integration's time, the part that they name",
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        choices=range(1, PARTS + 1),
+        help="all scenarios of the suites of this part, and of the others their core",
     )
     parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
     options = parser.parse_args(arguments)
@@ -332,8 +339,11 @@ def _main(options: argparse.Namespace) -> int:
     def run(suite: Suite) -> SuiteResult:
         uses = used_by(suite)
         directory = runs / suite.name
+        asked = scenario_names if options.part is None else suite.asked_in(options.part)
         try:
-            result = _run_and_say(suite, uses, scenario_names, directory, limit, broker)
+            if asked is None:
+                return _left_to_its_part(suite, broker)
+            result = _run_and_say(suite, uses, asked, directory, limit, broker)
             again = runs / f"{suite.name}.again"
             return ask_again(suite, uses, result, again, limit, broker) if options.again else result
         except Exception as error:  # whatever it is, the other suites and the card go on
@@ -372,9 +382,10 @@ def _main(options: argparse.Namespace) -> int:
     for result in results:
         if result.left_out:
             print(f"Left out: {result.client}: {result.left_out}")
-    second_tries = sum(row.detail.startswith(SECOND_TRY) for row in rows)
-    if second_tries:
-        print(f"{second_tries} passed only at the second try (FLAKY above)")
+    for result in results:
+        for row in result.rows:
+            if row.detail.startswith(FLAKY):
+                print(f"FLAKY: {result.name} {row.scenario} ({row.outcome}): {row.detail}")
     red = report.reds(results) if broker is not APACHE_KAFKA else []
     for line in red:
         print(f"RED: {line}")
@@ -400,6 +411,12 @@ def _unrunnable(suite: Suite, error: Exception, broker: Broker) -> SuiteResult:
     row = Row(WHOLE_SUITE, "failed", 0.0, str(error) if isinstance(error, SuiteError) else f"the runner: {error!r}")
     _say(suite.name, row)
     return SuiteResult(suite.name, suite.client, suite.language, _now(), broker.version(), rows=[row])
+
+
+def _left_to_its_part(suite: Suite, broker: Broker) -> SuiteResult:
+    result = SuiteResult(suite.name, suite.client, suite.language, _now(), broker.version())
+    result.left_out = f"part {suite.part} of {PARTS} asks it"
+    return result
 
 
 def _run_and_say(
@@ -430,8 +447,8 @@ def ask_again(
     limit: Limit,
     broker: Broker = SLUICE,
 ) -> SuiteResult:
-    """The result with each failed scenario's second answer. One that passes keeps what went wrong the first time as its
-    detail; a program that hung or crashed is not asked again."""
+    """The result, where scenarios that failed and pass now are said to be flaky. They have failed all the same, unless
+    the suite gives a reason; a program that hung or crashed is not asked again."""
     failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
     if not failed or WHOLE_SUITE in failed:
         return first
@@ -441,8 +458,10 @@ def ask_again(
     for row in first.rows:
         answer = second.get(row.scenario) if row.scenario in failed else None
         if answer is not None and answer.outcome == "passed":
-            print(f"FLAKY: {suite.name} {row.scenario} passed at the second try; the first: {row.detail}", flush=True)
-            answer = replace(answer, detail=f"{SECOND_TRY}; the first: {row.detail}")
+            reason = suite.flaky.get(row.scenario)
+            print(f"FLAKY: {suite.name} {row.scenario}, {reason or 'for no known reason'}: {row.detail}", flush=True)
+            detail = f"{FLAKY}, {reason or 'for no known reason'}; the first: {row.detail}"
+            answer = replace(answer if reason else row, detail=detail)
         rows.append(answer or row)
     return replace(first, rows=rows)
 

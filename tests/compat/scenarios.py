@@ -72,6 +72,23 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 ASSIGNOR_FIELD = "<assignor>"
 
+CORE = (
+    "data.codec.zstd",
+    "data.idempotent",
+    "data.seek_and_times",
+    "transactions.commit-abort",
+    "admin.topics",
+    "admin.groups",
+    "groups.range.1-2-4",
+    "groups.roundrobin.1-2-4",
+    "groups.leave",
+    "groups.gateway-kill",
+    "groups.commit-resume",
+    "groups.static-members",
+    "groups.cooperative",
+)
+"""What continuous integration asks every client each time."""
+
 
 def find(name: str) -> Scenario | None:
     """The canonical scenario that `name` stands for; None if it is the suite's own."""

@@ -11,6 +11,10 @@
     member = ["{build}/member"]                            # one consumer, for groups of mixed languages
     uses = ["java"]                                        # suites whose members it starts: built before it
     scenarios = ["spark.batch"]                            # where it does not answer the canonical ones
+    part = 3                                               # of the rotation: when all its scenarios are asked (1)
+    core = ["spark.batch"]                                 # asked in every part; the canonical core if left out
+    [flaky]                                                # scenarios that may pass at the second try, and why
+    "spark.batch" = "its driver gives up after 2 s"
     [unserved]                                             # what a gateway does not serve yet, and why: red, no failure
     "spark.transactions" = "transactions"
     [settings]                                             # of the gateway it runs against
@@ -28,6 +32,9 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.compat.scenarios import CORE
+from tests.run import PARTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -54,10 +61,13 @@ class Suite:
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     scenarios: tuple[str, ...] = ()
+    part: int = 1
+    core: tuple[str, ...] | None = None
     limit_s: float = 600.0
     build_limit_s: float = 600.0
     settings: dict[str, str] = field(default_factory=dict)
     unserved: dict[str, str] = field(default_factory=dict)
+    flaky: dict[str, str] = field(default_factory=dict)
     fault: str = ""
 
     @property
@@ -67,6 +77,15 @@ class Suite:
     def command(self, words: tuple[str, ...]) -> list[str]:
         places = {"build": str(self.build_dir), "root": str(ROOT), "suite": str(self.folder), "python": sys.executable}
         return [_fill(word, places) for word in words]
+
+    def asked_in(self, part: int) -> tuple[str, ...] | None:
+        """Scenarios that a part of the rotation asks: none named if all are, None if the suite is left out."""
+        if part == self.part:
+            return ()
+        core = self.core
+        if core is None:
+            core = () if self.scenarios else CORE
+        return core or None
 
     def missing(self) -> str | None:
         """Why this machine cannot run it, or None."""
@@ -115,16 +134,21 @@ _KINDS = {
     "needs": tuple,
     "uses": tuple,
     "scenarios": tuple,
+    "part": int,
+    "core": tuple,
     "limit_s": float,
     "build_limit_s": float,
     "settings": dict,
     "unserved": dict,
+    "flaky": dict,
 }
 
 
 def _read(value: Any, kind: type, where: str) -> Any:
     if kind is tuple and isinstance(value, list) and all(isinstance(word, str) for word in value):
         return tuple(value)
+    if kind is int and isinstance(value, int) and 1 <= value <= PARTS:
+        return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
         return float(value)
     if kind is dict and isinstance(value, dict):

@@ -22,8 +22,9 @@ from tests.compat.answers import WHOLE_SUITE, ask
 from tests.compat.brokers import sluice_nodes
 from tests.compat.process import Limit
 from tests.compat.report import Outcome, Row, SuiteResult, red, reds, write, write_oracle
-from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
+from tests.compat.run import FLAKY, ask_again, main, run_suite
 from tests.compat.suites import FOLDER, ROOT, Suite, SuiteError, discover, load
+from tests.run import PARTS
 
 LOG_LINES = [
     {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
@@ -388,19 +389,40 @@ def test_a_failed_scenario_is_asked_once_more_and_its_first_failure_is_told(
         mark = {str(mark)!r}
         asked_before = os.path.exists(mark)
         open(mark, "w").close()
-        names = os.environ["COMPAT_SCENARIOS"] if asked_before else "mine.flaky,mine.broken,mine.fine"
+        names = os.environ["COMPAT_SCENARIOS"] if asked_before else "mine.flaky,mine.known,mine.broken,mine.fine"
         for name in names.split(","):
-            fails = name == "mine.broken" or (name == "mine.flaky" and not asked_before)
+            fails = name == "mine.broken" or (name != "mine.fine" and not asked_before)
             answer(name, "failed" if fails else "passed", "too slow" if fails else "")
     """
-    suite = load(suite_of(tmp_path / "again", program, more="scenarios = []\n"))
+    more = 'scenarios = []\n[flaky]\n"mine.known" = "a race"\n'
+    suite = load(suite_of(tmp_path / "again", program, more=more))
     directory = tmp_path / "run"
     first = run_suite(suite, directory=directory, on_row=lambda _row: None)
-    assert outcomes(first.rows) == {"mine.flaky": "failed", "mine.broken": "failed", "mine.fine": "passed"}
+    rows = {"mine.flaky": "failed", "mine.known": "failed", "mine.broken": "failed", "mine.fine": "passed"}
+    assert outcomes(first.rows) == rows
     second = ask_again(suite, [], first, directory, Limit())
-    assert outcomes(second.rows) == {"mine.flaky": "passed", "mine.broken": "failed", "mine.fine": "passed"}
-    assert second.rows[0].detail == f"{SECOND_TRY}; the first: too slow"
-    assert "FLAKY: again mine.flaky passed at the second try; the first: too slow" in capsys.readouterr().out
+    assert outcomes(second.rows) == {**rows, "mine.known": "passed"}
+    assert second.rows[0].detail == f"{FLAKY}, for no known reason; the first: too slow"
+    assert second.rows[1].detail == f"{FLAKY}, a race; the first: too slow"
+    assert "FLAKY: again mine.flaky, for no known reason: too slow" in capsys.readouterr().out
+
+
+def test_each_part_asks_whole_suites_and_the_core_of_the_others(tmp_path: Path) -> None:
+    def asked(name: str, more: str) -> list[tuple[str, ...] | None]:
+        suite = load(suite_of(tmp_path / name, "", more=more))
+        return [suite.asked_in(part) for part in (1, 2)]
+
+    assert asked("canonical", "part = 2\n") == [scenarios.CORE, ()]
+    assert asked("own", 'part = 2\nscenarios = ["a", "b"]\n') == [None, ()]
+    assert asked("own-core", 'part = 2\nscenarios = ["a", "b"]\ncore = ["a"]\n') == [("a",), ()]
+    assert asked("coreless", "part = 2\ncore = []\n") == [None, ()]
+
+
+def test_every_suite_has_a_part_and_asks_a_core_that_it_has() -> None:
+    assert {suite.part for suite in discover()} == set(range(1, PARTS + 1))
+    assert all(scenarios.find(name) for name in scenarios.CORE)
+    for suite in discover():
+        assert not suite.core or set(suite.core) <= set(suite.scenarios), suite.name
 
 
 def test_what_is_not_served_yet_is_no_failure_and_what_is_served_may_not_be_called_so(tmp_path: Path) -> None:
