@@ -59,6 +59,7 @@ APIS = [
     "AlterPartitionReassignments",
     "ElectLeaders",
     "UnregisterBroker",
+    "UnregisterController",
     "UpdateFeatures",
     "DescribeClientQuotas",
     "AlterClientQuotas",
@@ -84,6 +85,7 @@ APIS = [
     "ConsumerGroupDescribe",
     "StreamsGroupHeartbeat",
     "StreamsGroupDescribe",
+    "StreamsGroupTopologyDescriptionUpdate",
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
     "EndTxn",
@@ -122,7 +124,7 @@ def test_what_is_declared():
 @pytest.mark.parametrize("schema", MESSAGES, ids=lambda schema: schema.struct_type.__name__)
 def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
     name = schema.struct_type.__name__
-    upstream = reference("messages-4.2.json")[name]
+    upstream = reference("messages.json")[name]
     valid = Versions.parse(upstream["validVersions"])
     assert schema.api_key == upstream["apiKey"]
     assert schema.direction.value == upstream["type"]
@@ -214,7 +216,7 @@ def test_each_api_has_its_own_module(api: str):
 
 
 def test_api_keys_are_upstreams():
-    requests = (upstream for upstream in reference("messages-4.2.json").values() if upstream["type"] == "request")
+    requests = (upstream for upstream in reference("messages.json").values() if upstream["type"] == "request")
     expected = {
         snake_case(upstream["name"].removesuffix("Request")).upper(): upstream["apiKey"] for upstream in requests
     }
