@@ -18,6 +18,8 @@ from gateway.cluster.in_sync import FEATURE as ELIGIBLE_LEADERS
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
+from gateway.share.dead_letters import FEATURE as SHARE
+from gateway.share.dead_letters import FROM_LEVEL as DEAD_LETTERS
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.update_features import (
     FeatureUpdateKey,
@@ -29,11 +31,9 @@ from storage.types import TRANSACTION_VERSION
 
 logger = structlog.get_logger(__name__)
 
-GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
+GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-DEAD_LETTERS_FROM = 2
-"""The level of share.version from which on undeliverable records may be written to another topic (KIP-1191)."""
-SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: 2, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
