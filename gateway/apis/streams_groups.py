@@ -163,7 +163,6 @@ def _event(
         user_endpoint=None if endpoint is None else Endpoint(endpoint.host, endpoint.port),
         client_tags=None if tags is None else tuple(sorted((tag.key, tag.value) for tag in tags)),
         has_source_patterns=request.topology is not None and _has_patterns(request.topology),
-        reports_offsets=bool(request.task_offsets or request.task_end_offsets),
         shutdown_application=request.shutdown_application,
     )
 
