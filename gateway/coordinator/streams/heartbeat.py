@@ -25,7 +25,7 @@ from gateway.coordinator.machine import Step
 from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.silence import silence
-from gateway.coordinator.streams.current_assignment import held_by_others, reconcile
+from gateway.coordinator.streams.current_assignment import held_by_others, left_for_a_while, reconcile
 from gateway.coordinator.streams.draft import Draft
 from gateway.coordinator.streams.endpoints import partitions_by_endpoint
 from gateway.coordinator.streams.identity import check_join, check_request, find_member
@@ -324,16 +324,7 @@ def _leave(
     if event.shutdown_application:
         draft.shutdown_by = draft.shutdown_by or member.member_id
     if event.member_epoch == STATIC_LEAVE_EPOCH:
-        draft.put(
-            replace(
-                member,
-                member_epoch=STATIC_LEAVE_EPOCH,
-                previous_member_epoch=STATIC_LEAVE_EPOCH,
-                state=MemberState.STABLE,
-                pending_revocation=NO_TASKS,
-                connection_number=event.connection_number,
-            )
-        )
+        draft.put(replace(left_for_a_while(member), connection_number=event.connection_number))
         draft.rebalance_deadlines.pop(member.member_id, None)
         draft.tell(MemberAway(member.member_id))
     else:
