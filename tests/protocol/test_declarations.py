@@ -31,6 +31,7 @@ from protocol.versions import NO_VERSIONS, Versions
 from tests.protocol.values import MESSAGES
 
 REFERENCE = Path(__file__).parent / "reference"
+POM = Path(__file__).parents[1] / "kafka" / "pom.xml"
 
 APIS = [
     "ApiVersions",
@@ -213,6 +214,12 @@ def test_each_api_has_its_own_module(api: str):
         found = declarations.find_message(ApiKey[snake_case(api).upper()], end)
         assert found is not None
         assert found.struct_type is getattr(module, api + end.value.capitalize())
+
+
+def test_upstreams_facts_are_those_of_the_version_beside_us():
+    """`python -m tests.kafka.facts` writes them anew where `tests/kafka/pom.xml` names another."""
+    version = (REFERENCE / "version.txt").read_text().strip()
+    assert f"<kafka.version>{version}</kafka.version>" in POM.read_text()
 
 
 def test_api_keys_are_upstreams():

@@ -204,6 +204,15 @@ async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cl
     assert refused.value.code == ErrorCode.REBOOTSTRAP_REQUIRED
 
 
+def test_levels_of_features_are_kafkas() -> None:
+    """But for kraft.version, whose voters nobody adds or removes here."""
+    kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
+    kafkas["kraft.version"] = [0, 0, 0]
+    for unstable in (False, True):
+        ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
+        assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
+
+
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize("unstable", [False, True])
 async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -> None:
