@@ -23,6 +23,7 @@ from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.internal_topics import InternalTopics, offsets_partitions, prepare, state_partition
 from gateway.apis.permissions import authorize
+from gateway.apis.topics import make_dead_letter_topic
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job, Jobs
@@ -68,6 +69,7 @@ from gateway.security.authorizer import Authorizer
 from gateway.security.delegation import DelegationTokens
 from gateway.security.failures import Failures
 from gateway.security.tls import Certificates, identify_by, make_context
+from gateway.share.dead_letters import DeadLetters
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -415,6 +417,9 @@ class App:
         hints = _hints(reconciler, jobs, wakeups, internal_logs if settings.roles.is_broker else None)
         listener = notify.Listener(database, hints, lambda: membership.node_id)
         self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
+        dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
+        share.notice_dead_letters = dead_letters.notice
+        self._supervisor.start("dead letters", dead_letters.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         # The exporter shares a lease: see Job.METADATA.
         exporter = Exporter(

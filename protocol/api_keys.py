@@ -1,4 +1,4 @@
-"""Kafka's API keys, as of 4.2.
+"""Kafka's API keys, as of 4.4.
 
 The one idea: upstream's numbers under upstream's names, listed or not in what this gateway serves (that table is
 `gateway/apis`).
@@ -87,3 +87,5 @@ class ApiKey(IntEnum):
     DESCRIBE_SHARE_GROUP_OFFSETS = 90
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
+    STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
+    UNREGISTER_CONTROLLER = 94

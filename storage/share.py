@@ -34,7 +34,7 @@ class StoredRange(NamedTuple):
 
     length: int
     state: int
-    """0 available, 2 acknowledged, 4 archived."""
+    """0 available, 2 acknowledged, 3 archiving, 4 archived."""
     delivery_count: int
 
 

@@ -1,7 +1,7 @@
 """What is served: one line per API with its promised versions and its handler.
 
 The one idea: this table is the only place that says so. ApiVersions, dispatch, request metrics, `sluice apis` and the
-table in docs/apis.md are derived from it; the versions are Kafka 4.2's. What a node that is asked as a controller serves
+table in docs/apis.md are derived from it; the versions are Kafka 4.4's. What a node that is asked as a controller serves
 (`roles`) is what Kafka's controllers do, but for what these say to each other.
 """
 
@@ -125,7 +125,7 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, group_admin.describe_groups, group_admin.refuse_describe_groups, bulky=True),
     Served(ApiKey.LIST_GROUPS, 0, 5, group_admin.list_groups, group_admin.refuse_list_groups, bulky=True),
     Served(ApiKey.SASL_HANDSHAKE, 0, 1, sasl.sasl_handshake, sasl.refuse_sasl_handshake, roles=Role.EITHER),
-    Served(ApiKey.API_VERSIONS, 0, 4, api_versions.api_versions, api_versions.refuse_api_versions, roles=Role.EITHER),
+    Served(ApiKey.API_VERSIONS, 0, 5, api_versions.api_versions, api_versions.refuse_api_versions, roles=Role.EITHER),
     Served(
         ApiKey.CREATE_TOPICS,
         2,
@@ -180,7 +180,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.TXN_OFFSET_COMMIT,
         0,
-        5,
+        6,
         txn_offset_commit.txn_offset_commit,
         txn_offset_commit.refuse_txn_offset_commit,
     ),
@@ -230,7 +230,7 @@ SERVED: tuple[Served, ...] = (
         log_dirs.refuse_alter_replica_log_dirs,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),
-    Served(ApiKey.DESCRIBE_LOG_DIRS, 1, 4, log_dirs.describe_log_dirs, log_dirs.refuse_describe_log_dirs, bulky=True),
+    Served(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, log_dirs.describe_log_dirs, log_dirs.refuse_describe_log_dirs, bulky=True),
     Served(ApiKey.SASL_AUTHENTICATE, 0, 2, sasl.sasl_authenticate, sasl.refuse_sasl_authenticate, roles=Role.EITHER),
     Served(
         ApiKey.CREATE_PARTITIONS,
@@ -279,7 +279,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.DELETE_GROUPS,
         0,
-        2,
+        3,
         group_admin.delete_groups,
         group_admin.refuse_delete_groups,
         max_elements=MAX_ADMIN_ELEMENTS,
@@ -423,7 +423,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.STREAMS_GROUP_HEARTBEAT,
         0,
-        0,
+        1,
         streams_groups.streams_group_heartbeat,
         streams_groups.refuse_streams_group_heartbeat,
         max_elements=MAX_STREAMS_ELEMENTS,
@@ -431,10 +431,26 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.STREAMS_GROUP_DESCRIBE,
         0,
-        0,
+        1,
         streams_groups.streams_group_describe,
         streams_groups.refuse_streams_group_describe,
         bulky=True,
+    ),
+    Served(
+        ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
+        0,
+        0,
+        streams_groups.streams_group_topology_description_update,
+        streams_groups.refuse_streams_group_topology_description_update,
+        max_elements=MAX_STREAMS_ELEMENTS,
+    ),
+    Served(
+        ApiKey.UNREGISTER_CONTROLLER,
+        0,
+        0,
+        brokers.unregister_controller,
+        brokers.refuse_unregister_controller,
+        roles=Role.EITHER,
     ),
     Served(
         ApiKey.SHARE_GROUP_HEARTBEAT,

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
-from gateway.security.acls import AclFilter
+from gateway.security.acls import AclFilter, network_of
 from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, AclCreationResult, CreateAclsRequest, CreateAclsResponse
@@ -115,6 +115,13 @@ def _checked(creation: AclCreation) -> Acl:
             ErrorCode.INVALID_REQUEST,
             f"Could not parse principal from `{principal}` "
             "(no colon is present separating the principal type from the principal name)",
+        )
+    if not creation.host:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Host pattern cannot be null or empty")
+    if "/" in creation.host and network_of(creation.host) is None:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Invalid CIDR notation '{creation.host}': it must be an address, a slash and the length of a prefix",
         )
     return Acl(resource_type, pattern_type, name, principal, creation.host, operation, permission)
 

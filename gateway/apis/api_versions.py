@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gateway.apis.features import finalized, supported
-from gateway.net.context import RequestContext
+from gateway.net.context import RequestContext, Role
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import (
     ApiVersionsRequest,
@@ -18,6 +18,7 @@ FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_LOWEST_LEVEL_0 = 4
 MAX_SOFTWARE_CHARS = 100
 """What is kept of each name, for as long as the connection is open."""
+FIRST_VERSION_WITH_NODE = 5
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 
@@ -25,11 +26,14 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
     """Remembers the client's software on its connection (KIP-511).
 
     Features whose lowest level is 0 are told from version 4 on: clients of earlier ones take no 0 for one
-    (KAFKA-17011). Of what is finalized clients believe the greatest epoch that they have heard of, from any node."""
+    (KAFKA-17011). Of what is finalized clients believe the greatest epoch that they have heard of, from any node.
+    A client whose address leads to another node or cluster than it believes is told to begin anew."""
     if context.version >= FIRST_VERSION_WITH_SOFTWARE:
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
+        if _is_misrouted(request, context):
+            raise KafkaError(ErrorCode.REBOOTSTRAP_REQUIRED)
         context.connection.client_software_name = request.client_software_name[:MAX_SOFTWARE_CHARS]
         context.connection.client_software_version = request.client_software_version[:MAX_SOFTWARE_CHARS]
     membership, broker = context.services.membership, context.services.settings.broker
@@ -48,6 +52,17 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
             if level
         ),
     )
+
+
+def _is_misrouted(request: ApiVersionsRequest, context: RequestContext) -> bool:
+    """Return whether the client means another cluster or another broker (KIP-1242).
+
+    A client that has just begun names neither. A controller does not look, as upstream.
+    """
+    if context.version < FIRST_VERSION_WITH_NODE or request.cluster_id is None or context.role is not Role.BROKER:
+        return False
+    services = context.services
+    return (request.cluster_id, request.node_id) != (services.cluster_id, services.membership.node_id)
 
 
 def refuse_api_versions(

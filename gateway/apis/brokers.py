@@ -1,4 +1,4 @@
-"""UnregisterBroker: forget a node that is gone for good.
+"""UnregisterBroker, UnregisterController: forget a node that is gone for good.
 
 The one idea: a node is no place where records lie. One that has gone takes nothing with it but its name and id.
 """
@@ -10,6 +10,7 @@ import structlog
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from protocol.messages.unregister_controller import UnregisterControllerRequest, UnregisterControllerResponse
 from storage.nodes import Unregistered
 from storage.types import NodeId
 
@@ -19,14 +20,7 @@ logger = structlog.get_logger(__name__)
 async def unregister_broker(request: UnregisterBrokerRequest, context: RequestContext) -> UnregisterBrokerResponse:
     """Forgets a node that is not alive. One that is has to be stopped first: upstream takes it out of the cluster and
     lets it run on, fenced, where here it would register again at once."""
-    node_id = request.broker_id
-    match await context.services.membership.unregister(NodeId(node_id)):
-        case Unregistered.UNKNOWN:
-            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node_id} is not currently registered.")
-        case Unregistered.ALIVE:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker {node_id} is alive: stop it, then unregister it.")
-        case Unregistered.DONE:
-            logger.info("node unregistered", node_id=node_id)
+    await _unregister(request.broker_id, "Broker", ErrorCode.BROKER_ID_NOT_REGISTERED, context)
     return UnregisterBrokerResponse(error_message=None)
 
 
@@ -34,3 +28,27 @@ def refuse_unregister_broker(
     request: UnregisterBrokerRequest, version: int, code: ErrorCode, message: str | None
 ) -> UnregisterBrokerResponse:
     return UnregisterBrokerResponse(error_code=code, error_message=message)
+
+
+async def unregister_controller(
+    request: UnregisterControllerRequest, context: RequestContext
+) -> UnregisterControllerResponse:
+    """As UnregisterBroker: brokers and controllers register as nodes alike."""
+    await _unregister(request.controller_id, "Controller", ErrorCode.CONTROLLER_ID_NOT_REGISTERED, context)
+    return UnregisterControllerResponse(error_message=None)
+
+
+def refuse_unregister_controller(
+    request: UnregisterControllerRequest, version: int, code: ErrorCode, message: str | None
+) -> UnregisterControllerResponse:
+    return UnregisterControllerResponse(error_code=code, error_message=message)
+
+
+async def _unregister(node_id: int, role: str, unknown: ErrorCode, context: RequestContext) -> None:
+    match await context.services.membership.unregister(NodeId(node_id)):
+        case Unregistered.UNKNOWN:
+            raise KafkaError(unknown, f"{role} ID {node_id} is not currently registered.")
+        case Unregistered.ALIVE:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{role} {node_id} is alive: stop it, then unregister it.")
+        case Unregistered.DONE:
+            logger.info("node unregistered", node_id=node_id)

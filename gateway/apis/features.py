@@ -18,6 +18,8 @@ from gateway.cluster.in_sync import FEATURE as ELIGIBLE_LEADERS
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
+from gateway.share.dead_letters import FEATURE as SHARE
+from gateway.share.dead_letters import FROM_LEVEL as DEAD_LETTERS
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.update_features import (
     FeatureUpdateKey,
@@ -29,17 +31,17 @@ from storage.types import TRANSACTION_VERSION
 
 logger = structlog.get_logger(__name__)
 
-GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
+GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
 `group.coordinator.rebalance.protocols` has it."""
 
 METADATA, KRAFT = "metadata.version", "kraft.version"
-OLDEST_METADATA, METADATA_4_2, METADATA_4_3 = 7, 29, 30
-"""3.3-IV3, from which on Kafka 4.2 goes; 4.2-IV1; and 4.3-IV0, which may still change."""
+OLDEST_METADATA, METADATA_4_4, METADATA_4_5 = 7, 33, 34
+"""3.3-IV3, from which on Kafka 4.4 goes; 4.4-IV2; and 4.5-IV0, which may still change."""
 
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
@@ -73,7 +75,7 @@ def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
 
 
 def _metadata_version(broker: BrokerConfig) -> int:
-    return METADATA_4_3 if broker.unstable_feature_versions_enable else METADATA_4_2
+    return METADATA_4_5 if broker.unstable_feature_versions_enable else METADATA_4_4
 
 
 def require_protocol(feature: str, context: RequestContext) -> None:

@@ -143,5 +143,8 @@ def refuse_delete_groups(
     request: DeleteGroupsRequest, version: int, code: ErrorCode, message: str | None
 ) -> DeleteGroupsResponse:
     return DeleteGroupsResponse(
-        results=tuple(DeletableGroupResult(group_id=group_id, error_code=code) for group_id in request.groups_names)
+        results=tuple(
+            DeletableGroupResult(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.groups_names
+        )
     )

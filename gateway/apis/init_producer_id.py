@@ -14,7 +14,7 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
     """With a transactional id: whoever had it before is fenced, and what it left open is aborted when this is answered.
 
     A producer that takes part in two-phase commit (KIP-939) is its coordinator's to end: its transactions never time
-    out. As in Kafka 4.2 no transaction is kept beyond its producer.
+    out. As in Kafka 4.4 no transaction is kept beyond its producer.
 
     Without a transactional id: a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream
     gives one: its sequences start anew under an id that no partition has seen.

@@ -2,7 +2,7 @@
 
 The one idea: an API that is not in the table is refused to everybody. What is asked for the whole request is asked
 here, before the handler; what is asked for each topic, group or setting is asked by the handler (`Each`), which serves
-the others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.2.
+the others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.4.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.DESCRIBE_CLUSTER: Demand((_describes_controllers,)),
     ApiKey.DESCRIBE_PRODUCERS: Demand(each=(_reads_topic,)),
     ApiKey.UNREGISTER_BROKER: _alters_cluster,
+    ApiKey.UNREGISTER_CONTROLLER: _alters_cluster,
     ApiKey.DESCRIBE_TRANSACTIONS: Demand(each=(Each(_Op.DESCRIBE, _TRANSACTION), _describes_topic)),
     ApiKey.LIST_TRANSACTIONS: Demand(each=(Each(_Op.DESCRIBE, _TRANSACTION),)),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: Demand((_reads_group, _describes(_subscribed))),
@@ -207,6 +208,7 @@ DEMANDS: Mapping[ApiKey, Demand] = {
         (_reads_group, _describes(of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
     ),
     ApiKey.STREAMS_GROUP_DESCRIBE: _group_described,
+    ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE: _member,
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _group_described,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),

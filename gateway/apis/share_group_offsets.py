@@ -16,7 +16,7 @@ from gateway.apis.group_types import of_type
 from gateway.apis.permissions import group_views
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
-from gateway.coordinator.share.partition import SETTLED
+from gateway.coordinator.share.partition import NOT_DELIVERED_AGAIN
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import first_of_each, in_pieces, mapped
@@ -40,7 +40,7 @@ from storage.share import ShareKey, ShareStand
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
 UNKNOWN = -1
-_SETTLED = tuple(state.value for state in SETTLED)
+_SETTLED = tuple(state.value for state in NOT_DELIVERED_AGAIN)
 
 # --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""StreamsGroupHeartbeat and StreamsGroupDescribe: messages to events of a streams group (KIP-1071), values to messages.
+"""The streams group APIs: messages to events of a streams group (KIP-1071), values to messages.
 
 The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
 `gateway/coordinator/streams`. One thing a group cannot do by itself: the internal topics that its topology lacks are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 
 from gateway.apis.features import STREAMS, require_protocol
 from gateway.apis.group_types import of_type
@@ -37,12 +38,30 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import streams_group_describe as described
 from protocol.messages import streams_group_heartbeat as message
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse
+from protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateRequest,
+    StreamsGroupTopologyDescriptionUpdateResponse,
+)
 from protocol.shown import shown
 
 MAX_TOPOLOGY_ELEMENTS = 5_000
 """Subtopologies, their topics and the settings of these: the group weighs and stores them in one step."""
 MAX_TOPOLOGY_CHARACTERS = 1 << 20
 """Of all names and settings. As long as a record of Kafka's, which would have to hold them."""
+
+ASSIGNOR = "sticky"
+"""The name under which Kafka has the like of ours."""
+TASK_OFFSET_INTERVAL_MS = 60_000
+"""How often members report how far their tasks are. Kafka's default; nothing is decided by it here."""
+ACCEPTABLE_RECOVERY_LAG = 10_000
+"""From which lag on a copy of a task is as good as the task. Kafka's default; there are no warm-up tasks here."""
+
+
+class DescriptionStatus(IntEnum):
+    """Upstream: StreamsGroupTopologyDescriptionManager."""
+
+    NOT_REQUESTED = 0
+    NOT_STORED = 1
 
 
 async def streams_group_heartbeat(
@@ -144,7 +163,6 @@ def _event(
         user_endpoint=None if endpoint is None else Endpoint(endpoint.host, endpoint.port),
         client_tags=None if tags is None else tuple(sorted((tag.key, tag.value) for tag in tags)),
         has_source_patterns=request.topology is not None and _has_patterns(request.topology),
-        reports_offsets=bool(request.task_offsets or request.task_end_offsets),
         shutdown_application=request.shutdown_application,
     )
 
@@ -233,6 +251,8 @@ def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, .
         member_id=reply.member_id or "",
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_interval_ms,
+        task_offset_interval_ms=TASK_OFFSET_INTERVAL_MS,
+        acceptable_recovery_lag=ACCEPTABLE_RECOVERY_LAG,
         status=status,
         active_tasks=None if tasks is None else _task_ids(tasks.active),
         standby_tasks=None if tasks is None else _task_ids(tasks.standby),
@@ -274,10 +294,10 @@ async def streams_group_describe(
 ) -> described.StreamsGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
     require_protocol(STREAMS, context)
-    asked = request.include_authorized_operations
+    status = DescriptionStatus.NOT_STORED if request.include_topology_description else DescriptionStatus.NOT_REQUESTED
     viewed = group_views(context, await first_of_each(request.group_ids))
     return described.StreamsGroupDescribeResponse(
-        groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
+        groups=tuple([await _described(group_id, group, request, status, context) async for group_id, group in viewed])
     )
 
 
@@ -293,7 +313,11 @@ def refuse_streams_group_describe(
 
 
 async def _described(
-    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+    group_id: str,
+    group: Value | KafkaError,
+    request: described.StreamsGroupDescribeRequest,
+    status: DescriptionStatus,
+    context: RequestContext,
 ) -> described.DescribedGroup:
     try:
         found = of_type(StreamsGroup, group_id, group)
@@ -315,7 +339,11 @@ async def _described(
         assignment_epoch=found.assignment_epoch,
         topology=None if found.topology is None else _described_topology(found.topology),
         members=tuple(_member(each, found.target.get(each.member_id, NO_TASKS)) for each in found.members.values()),
-        authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
+        authorized_operations=authorized_operations(
+            Resource.GROUP, group_id, context, asked=request.include_authorized_operations
+        ),
+        topology_description_status=status,
+        assignor_name=ASSIGNOR,
     )
 
 
@@ -371,3 +399,22 @@ def _member(member: StreamsMember, target: Tasks) -> described.Member:
 
 def _assignment(tasks: Tasks) -> described.Assignment:
     return described.Assignment(active_tasks=_task_ids(tasks.active), standby_tasks=_task_ids(tasks.standby))
+
+
+# --- StreamsGroupTopologyDescriptionUpdate ----------------------------------------------------------------------------
+
+
+async def streams_group_topology_description_update(
+    request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext
+) -> StreamsGroupTopologyDescriptionUpdateResponse:
+    """Refused as by a Kafka broker without a plugin that keeps descriptions. No heartbeat asks a member for one."""
+    require_protocol(STREAMS, context)
+    raise KafkaError(
+        ErrorCode.UNSUPPORTED_VERSION, "The broker has no streams group topology description plugin configured."
+    )
+
+
+def refuse_streams_group_topology_description_update(
+    request: StreamsGroupTopologyDescriptionUpdateRequest, version: int, code: ErrorCode, message: str | None
+) -> StreamsGroupTopologyDescriptionUpdateResponse:
+    return StreamsGroupTopologyDescriptionUpdateResponse(error_code=code, error_message=message)

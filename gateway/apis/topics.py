@@ -209,6 +209,24 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     }
 
 
+async def make_dead_letter_topic(name: str, services: Services) -> Topic:
+    """Create a topic that share groups may write dead letters to, as upstream does (KIP-1191). Raises KafkaError."""
+    broker = services.catalog.broker
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
+    configs = (("errors.deadletterqueue.group.enable", "true"), ("message.timestamp.type", "CreateTime"))
+    wanted = CreatableTopic(
+        name=name,
+        num_partitions=DEFAULT,
+        replication_factor=DEFAULT,
+        configs=tuple(CreatableTopicConfig(name=key, value=value) for key, value in configs),
+    )
+    plan = await name_nodes(_plan(wanted, broker, services.catalog.rendered_names(), brokers), broker, brokers)
+    outcome = (await make_topics([plan], services))[name]
+    if isinstance(outcome, KafkaError):
+        raise outcome
+    return outcome
+
+
 def _creatable(topic: TopicInfo) -> CreatableTopic:
     return CreatableTopic(
         name=topic.name,

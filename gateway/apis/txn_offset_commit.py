@@ -7,10 +7,10 @@ it is told or journaled: an offset that may never count is not committed.
 from __future__ import annotations
 
 from gateway.apis.committing import Commit, Committer, Transaction, commit, commits_of, set_all
+from gateway.apis.offset_topics import allowed_topic, resolve
 from gateway.apis.taking_in import take_in
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
-from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.txn_offset_commit import (
@@ -19,12 +19,14 @@ from protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from storage.types import Refusal, Topic
+from storage.types import Refusal
 
 LOADING_KNOWN_FROM = 2
 """Java producers before 2.0 fail on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296)."""
 ABORTABLE_KNOWN_FROM = 4
 FIRST_VERSION_THAT_TAKES_IN = 5
+BY_ID_FROM = 6
+"""The version that names topics by their ids."""
 
 
 async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
@@ -35,33 +37,35 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
     A group must be named, other than in an OffsetCommit. Before version 3 nothing says who commits for the group: any
     transaction may, whatever members there are.
     """
-    catalog, version = context.services.catalog, context.version
-    await catalog.resolve_all([asked.name async for asked in in_pieces(request.topics)])
-
-    def readable(name: str) -> tuple[Topic | None, ErrorCode]:
-        if may_topic(context, AclOperation.READ, name):
-            return catalog.get(name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
+    version = context.version
+    by_id = version >= BY_ID_FROM
+    await resolve(request.topics, by_id, context.services.catalog)
     topics = [
-        (asked.name, await commits_of(asked.partitions, *readable(asked.name)))
+        (
+            asked.name,
+            asked.topic_id,
+            await commits_of(asked.partitions, *allowed_topic(asked, by_id, context, AclOperation.READ)),
+        )
         async for asked in in_pieces(request.topics)
     ]
     surviving: list[Commit] = []
-    async for _, commits in in_pieces(topics):
+    async for _, _, commits in in_pieces(topics):
         surviving += [one async for one in in_pieces(commits) if one.error is None]
     if not request.group_id:
         await set_all(surviving, ErrorCode.INVALID_GROUP_ID)
     elif surviving and (code := await _take_in(request, context)):
         await set_all(surviving, code)
     elif surviving:
-        abortable = {Refusal.NOT_IN_TRANSACTION: ErrorCode.TRANSACTION_ABORTABLE}
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        codes = {Refusal.UNKNOWN_TOPIC: unknown}
+        if version >= ABORTABLE_KNOWN_FROM:
+            codes[Refusal.NOT_IN_TRANSACTION] = ErrorCode.TRANSACTION_ABORTABLE
         committer = Committer(
             group_id=request.group_id,
             member_id=request.member_id,
             group_instance_id=request.group_instance_id,
-            generation_id=request.generation_id,
-            codes=abortable if version >= ABORTABLE_KNOWN_FROM else {},
+            generation_id=request.generation_id_or_member_epoch,
+            codes=codes,
             transaction=Transaction(request.transactional_id, request.producer_id, request.producer_epoch),
         )
         await commit(surviving, committer, context)
@@ -73,8 +77,10 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
     return TxnOffsetCommitResponse(
         topics=tuple(
             [
-                TxnOffsetCommitResponseTopic(name=name, partitions=tuple(await mapped(answered, commits)))
-                async for name, commits in in_pieces(topics)
+                TxnOffsetCommitResponseTopic(
+                    name=name, topic_id=topic_id, partitions=tuple(await mapped(answered, commits))
+                )
+                async for name, topic_id, commits in in_pieces(topics)
             ]
         )
     )
@@ -101,6 +107,7 @@ def refuse_txn_offset_commit(
         topics=tuple(
             TxnOffsetCommitResponseTopic(
                 name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=tuple(
                     TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=said)
                     for partition in topic.partitions

@@ -239,12 +239,38 @@ class BrokerConfig:
         between(100, 10_000),
         update=_AT_START,
     )
+    group_share_min_partition_max_record_locks: int = setting(
+        _INT,
+        100,
+        "Fewest records in flight that a share group may be given.",
+        between(100, 2_000),
+        update=_AT_START,
+    )
+    group_share_max_partition_max_record_locks: int = setting(
+        _INT,
+        4_000,
+        "Most records in flight that a share group may be given.",
+        between(2_000, 10_000),
+        update=_AT_START,
+    )
     group_share_delivery_count_limit: int = setting(
         _INT,
         5,
         "How often a share group delivers a record at most.",
         between(2, 10),
         update=_AT_START,
+    )
+    group_share_min_delivery_count_limit: int = setting(
+        _INT, 2, "Fewest deliveries that a share group may be given.", between(2, 5), update=_AT_START
+    )
+    group_share_max_delivery_count_limit: int = setting(
+        _INT, 10, "Most deliveries that a share group may be given.", between(5, 25), update=_AT_START
+    )
+    errors_deadletterqueue_auto_create_topics_enable: bool = setting(
+        _BOOLEAN, False, "Whether a dead-letter topic that a share group names is created when it is first needed."
+    )
+    errors_deadletterqueue_topic_name_prefix: str = setting(
+        ConfigType.STRING, "dlq.", "How the name of a dead-letter topic must begin; empty allows any."
     )
     group_share_max_share_sessions: int = setting(
         _INT, 2_000, "Most share sessions of one node.", at_least(1), update=_AT_START

@@ -28,6 +28,10 @@ from gateway.config.definition import (
 TYPES = ("consumer", "streams", "share")
 """Of groups that have a session timeout and a heartbeat interval of their own."""
 RECORD_LOCK_DURATION = "share.record.lock.duration.ms"
+DELIVERY_COUNT_LIMIT = "share.delivery.count.limit"
+MAX_RECORD_LOCKS = "share.partition.max.record.locks"
+DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
+DEAD_LETTER_COPY = "errors.deadletterqueue.copy.record.enable"
 AUTO_OFFSET_RESET = "share.auto.offset.reset"
 ISOLATION_LEVEL = "share.isolation.level"
 STANDBY_REPLICAS = "streams.num.standby.replicas"
@@ -102,6 +106,26 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 30_000,
                 "How long a record is a member's of a share group that has neither acknowledged nor released it.",
             ),
+            _of_broker(DELIVERY_COUNT_LIMIT, ConfigType.INT, 5, "How often a share group delivers a record at most."),
+            _of_broker(
+                MAX_RECORD_LOCKS,
+                ConfigType.INT,
+                2_000,
+                "Most records of a share partition that were delivered and are not settled.",
+            ),
+            ConfigKey(
+                DEAD_LETTER_TOPIC,
+                ConfigType.STRING,
+                "",
+                "Where a share group writes records that it rejected or delivered too often; empty: nowhere.",
+                lambda name: "DLQ topic name must not start with '__'" if name.startswith("__") else None,
+            ),
+            ConfigKey(
+                DEAD_LETTER_COPY,
+                ConfigType.BOOLEAN,
+                False,
+                "Whether a dead letter has the key and the value of its record, or only says which record it was.",
+            ),
             ConfigKey(
                 AUTO_OFFSET_RESET,
                 ConfigType.STRING,
@@ -175,7 +199,8 @@ def _bounds(name: str, broker: BrokerConfig) -> dict[str, int]:
     if name == STANDBY_REPLICAS:
         return {"group.streams.max.standby.replicas": broker.group_streams_max_standby_replicas}
     group_type, _, setting = name.partition(".")
-    bounded = (session_timeout(group_type), heartbeat_interval(group_type), RECORD_LOCK_DURATION)
+    of_shares = (RECORD_LOCK_DURATION, DELIVERY_COUNT_LIMIT, MAX_RECORD_LOCKS)
+    bounded = (session_timeout(group_type), heartbeat_interval(group_type), *of_shares)
     if group_type not in TYPES or name not in bounded:
         return {}
     names = (f"group.{group_type}.{end}.{setting}" for end in ("min", "max"))
@@ -208,7 +233,7 @@ def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str
 
 def group_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> tuple[ConfigSource, str | None]:
     """Where this setting has its value from, and the value. What the broker gives is a default, and nothing is told of
-    what stands behind it (upstream, 4.2: ConfigHelper.createGroupConfigEntry)."""
+    what stands behind it (upstream: ConfigHelper.createGroupConfigEntry)."""
     if key.name in configs:
         return ConfigSource.GROUP_CONFIG, configs[key.name]
     given = (broker.layers(synonym.name) for synonym in key.synonyms)

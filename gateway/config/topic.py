@@ -164,6 +164,10 @@ class TopicConfig:
         synonyms=[Synonym("unclean.leader.election.enable")],
     )
 
+    errors_deadletterqueue_group_enable: bool = setting(
+        _BOOLEAN, False, "Whether share groups may write undeliverable records to this topic (KIP-1191)."
+    )
+
     @property
     def log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
@@ -237,6 +241,14 @@ _SHOWN = (
     _fixed("remote.storage.enable", False, _NO_TIERS),
     _fixed("remote.log.copy.disable", False, _NO_TIERS),
     _fixed("remote.log.delete.on.disable", False, _NO_TIERS),
+    _fixed("remote.copy.lag.ms", 0, _NO_TIERS, _LONG),
+    _fixed("remote.copy.lag.bytes", -1, _NO_TIERS, _LONG),
+    _fixed(
+        "max.decompressed.message.bytes",
+        134_217_728,
+        "What a batch may become when it is decompressed has this bound.",
+        _INT,
+    ),
     _no_effect("local.retention.ms", _LONG, -2, _NO_TIERS, at_least(-2)),
     _no_effect("local.retention.bytes", _LONG, -2, _NO_TIERS, at_least(-2)),
 )

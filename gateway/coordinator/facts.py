@@ -148,7 +148,7 @@ class MemberReplaced(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberAway(MemberFact):
-    """A static member of a consumer group left for a while: its partitions wait for it while its session lasts."""
+    """A static member left for a while: its partitions or tasks wait for it while its session lasts."""
 
     def __str__(self) -> str:
         return f"static member {self.member_id} left for a while"

@@ -42,6 +42,8 @@ from protocol.errors import ErrorCode
 
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
+STATIC_LEAVE_EPOCH = -2
+"""A static member that will come back: what it has is kept for it while its session lasts."""
 
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9
 """Of OffsetCommit and OffsetFetch."""

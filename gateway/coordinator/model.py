@@ -107,6 +107,10 @@ class ShareSettings:
     auto_offset_reset: str = "latest"
     """Where a group begins in a partition: `latest`, `earliest`, or `by_duration:` and an ISO 8601 duration."""
     read_committed: bool = False
+    dead_letter_topic: str = ""
+    """Where records go that are rejected or were delivered too often (KIP-1191). Empty: nowhere."""
+    copies_dead_letters: bool = False
+    """Whether key and value go there too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,13 @@ from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.group import (
     AUTO_OFFSET_RESET,
+    DEAD_LETTER_COPY,
+    DEAD_LETTER_TOPIC,
+    DELIVERY_COUNT_LIMIT,
     HANDOFF_MODE,
     INITIAL_REBALANCE_DELAY,
     ISOLATION_LEVEL,
+    MAX_RECORD_LOCKS,
     RECORD_LOCK_DURATION,
     STANDBY_REPLICAS,
     check_group_configs,
@@ -160,8 +164,10 @@ def _share_settings(configs: Configs, broker: BrokerConfig) -> ShareSettings:
         heartbeat_interval_ms=intervals.heartbeat_interval_ms,
         max_size=broker.group_share_max_size,
         record_lock_duration_ms=group_number(RECORD_LOCK_DURATION, configs, broker),
-        max_record_locks=broker.group_share_partition_max_record_locks,
-        delivery_count_limit=broker.group_share_delivery_count_limit,
+        max_record_locks=group_number(MAX_RECORD_LOCKS, configs, broker),
+        delivery_count_limit=group_number(DELIVERY_COUNT_LIMIT, configs, broker),
+        dead_letter_topic=configs.get(DEAD_LETTER_TOPIC, "").strip(),
+        copies_dead_letters=configs.get(DEAD_LETTER_COPY, "").strip().lower() == "true",
         auto_offset_reset=configs.get(AUTO_OFFSET_RESET, "latest").strip(),
         read_committed=configs.get(ISOLATION_LEVEL, "").strip() == "read_committed",
     )

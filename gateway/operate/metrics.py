@@ -226,6 +226,12 @@ class Metrics:
             "group_handoffs_forced", "Partitions given away although the old owner may not have been done with them."
         )
         self.share_partitions = self._gauge("share_partitions", "Share partitions in memory.")
+        self.share_dead_letters = self._counter(
+            "share_dead_letters", "Undeliverable records of share groups that were written to dead-letter topics."
+        )
+        self.share_dead_letters_failed = self._counter(
+            "share_dead_letters_failed", "Undeliverable records that could not be written to a dead-letter topic."
+        )
         self.share_sessions = self._gauge("share_sessions", "Share sessions that are open.")
         self.group_handoffs_pending = self._gauge(
             "group_handoffs_pending", "Partitions whose new owner waits for the old one now."

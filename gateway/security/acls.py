@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from enum import IntEnum
 from heapq import merge
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
 from gateway.net.pieces import in_pieces
@@ -40,6 +41,10 @@ def bits_of(operation: int, permission: int) -> int:
     return sum(1 << each for each in (operation, *implied))
 
 
+Network = IPv4Network | IPv6Network
+
+MAX_HOSTS_FOUND = 10_000
+"""Addresses of which is remembered in which ranges they lie."""
 SORTED_AT_ONCE = 2_000
 """Prefixes; about a millisecond, which nobody interrupts."""
 
@@ -127,6 +132,52 @@ class _Rules:
         of_permission[who] = of_permission.get(who, 0) | bits_of(acl.operation, acl.permission)
 
 
+class Hosts:
+    """Those that ACLs name: addresses, and ranges of them in CIDR notation. It has each address of a range."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._ranges: dict[str, Network] = {}
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def add(self, host: str) -> None:
+        self._named.add(host)
+        network = network_of(host)
+        if network is not None:
+            self._ranges[host] = network
+
+    def __contains__(self, host: object) -> bool:
+        return host in self._named or (isinstance(host, str) and bool(self.ranges_of(host)))
+
+    def ranges_of(self, host: str) -> tuple[str, ...]:
+        """The ranges, as ACLs name them, in which the address lies."""
+        if not self._ranges:
+            return ()
+        found = self._found.get(host)
+        if found is None:
+            if len(self._found) >= MAX_HOSTS_FOUND:
+                self._found.clear()
+            try:
+                address = ip_address(host)
+            except ValueError:
+                found = ()
+            else:
+                found = tuple(name for name, network in self._ranges.items() if address in network)
+            self._found[host] = found
+        return found
+
+
+def network_of(host: str) -> Network | None:
+    """The range that an ACL's host names; None: it is an address, or nothing that can be read. Bits behind the prefix
+    do not matter, as upstream (CidrUtils)."""
+    if "/" not in host:
+        return None
+    try:
+        return ip_network(host, strict=False)
+    except ValueError:
+        return None
+
+
 class _Patterns:
     """Of one type of resource."""
 
@@ -134,7 +185,7 @@ class _Patterns:
         self.literal: defaultdict[str, _Rules] = defaultdict(_Rules)
         self.prefixed: defaultdict[str, _Rules] = defaultdict(_Rules)
         self.by_principal: defaultdict[str, list[Acl]] = defaultdict(list)
-        self.hosts: set[str] = set()
+        self.hosts = Hosts()
         self._sorted: list[str] = []
         self._within: dict[str, str | None] = {}
         """Prefix → the longest other one that it begins with."""
@@ -212,10 +263,14 @@ class Acls:
         if patterns is None:
             return None
         bit = 1 << operation
+        ranges = patterns.hosts.ranges_of(host)
+        whoever = [(principal, host), (principal, WILDCARD), (WILDCARD_PRINCIPAL, host), _ANYBODY]
+        for name_of_range in ranges:
+            whoever += [(principal, name_of_range), (WILDCARD_PRINCIPAL, name_of_range)]
         decided: bool | None = None
         for rules in patterns.matching(name):
             decided = decided or False
-            for who in ((principal, host), (principal, WILDCARD), (WILDCARD_PRINCIPAL, host), _ANYBODY):
+            for who in whoever:
                 if rules.denied.get(who, 0) & bit:
                     return False
                 if rules.allowed.get(who, 0) & bit:
@@ -228,11 +283,12 @@ class Acls:
         patterns = self._by_type.get(kind)
         if patterns is None:
             return False
+        hosts = {host, WILDCARD, *patterns.hosts.ranges_of(host)}
         denied: dict[int, set[str]] = {PatternType.LITERAL: set(), PatternType.PREFIXED: set()}
         allowed: list[Acl] = []
         for named in {principal, WILDCARD_PRINCIPAL}:
             async for acl in in_pieces(patterns.by_principal.get(named, ())):
-                if acl.host not in (host, WILDCARD) or acl.operation not in (operation, AclOperation.ALL):
+                if acl.host not in hosts or acl.operation not in (operation, AclOperation.ALL):
                     continue
                 if acl.permission == Permission.ALLOW:
                     allowed.append(acl)

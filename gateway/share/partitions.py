@@ -28,6 +28,7 @@ from gateway.coordinator.share.partition import (
     RecordState,
     Release,
     SharePartition,
+    dead_letters,
     durable,
     next_deadline,
     step,
@@ -55,6 +56,7 @@ Wake = Callable[[], None]
 
 class _Slot:
     __slots__ = (
+        "dead_letters",
         "deadline",
         "key",
         "partition",
@@ -72,6 +74,8 @@ class _Slot:
         self.write_number = row.write_number
         self.partition: SharePartition = _restored(row)
         self.settings = settings
+        self.dead_letters = _stored_dead_letters(row)
+        """First and last offsets of what waits to be written, as they were stored last."""
         self.waiting: list[asyncio.Future[None]] = []
         """Who waits until what is in memory now is stored."""
         self.storing: list[asyncio.Future[None]] | None = None
@@ -121,6 +125,8 @@ class SharePartitions:
         self._dirty: dict[ShareKey, _Slot] = {}
         self._writer: asyncio.Task[None] | None = None
         self._letting_go: dict[MemberId, asyncio.Task[None]] = {}
+        self.notice_dead_letters: Callable[[ShareKey], None] = lambda key: None
+        """Is called with a partition whose stored state has dead letters."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -176,6 +182,14 @@ class SharePartitions:
         stored: asyncio.Future[None] = self._loop.create_future()
         waiting.append(stored)
         return taken, stored
+
+    def dead_letters(self, key: ShareKey) -> list[Range]:
+        """Return what is stored as undeliverable and waits to be written; nothing of a partition that another node
+        leads by now."""
+        slot = self._slots.get(key)
+        if slot is None:
+            return []
+        return [each for bounds in slot.dead_letters for each in dead_letters(slot.partition, *bounds)]
 
     def watch(self, wake: Wake) -> ShareWatch:
         return ShareWatch(self, wake)
@@ -279,13 +293,16 @@ class SharePartitions:
         if self._loading.get(key) is not asyncio.current_task():
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition was changed while it was read")
         slot = self._slots[key] = _Slot(key, row, settings)
+        if slot.dead_letters:
+            self.notice_dead_letters(key)
         return slot
 
     def _make_room(self) -> None:
         if len(self._slots) + len(self._loading) <= self._max_partitions:
             return
         for slot in list(islice(self._slots.values(), PIECE)):
-            if slot.key not in self._dirty and next_deadline(slot.partition) is None and not slot.watches:
+            is_in_use = slot.key in self._dirty or slot.watches or slot.dead_letters
+            if not is_in_use and next_deadline(slot.partition) is None:
                 self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
             # It is in use; who looks next begins behind it.
@@ -385,9 +402,12 @@ class SharePartitions:
                         continue
                     logger.warning("share partitions were not stored", partitions=len(slots), error=str(error))
                     written = [False] * len(slots)
-                for slot, is_written, waiters in zip(slots, written, waiting, strict=True):
+                for slot, (_, row), is_written, waiters in zip(slots, rows, written, waiting, strict=True):
                     slot.storing = None
                     if is_written:
+                        slot.dead_letters = _stored_dead_letters(row)
+                        if slot.dead_letters and self._slots.get(slot.key) is slot:
+                            self.notice_dead_letters(slot.key)
                         for each in waiters:
                             if not each.done():
                                 each.set_result(None)
@@ -440,3 +460,13 @@ def _restored(row: ShareRow) -> SharePartition:
         ranges.append(Range(offset, offset + length - 1, RecordState(state), delivery_count))
         offset += length
     return SharePartition(row.start_offset, tuple(ranges))
+
+
+def _stored_dead_letters(row: ShareRow) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    offset = row.start_offset
+    for each in row.ranges:
+        if each.state == RecordState.ARCHIVING.value:
+            found.append((offset, offset + each.length - 1))
+        offset += each.length
+    return tuple(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -30,6 +30,7 @@ from gateway.log.tail import KnownOffsets, TailRead, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import PIECE, in_pieces
+from gateway.share.dead_letters import keeps_dead_letters
 from gateway.share.partitions import ShareWatch
 from gateway.share.records import batches_of
 from gateway.share.sessions import ShareSession
@@ -110,11 +111,12 @@ class Want:
         return self.left_bytes <= 0 or self.left_records <= 0
 
 
-def partition_settings(settings: ShareSettings) -> PartitionSettings:
+def partition_settings(settings: ShareSettings, levels: Mapping[str, int]) -> PartitionSettings:
     return PartitionSettings(
         max_record_locks=settings.max_record_locks,
         delivery_count_limit=settings.delivery_count_limit,
         record_lock_duration_ms=settings.record_lock_duration_ms,
+        keeps_dead_letters=keeps_dead_letters(settings, levels),
     )
 
 
@@ -143,7 +145,7 @@ class Reader:
         self._context = context
         self._session = session
         self._settings = settings
-        self._limits = partition_settings(settings)
+        self._limits = partition_settings(settings, context.services.membership.levels)
         self._partitions = context.services.share
         self._tail = context.services.tail
 

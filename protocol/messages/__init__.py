@@ -70,9 +70,11 @@ from protocol.messages import (
     share_group_heartbeat,
     streams_group_describe,
     streams_group_heartbeat,
+    streams_group_topology_description_update,
     sync_group,
     txn_offset_commit,
     unregister_broker,
+    unregister_controller,
     update_features,
     write_txn_markers,
 )
@@ -146,9 +148,11 @@ __all__ = [
     "share_group_heartbeat",
     "streams_group_describe",
     "streams_group_heartbeat",
+    "streams_group_topology_description_update",
     "sync_group",
     "txn_offset_commit",
     "unregister_broker",
+    "unregister_controller",
     "update_features",
     "write_txn_markers",
 ]

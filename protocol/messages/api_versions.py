@@ -1,6 +1,7 @@
 """ApiVersions: the first request of a connection; which APIs and versions are served.
 
 Version 3 names the client's software and brings features as tagged fields; 4 lets a feature's lowest level be 0.
+Version 5 names the cluster and the node that the client means to speak to (KIP-1242).
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from protocol.api_keys import ApiKey
 from protocol.schema import array, boolean, int16, int32, int64, message, string, struct
 
 
-@message(ApiKey.API_VERSIONS, versions="0-4", flexible="3+")
+@message(ApiKey.API_VERSIONS, versions="0-5", flexible="3+")
 class ApiVersionsRequest:
     client_software_name: str = string(versions="3+")
     client_software_version: str = string(versions="3+")
+    cluster_id: str | None = string(versions="5+", nullable="5+", default=None)
+    node_id: int = int32(versions="5+", default=-1)
 
 
 @struct
@@ -36,7 +39,7 @@ class FinalizedFeatureKey:
     min_version_level: int = int16()
 
 
-@message(ApiKey.API_VERSIONS, versions="0-4", flexible="3+")
+@message(ApiKey.API_VERSIONS, versions="0-5", flexible="3+")
 class ApiVersionsResponse:
     error_code: int = int16()
     api_keys: tuple[ApiVersion, ...] = array(ApiVersion)

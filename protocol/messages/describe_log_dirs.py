@@ -1,6 +1,7 @@
 """DescribeLogDirs: what partitions occupy on disk, per log directory (KIP-113).
 
-Version 3 brings an error for the whole answer, 4 the size of the volume (KIP-827).
+Version 3 brings an error for the whole answer, 4 the size of the volume (KIP-827),
+5 whether the directory takes no new partitions (KIP-1066).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ class DescribableLogDirTopic:
     partitions: tuple[int, ...] = array(int32)
 
 
-@message(ApiKey.DESCRIBE_LOG_DIRS, versions="1-4", flexible="2+")
+@message(ApiKey.DESCRIBE_LOG_DIRS, versions="1-5", flexible="2+")
 class DescribeLogDirsRequest:
     topics: tuple[DescribableLogDirTopic, ...] | None = array(DescribableLogDirTopic, nullable="0+")
 
@@ -41,9 +42,10 @@ class DescribeLogDirsResult:
     topics: tuple[DescribeLogDirsTopic, ...] = array(DescribeLogDirsTopic)
     total_bytes: int = int64(versions="4+", default=-1)
     usable_bytes: int = int64(versions="4+", default=-1)
+    is_cordoned: bool = boolean(versions="5+")
 
 
-@message(ApiKey.DESCRIBE_LOG_DIRS, versions="1-4", flexible="2+")
+@message(ApiKey.DESCRIBE_LOG_DIRS, versions="1-5", flexible="2+")
 class DescribeLogDirsResponse:
     throttle_time_ms: int = int32()
     error_code: int = int16(versions="3+")

@@ -1,7 +1,7 @@
 """InitProducerId: a producer id and epoch for an idempotent or transactional producer.
 
 Version 3 lets a producer bump its own epoch (KIP-360); 5 admits the code TRANSACTION_ABORTABLE; 6, which is unstable in
-4.2, brings two-phase commit (KIP-939).
+4.4, brings two-phase commit (KIP-939).
 """
 
 from __future__ import annotations

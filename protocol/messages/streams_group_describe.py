@@ -1,16 +1,21 @@
-"""StreamsGroupDescribe: state, epochs, topology, members, tasks and targets of streams groups (KIP-1071)."""
+"""StreamsGroupDescribe: state, epochs, topology, members, tasks and targets of streams groups (KIP-1071).
+
+Version 1 names the assignor, and describes the topology as its application sees it.
+"""
 
 from __future__ import annotations
 
 from protocol.api_keys import ApiKey
 from protocol.messages.streams_group_heartbeat import Endpoint, KeyValue, TaskIds, TaskOffset, TopicInfo
-from protocol.schema import array, boolean, int16, int32, message, nested, string, struct
+from protocol.messages.streams_group_topology_description_update import TopologyDescription
+from protocol.schema import array, boolean, int8, int16, int32, message, nested, string, struct
 
 
-@message(ApiKey.STREAMS_GROUP_DESCRIBE, versions="0", flexible="0+")
+@message(ApiKey.STREAMS_GROUP_DESCRIBE, versions="0-1", flexible="0+")
 class StreamsGroupDescribeRequest:
     group_ids: tuple[str, ...] = array(string)
     include_authorized_operations: bool = boolean()
+    include_topology_description: bool = boolean(versions="1+")
 
 
 @struct
@@ -65,9 +70,14 @@ class DescribedGroup:
     topology: Topology | None = nested(Topology, nullable="0+", default=None)
     members: tuple[Member, ...] = array(Member)
     authorized_operations: int = int32(default=-0x80000000)
+    topology_description: TopologyDescription | None = nested(
+        TopologyDescription, versions="1+", nullable="1+", default=None
+    )
+    topology_description_status: int = int8(versions="1+")
+    assignor_name: str | None = string(versions="1+", nullable="1+", default=None)
 
 
-@message(ApiKey.STREAMS_GROUP_DESCRIBE, versions="0", flexible="0+")
+@message(ApiKey.STREAMS_GROUP_DESCRIBE, versions="0-1", flexible="0+")
 class StreamsGroupDescribeResponse:
     throttle_time_ms: int = int32()
     groups: tuple[DescribedGroup, ...] = array(DescribedGroup)

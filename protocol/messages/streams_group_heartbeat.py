@@ -1,6 +1,7 @@
 """StreamsGroupHeartbeat: how an instance of Kafka Streams joins its group (KIP-1071), reports its tasks, and leaves.
 
-Null says "as before"; the topology comes with the first request alone.
+Null says "as before"; the topology comes with the first request alone. Version 1 knows static members, measures the
+acceptable lag in 64 bits, and may ask for a description of the topology.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Endpoint:
     port: int = uint16()
 
 
-@message(ApiKey.STREAMS_GROUP_HEARTBEAT, versions="0", flexible="0+")
+@message(ApiKey.STREAMS_GROUP_HEARTBEAT, versions="0-1", flexible="0+")
 class StreamsGroupHeartbeatRequest:
     group_id: str = string()
     member_id: str = string()
@@ -108,7 +109,7 @@ class EndpointToPartitions:
     standby_partitions: tuple[TopicPartition, ...] = array(TopicPartition)
 
 
-@message(ApiKey.STREAMS_GROUP_HEARTBEAT, versions="0", flexible="0+")
+@message(ApiKey.STREAMS_GROUP_HEARTBEAT, versions="0-1", flexible="0+")
 class StreamsGroupHeartbeatResponse:
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -116,12 +117,14 @@ class StreamsGroupHeartbeatResponse:
     member_id: str = string()
     member_epoch: int = int32()
     heartbeat_interval_ms: int = int32()
-    acceptable_recovery_lag: int = int32()
+    acceptable_recovery_lag_legacy: int = int32(versions="0")
     task_offset_interval_ms: int = int32()
-    status: tuple[Status, ...] | None = array(Status, nullable="0+", default=None)
+    acceptable_recovery_lag: int = int64(versions="1+", default=-1)
+    status: tuple[Status, ...] | None = array(Status, nullable="0+")
     active_tasks: tuple[TaskIds, ...] | None = array(TaskIds, nullable="0+", default=None)
     standby_tasks: tuple[TaskIds, ...] | None = array(TaskIds, nullable="0+", default=None)
     warmup_tasks: tuple[TaskIds, ...] | None = array(TaskIds, nullable="0+", default=None)
+    topology_description_required: bool = boolean(versions="1+")
     endpoint_information_epoch: int = int32()
     partitions_by_user_endpoint: tuple[EndpointToPartitions, ...] | None = array(
         EndpointToPartitions, nullable="0+", default=None

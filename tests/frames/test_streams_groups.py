@@ -398,7 +398,6 @@ async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> 
         ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
         ({"warmup_tasks": None}, ErrorCode.INVALID_REQUEST),
         ({"active_tasks": (TaskIds(subtopology_id="0", partitions=(0,)),)}, ErrorCode.INVALID_REQUEST),
-        ({"instance_id": "static"}, ErrorCode.INVALID_REQUEST),
         ({"topology": reading("__consumer_offsets")}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         ({"topology": reading("no topic")}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         (

@@ -66,12 +66,13 @@ async def test_clients_are_told_that_it_is_finalized(client: WireClient, version
     answer = await client.send(ApiVersionsRequest(client_software_name="tests", client_software_version="1"), version)
     finalized = {each.name: (each.min_version_level, each.max_version_level) for each in answer.finalized_features}
     always = ("eligible.leader.replicas.version", "group.version", "share.version", "streams.version")
-    facts = {"metadata.version": (29, 29)}
-    assert finalized == {**dict.fromkeys(always, (1, 1)), "transaction.version": (2, 2)} | facts
+    facts = {"metadata.version": (33, 33), "share.version": (2, 2), "transaction.version": (2, 2)}
+    assert finalized == dict.fromkeys(always, (1, 1)) | facts
     assert answer.finalized_features_epoch >= 0
     supported = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
-    offered = {**dict.fromkeys(always, (0, 1)), "transaction.version": (0, 2), "kraft.version": (0, 0)}
-    assert supported == ({} if version == 3 else offered) | {"metadata.version": (7, 29)}
+    second = {"share.version": (0, 2), "transaction.version": (0, 2)}
+    offered = {**dict.fromkeys(always, (0, 1)), **second, "kraft.version": (0, 0)}
+    assert supported == ({} if version == 3 else offered) | {"metadata.version": (7, 33)}
 
 
 async def test_a_partition_belongs_to_the_transaction_from_its_first_batch_on(

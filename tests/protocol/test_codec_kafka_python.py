@@ -43,7 +43,9 @@ NOT_THEIRS = frozenset(
         ApiKey.DELETE_SHARE_GROUP_OFFSETS,
         ApiKey.STREAMS_GROUP_HEARTBEAT,
         ApiKey.STREAMS_GROUP_DESCRIBE,
+        ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.UNREGISTER_CONTROLLER,
         ApiKey.ADD_RAFT_VOTER,
         ApiKey.REMOVE_RAFT_VOTER,
         ApiKey.CREATE_DELEGATION_TOKEN,
@@ -53,11 +55,15 @@ NOT_THEIRS = frozenset(
     }
 )
 """APIs that kafka-python 3.0 does not speak."""
+LATEST_OF_THEIRS = {ApiKey.API_VERSIONS: 4, ApiKey.TXN_OFFSET_COMMIT: 5, ApiKey.DELETE_GROUPS: 2}
+"""Where we know a later version."""
+RENAMED: dict[str, str] = {"generation_id_or_member_epoch": "generation_id"}
+"""Fields that Kafka has named anew since: ours, and theirs in TxnOffsetCommit."""
 
 COMPARED = [
     pytest.param(schema, version, id=name)
     for (schema, version), name in zip(MESSAGE_VERSIONS, IDS, strict=True)
-    if schema.api_key not in NOT_THEIRS
+    if schema.api_key not in NOT_THEIRS and version <= LATEST_OF_THEIRS.get(schema.api_key, version)
 ]
 
 
@@ -82,4 +88,5 @@ def test_kafka_python_reads_and_writes_our_bytes(schema, version):
             # It makes sets of names of authorized operations, and structs are classes of its own.
             plain = not field.is_array and not isinstance(field.kind, type)
             if version in field.versions and plain and not field.name.endswith("_authorized_operations"):
-                assert getattr(decoded, field.name) == getattr(value, field.name)
+                renamed = RENAMED if schema.api_key is ApiKey.TXN_OFFSET_COMMIT else {}
+                assert getattr(decoded, str(renamed.get(field.name, field.name))) == getattr(value, field.name)

@@ -31,6 +31,7 @@ from protocol.versions import NO_VERSIONS, Versions
 from tests.protocol.values import MESSAGES
 
 REFERENCE = Path(__file__).parent / "reference"
+POM = Path(__file__).parents[1] / "kafka" / "pom.xml"
 
 APIS = [
     "ApiVersions",
@@ -59,6 +60,7 @@ APIS = [
     "AlterPartitionReassignments",
     "ElectLeaders",
     "UnregisterBroker",
+    "UnregisterController",
     "UpdateFeatures",
     "DescribeClientQuotas",
     "AlterClientQuotas",
@@ -84,6 +86,7 @@ APIS = [
     "ConsumerGroupDescribe",
     "StreamsGroupHeartbeat",
     "StreamsGroupDescribe",
+    "StreamsGroupTopologyDescriptionUpdate",
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
     "EndTxn",
@@ -122,7 +125,7 @@ def test_what_is_declared():
 @pytest.mark.parametrize("schema", MESSAGES, ids=lambda schema: schema.struct_type.__name__)
 def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
     name = schema.struct_type.__name__
-    upstream = reference("messages-4.2.json")[name]
+    upstream = reference("messages.json")[name]
     valid = Versions.parse(upstream["validVersions"])
     assert schema.api_key == upstream["apiKey"]
     assert schema.direction.value == upstream["type"]
@@ -213,8 +216,14 @@ def test_each_api_has_its_own_module(api: str):
         assert found.struct_type is getattr(module, api + end.value.capitalize())
 
 
+def test_upstreams_facts_are_those_of_the_version_beside_us():
+    """`python -m tests.kafka.facts` writes them anew where `tests/kafka/pom.xml` names another."""
+    version = (REFERENCE / "version.txt").read_text().strip()
+    assert f"<kafka.version>{version}</kafka.version>" in POM.read_text()
+
+
 def test_api_keys_are_upstreams():
-    requests = (upstream for upstream in reference("messages-4.2.json").values() if upstream["type"] == "request")
+    requests = (upstream for upstream in reference("messages.json").values() if upstream["type"] == "request")
     expected = {
         snake_case(upstream["name"].removesuffix("Request")).upper(): upstream["apiKey"] for upstream in requests
     }

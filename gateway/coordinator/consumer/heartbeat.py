@@ -15,7 +15,6 @@ from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.handoff import retained
 from gateway.coordinator.consumer.identity import check_join, check_request, find_member
 from gateway.coordinator.consumer.model import (
-    STATIC_LEAVE_EPOCH,
     ConsumerGroup,
     ConsumerGroupHeartbeat,
     ConsumerGroupHeartbeatReply,
@@ -37,7 +36,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Step
-from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
 from gateway.coordinator.model import ConsumerSettings
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode, KafkaError

@@ -8,10 +8,10 @@ nothing, and so is a static one whose first join was answered in vain.
 
 from __future__ import annotations
 
-from gateway.coordinator.consumer.model import STATIC_LEAVE_EPOCH, ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import contains
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.coordinator.member_epochs import JOIN_EPOCH
+from gateway.coordinator.member_epochs import JOIN_EPOCH, STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 

@@ -19,7 +19,6 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import (
-    STATIC_LEAVE_EPOCH,
     ClassicProtocol,
     ConsumerGroup,
     ConsumerGroupHeartbeatReply,
@@ -36,6 +35,7 @@ from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, M
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
 from gateway.coordinator.join import SKIP_ASSIGNMENT, join
 from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
+from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import (
     Group,
     GroupState,

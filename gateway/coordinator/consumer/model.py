@@ -24,9 +24,6 @@ from gateway.coordinator.machine import ClientRequest, ConnectionId
 from gateway.coordinator.model import ConsumerSettings, Protocols
 from protocol.errors import ErrorCode
 
-STATIC_LEAVE_EPOCH = -2
-"""A static member that will come back: its partitions are kept for it while its session lasts."""
-
 
 class GroupState(Enum):
     """Rendered as upstream does."""

@@ -25,11 +25,14 @@ class RecordState(Enum):
     AVAILABLE = 0
     ACQUIRED = 1
     ACKNOWLEDGED = 2
+    ARCHIVING = 3
+    """Will not be delivered, and is a dead letter that is not written yet (KIP-1191)."""
     ARCHIVED = 4
     """Will not be delivered: rejected, delivered too often, or not there."""
 
 
 SETTLED = frozenset({RecordState.ACKNOWLEDGED, RecordState.ARCHIVED})
+NOT_DELIVERED_AGAIN = SETTLED | {RecordState.ARCHIVING}
 
 
 class AcknowledgeType(IntEnum):
@@ -49,7 +52,7 @@ class Range:
     state: RecordState = RecordState.AVAILABLE
     delivery_count: int = 0
     member_id: MemberId | None = None
-    """Who has acquired it."""
+    """Who has acquired it, or, of what is ARCHIVING, who has rejected it. It is not stored."""
     deadline_ms: int = 0
     """Until when."""
 
@@ -103,6 +106,8 @@ class PartitionSettings:
     """Most offsets in the window."""
     delivery_count_limit: int = 5
     record_lock_duration_ms: int = 30_000
+    keeps_dead_letters: bool = False
+    """Whether records that are rejected or were delivered too often go to a dead-letter topic first."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -154,13 +159,21 @@ class LocksExpire:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLettersSettled:
+    """The dead letters of these offsets are written, or cannot be."""
+
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogStartMoved:
     """Records below this offset are gone from the log."""
 
     log_start_offset: int
 
 
-PartitionEvent = Acquire | Acknowledge | Release | LocksExpire | LogStartMoved
+PartitionEvent = Acquire | Acknowledge | Release | LocksExpire | DeadLettersSettled | LogStartMoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +203,8 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
             return _let_go(partition, lambda each: each.member_id == event.member_id, settings)
         case LocksExpire():
             return _let_go(partition, lambda each: each.deadline_ms <= now_ms, settings)
+        case DeadLettersSettled():
+            return _dead_letters_settled(partition, event)
         case LogStartMoved():
             return _log_start_moved(partition, event.log_start_offset)
 
@@ -203,12 +218,15 @@ def next_deadline(partition: SharePartition) -> int | None:
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
+_STORED_AS = {RecordState.ACQUIRED: RecordState.AVAILABLE}
+
+
 def durable(partition: SharePartition) -> SharePartition:
     """The partition as it is read back: nobody holds anything of it."""
     return _sealed(
         partition.start_offset,
         (
-            each.settled(RecordState.AVAILABLE) if each.state is RecordState.ACQUIRED else each
+            each.settled(_STORED_AS.get(each.state, each.state)) if each.member_id is not None else each
             for each in partition.ranges
         ),
     )
@@ -317,6 +335,8 @@ def _acknowledge(
                 stores = True
                 if kind is AcknowledgeType.RELEASE:
                     pieces.append(_released(each, settings))
+                elif kind is AcknowledgeType.REJECT and settings.keeps_dead_letters:
+                    pieces.append(_rejected(each))
                 else:
                     is_accepted = kind is AcknowledgeType.ACCEPT
                     state = RecordState.ACKNOWLEDGED if is_accepted else RecordState.ARCHIVED
@@ -353,9 +373,28 @@ def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings
 
 def _released(each: Range, settings: PartitionSettings) -> Range:
     """What its member has not dealt with: for anyone, until it has been delivered often enough."""
-    spent = each.delivery_count >= settings.delivery_count_limit
-    state = RecordState.ARCHIVED if spent else RecordState.AVAILABLE
-    return each.settled(state)
+    if each.delivery_count < settings.delivery_count_limit:
+        return each.settled(RecordState.AVAILABLE)
+    return each.settled(RecordState.ARCHIVING if settings.keeps_dead_letters else RecordState.ARCHIVED)
+
+
+def _rejected(each: Range) -> Range:
+    return Range(each.first_offset, each.last_offset, RecordState.ARCHIVING, each.delivery_count, each.member_id)
+
+
+def dead_letters(partition: SharePartition, first_offset: int, last_offset: int) -> list[Range]:
+    """Return what lies there and waits to be written as dead letters, in order."""
+    return [
+        each for each in _between(partition.ranges, first_offset, last_offset) if each.state is RecordState.ARCHIVING
+    ]
+
+
+def _dead_letters_settled(partition: SharePartition, event: DeadLettersSettled) -> PartitionStep:
+    waiting = dead_letters(partition, event.first_offset, event.last_offset)
+    if not waiting:
+        return PartitionStep(partition)
+    pieces = [each.settled(RecordState.ARCHIVED) for each in waiting]
+    return PartitionStep(_sealed(partition.start_offset, _overlaid(partition.ranges, pieces)), must_store=True)
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:

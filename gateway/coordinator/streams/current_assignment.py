@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.streams.model import MemberState, StreamsMember
 from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
@@ -48,6 +49,12 @@ def reconcile(
             return _advance(member, epoch, target, target_epoch, others, owned)
         case MemberState.UNRELEASED:
             return _advance(member, member.member_epoch, target, target_epoch, others, owned)
+
+
+def left_for_a_while(member: StreamsMember) -> StreamsMember:
+    """The static member that keeps its tasks, and has released those it was to release."""
+    away = _with(member, MemberState.STABLE, STATIC_LEAVE_EPOCH, member.assigned, NO_TASKS)
+    return replace(away, previous_member_epoch=STATIC_LEAVE_EPOCH)
 
 
 def _advance(

@@ -110,6 +110,16 @@ class Draft:
             self.members[member.member_id] = member
             self._put[member.member_id] = None
 
+    def succeed(self, former_id: MemberId, member: StreamsMember) -> None:
+        """Puts the member in the place of a static one that left for a while, with its target; no epoch rises."""
+        del self.members[former_id]
+        self.put(member)
+        if former_id in self.target:
+            self.target[member.member_id] = self.target.pop(former_id)
+        self.unheard.discard(former_id)
+        self.session_deadlines = self.session_deadlines.without(former_id)
+        self.rebalance_deadlines.pop(former_id, None)
+
     def lose_all(self, departures: Mapping[MemberId, Departure]) -> None:
         """Takes out members that left or failed. The epoch rises once, however many go, and the target is computed
         again with the next request of anyone."""

@@ -14,16 +14,18 @@ from gateway.coordinator.facts import (
     AssignmentGiven,
     Departure,
     Fact,
+    MemberAway,
     MemberChanged,
     MemberJoined,
     MemberRejoined,
+    MemberReplaced,
     Trigger,
 )
 from gateway.coordinator.machine import Step
-from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.silence import silence
-from gateway.coordinator.streams.current_assignment import held_by_others, reconcile
+from gateway.coordinator.streams.current_assignment import held_by_others, left_for_a_while, reconcile
 from gateway.coordinator.streams.draft import Draft
 from gateway.coordinator.streams.endpoints import partitions_by_endpoint
 from gateway.coordinator.streams.identity import check_join, check_request, find_member
@@ -48,7 +50,7 @@ def heartbeat(
 ) -> Step:
     try:
         check_request(event)
-        if event.member_epoch == LEAVE_EPOCH:
+        if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return _leave(group, event, find_member(group, event), now_ms, settings, cluster)
         if event.member_epoch == JOIN_EPOCH:
             return _join(group, event, check_join(group, event, settings), now_ms, settings, cluster)
@@ -124,7 +126,8 @@ def _join(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
-    """A member that was known under its id has lost what it owned. The topology of a group with members is not
+    """A member that was known under its id has lost what it owned; one that takes the place of a static member that
+    left for a while finds what that one had. The topology of a group with members is not
     changed: who comes with an older one is told so, and with any other refused, as upstream does; without members the
     newcomer's takes its place, which upstream refuses too. Raises KafkaError."""
     draft = Draft(group, now_ms, settings, cluster)
@@ -142,8 +145,14 @@ def _join(
     ):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Topology updates are not supported yet.")
     if known is None:
-        draft.tell(MemberJoined(event.member_id))
+        draft.tell(MemberJoined(event.member_id, event.instance_id))
         return _proceed(draft, event, None, _updated(StreamsMember(event.member_id), event))
+    if known.member_epoch == STATIC_LEAVE_EPOCH:
+        draft.tell(MemberReplaced(event.member_id, known.member_id, known.instance_id or ""))
+        back = replace(known, member_id=event.member_id, member_epoch=0, previous_member_epoch=0, connection_number=-1)
+        if known.member_id != event.member_id:
+            draft.succeed(known.member_id, back)
+        return _proceed(draft, event, known, _updated(back, event))
     draft.tell(MemberRejoined(event.member_id))
     fresh = replace(
         known,
@@ -172,6 +181,7 @@ def _updated(member: StreamsMember, event: StreamsGroupHeartbeat) -> StreamsMemb
     timeout_ms = event.rebalance_timeout_ms
     return replace(
         member,
+        instance_id=member.instance_id if event.instance_id is None else event.instance_id,
         rack_id=member.rack_id if event.rack_id is None else event.rack_id,
         client_id=event.client_id,
         client_host=event.client_host,
@@ -308,12 +318,18 @@ def _leave(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
-    """A member that fails for good may say with its last words that all shall shut down."""
+    """A member that fails for good may say with its last words that all shall shut down. A static member that leaves
+    for a while keeps its tasks, except those it was releasing, and its session runs on."""
     draft = Draft(group, now_ms, settings, cluster)
     if event.shutdown_application:
         draft.shutdown_by = draft.shutdown_by or member.member_id
-    draft.lose_all({member.member_id: Departure.LEFT})
-    reply = StreamsGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, LEAVE_EPOCH)
+    if event.member_epoch == STATIC_LEAVE_EPOCH:
+        draft.put(replace(left_for_a_while(member), connection_number=event.connection_number))
+        draft.rebalance_deadlines.pop(member.member_id, None)
+        draft.tell(MemberAway(member.member_id))
+    else:
+        draft.lose_all({member.member_id: Departure.LEFT})
+    reply = StreamsGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, event.member_epoch)
     draft.answer(event.request_id, reply)
     return draft.seal()
 

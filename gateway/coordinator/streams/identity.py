@@ -7,7 +7,7 @@ members, for GROUP_ID_NOT_FOUND is fatal to clients.
 
 from __future__ import annotations
 
-from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsMember
 from protocol.errors import ErrorCode, KafkaError
@@ -31,15 +31,12 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
         raise _invalid(f"UserEndpoint's host is longer than {MAX_HOST_BYTES} bytes")
     if sum(len(key.encode()) + len(value.encode()) for key, value in event.client_tags or ()) > MAX_TAGS_BYTES:
         raise _invalid(f"ClientTags are longer than {MAX_TAGS_BYTES} bytes")
-    if event.member_epoch < LEAVE_EPOCH:
-        # −2 is a static member's, and there are none.
-        raise _invalid("MemberEpoch is invalid.")
-    if event.member_epoch == LEAVE_EPOCH:
+    if event.member_epoch < STATIC_LEAVE_EPOCH:
+        raise _invalid(f"MemberEpoch is {event.member_epoch}, but must be greater than or equal to -2.")
+    if event.member_epoch == STATIC_LEAVE_EPOCH and event.instance_id is None:
+        raise _invalid("InstanceId can't be null.")
+    if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
         return
-    if event.instance_id is not None:
-        raise _invalid("Static members are not supported in streams groups.")
-    if event.reports_offsets:
-        raise _invalid("TaskOffsets are not supported.")
     if event.rebalance_timeout_ms == 0 or event.rebalance_timeout_ms < -1:
         raise _invalid("RebalanceTimeoutMs must be positive.")
     _check_tasks(event)
@@ -52,13 +49,9 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
 
 def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMember:
     """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
-    member = group.members.get(event.member_id)
-    if member is None:
-        raise KafkaError(
-            ErrorCode.UNKNOWN_MEMBER_ID, f"Member {event.member_id} is not a member of group {group.group_id}."
-        )
+    member = _member_of(group, event)
     _check_not_overtaken(member, event.connection_number)
-    if event.member_epoch not in (LEAVE_EPOCH, member.member_epoch):
+    if event.member_epoch not in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH, member.member_epoch):
         # An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not.
         owned = event.owned
         missed_answer = (
@@ -75,13 +68,49 @@ def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMem
 
 
 def check_join(group: StreamsGroup, event: StreamsGroupHeartbeat, settings: StreamsSettings) -> StreamsMember | None:
-    """Whom a join (epoch 0) continues; None for a new member. Raises KafkaError."""
+    """Whom a join (epoch 0) continues or replaces; None for a new member. Raises KafkaError."""
+    owner = None if event.instance_id is None else _static_member(group, event.instance_id)
+    if owner is not None:
+        # A client whose first answer was lost joins again as the member that it is.
+        if owner.member_id != event.member_id and owner.member_epoch != STATIC_LEAVE_EPOCH:
+            raise KafkaError(
+                ErrorCode.UNRELEASED_INSTANCE_ID,
+                f"Static member {event.member_id} with instance id {event.instance_id} cannot join the group because "
+                f"the instance id is owned by {owner.member_id} member.",
+            )
+        if owner.member_id == event.member_id:
+            _check_not_overtaken(owner, event.connection_number)
+        return owner
     known = group.members.get(event.member_id)
     if known is not None:
         _check_not_overtaken(known, event.connection_number)
     elif len(group.members) >= settings.max_size:
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"the group has {settings.max_size} members already")
     return known
+
+
+def _static_member(group: StreamsGroup, instance_id: str) -> StreamsMember | None:
+    return next((each for each in group.members.values() if each.instance_id == instance_id), None)
+
+
+def _member_of(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMember:
+    if event.instance_id is not None:
+        member = _static_member(group, event.instance_id)
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if member.member_id != event.member_id:
+            raise KafkaError(
+                ErrorCode.FENCED_INSTANCE_ID,
+                f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member "
+                f"{member.member_id}.",
+            )
+        return member
+    member = group.members.get(event.member_id)
+    if member is None:
+        raise KafkaError(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"Member {event.member_id} is not a member of group {group.group_id}."
+        )
+    return member
 
 
 def _check_not_overtaken(member: StreamsMember, connection_number: int) -> None:

@@ -14,10 +14,7 @@ from typing import Any
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
-from gateway.coordinator.facts import (
-    Conversion,
-    MemberId,
-)
+from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, MemberReplaced
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
@@ -134,7 +131,7 @@ class _Streams(EpochMachine):
     group_type = "streams"
     events = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
-    durable = DURABLE
+    durable: frozenset[type[Fact]] = DURABLE | {MemberAway, MemberReplaced}
 
     def watches(self, group: StreamsGroup) -> bool:
         return False

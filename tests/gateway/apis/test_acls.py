@@ -190,6 +190,10 @@ async def test_each_is_judged_by_itself_in_upstreams_words(database_url: str) ->
         "Invalid resourceType UNKNOWN": like(READ, resource_type=99),
         "Invalid patternType MATCH": like(READ, resource_pattern_type=2),
         "Invalid operation ANY": like(READ, operation=1),
+        "Host pattern cannot be null or empty": like(READ, host=""),
+        "Invalid CIDR notation '10.0.0.0/33': it must be an address, a slash and the length of a prefix": like(
+            READ, host="10.0.0.0/33"
+        ),
         "Invalid permissionType ANY": like(READ, permission_type=1),
         "Could not parse principal from `alice` (no colon is present separating the principal type from the principal "
         "name)": like(READ, principal="alice"),

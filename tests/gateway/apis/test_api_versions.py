@@ -1,4 +1,4 @@
-"""What is served: the table against Kafka 4.2, and ApiVersions as clients read it."""
+"""What is served: the table against Kafka 4.4, and ApiVersions as clients read it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.schema import message_schema
 
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
-UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis-4.2.json").read_text())
-"""Every API that Kafka 4.2 advertises, and at which kinds of listeners."""
+UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis.json").read_text())
+"""Every API that Kafka 4.4 advertises, and at which kinds of listeners."""
 TELEMETRY = {"GetTelemetrySubscriptions", "PushTelemetry"}
 """Kafka's brokers advertise these only if a plugin receives the clients' metrics."""
 SHARE_STATE = {
@@ -52,14 +52,16 @@ AMONG_CONTROLLERS = {
     "Vote",
 }
 
-MEMBERSHIP = SimpleNamespace(transaction_version=2, levels=dict[str, int](), read_ms=7)
+MEMBERSHIP = SimpleNamespace(node_id=3, transaction_version=2, levels=dict[str, int](), read_ms=7)
 
 
-def context(version: int, connection: ConnectionInfo, *, unstable: bool = False) -> RequestContext:
+def context(
+    version: int, connection: ConnectionInfo, *, unstable: bool = False, role: Role = Role.BROKER
+) -> RequestContext:
     settings = SimpleNamespace(broker=BrokerConfig(unstable_feature_versions_enable=unstable))
-    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, settings=settings))
+    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, settings=settings, cluster_id="ours"))
     return RequestContext(
-        ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
+        ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED), role=role
     )
 
 
@@ -130,7 +132,7 @@ def test_produce_is_advertised_from_0_and_nothing_else_is_promised_beyond_what_i
     }
 
 
-@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("version", range(6))
 async def test_api_versions_lists_the_table(version: int) -> None:
     connection = ConnectionInfo("c", "/127.0.0.1")
     request = ApiVersionsRequest(client_software_name="librdkafka", client_software_version="2.16.0-rc.1")
@@ -146,7 +148,7 @@ async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, mon
     response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
     levels = {each.name: each.max_version_level for each in response.finalized_features}
     always = ("eligible.leader.replicas.version", "group.version", "share.version", "streams.version")
-    facts = {"metadata.version": 29} | ({"transaction.version": served} if served else {})
+    facts = {"metadata.version": 33, "share.version": 2} | ({"transaction.version": served} if served else {})
     assert levels == dict.fromkeys(always, 1) | facts
     assert response.finalized_features_epoch == 7
 
@@ -172,6 +174,45 @@ async def test_software_must_be_named_in_plain_words_from_v3(name: str, software
     await api_versions(request, context(2, connection))
 
 
+@pytest.mark.parametrize(
+    ("cluster_id", "node_id", "version", "role"),
+    [
+        (None, -1, 5, Role.BROKER),
+        (None, 9, 5, Role.BROKER),
+        ("ours", 3, 5, Role.BROKER),
+        ("theirs", 9, 4, Role.BROKER),
+        ("theirs", 9, 5, Role.CONTROLLER),
+    ],
+)
+async def test_a_client_that_means_this_broker_or_names_none_is_answered(
+    cluster_id: str | None, node_id: int, version: int, role: Role
+) -> None:
+    request = ApiVersionsRequest(
+        client_software_name="a", client_software_version="1", cluster_id=cluster_id, node_id=node_id
+    )
+    response = await api_versions(request, context(version, ConnectionInfo("c", "/127.0.0.1"), role=role))
+    assert response.error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(("cluster_id", "node_id"), [("theirs", 3), ("ours", 4), ("ours", -1), ("", 3)])
+async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cluster_id: str, node_id: int) -> None:
+    request = ApiVersionsRequest(
+        client_software_name="a", client_software_version="1", cluster_id=cluster_id, node_id=node_id
+    )
+    with pytest.raises(KafkaError) as refused:
+        await api_versions(request, context(5, ConnectionInfo("c", "/127.0.0.1")))
+    assert refused.value.code == ErrorCode.REBOOTSTRAP_REQUIRED
+
+
+def test_levels_of_features_are_kafkas() -> None:
+    """But for kraft.version, whose voters nobody adds or removes here."""
+    kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
+    kafkas["kraft.version"] = [0, 0, 0]
+    for unstable in (False, True):
+        ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
+        assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
+
+
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize("unstable", [False, True])
 async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -> None:
@@ -179,14 +220,14 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     connection = ConnectionInfo("c", "/127.0.0.1")
     response = await api_versions(request, context(version, connection, unstable=unstable))
-    highest = 30 if unstable else 29
+    highest = 34 if unstable else 33
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     assert told == {"metadata.version": (7, highest)} | (
         {
             "kraft.version": (0, 0),
             "eligible.leader.replicas.version": (0, 1),
             "group.version": (0, 1),
-            "share.version": (0, 1),
+            "share.version": (0, 2),
             "streams.version": (0, 1),
             "transaction.version": (0, 2),
         }

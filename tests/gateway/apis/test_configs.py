@@ -555,7 +555,7 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
 
 
 async def test_of_a_groups_setting_only_what_holds_is_told(database_url: str) -> None:
-    """As Kafka 4.2 has it: what stands behind it is no synonym, and what the broker gives is a default."""
+    """As Kafka has it: what stands behind it is no synonym, and what the broker gives is a default."""
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     async with admin_node(database_url, broker={"group.consumer.heartbeat.interval.ms": "7000"}) as node:
         assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE

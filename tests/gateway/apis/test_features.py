@@ -40,14 +40,14 @@ async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
 async def test_a_level_is_lowered_and_raised_for_every_node(database_url: str, version: int) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         before, epoch = await levels(node)
-        assert before == {METADATA: 29, TRANSACTIONS: 2, ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1}
+        assert before == {METADATA: 33, TRANSACTIONS: 2, ELIGIBLE: 1, GROUPS: 1, SHARE: 2, STREAMS: 1}
         for level, how in ((1, SAFE), (0, SAFE), (2, UPGRADE)):
             answer = await ask(node, to(level, how), version=version)
             assert (answer.error_code, answer.error_message) == (OK, None)
             results = [(each.feature, each.error_code, each.error_message) for each in answer.results]
             assert results == ([] if version == 2 else [(TRANSACTIONS, OK, None)])
             shown = {TRANSACTIONS: level} if level else {}
-            expected = {METADATA: 29, ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1} | shown
+            expected = {METADATA: 33, ELIGIBLE: 1, GROUPS: 1, SHARE: 2, STREAMS: 1} | shown
             now, later = await levels(node)
             assert now == expected
             assert later > epoch, "clients believe nothing else"
@@ -73,8 +73,8 @@ async def test_a_level_stands_when_its_node_comes_back(database_url: str) -> Non
         (to(1, 0), "The controller does not support the given upgrade type."),
         (to(1, 4), "The controller does not support the given upgrade type."),
         (to(1, feature="test.version"), "Local controller 1 does not support this feature."),
-        (to(0, UNSAFE, METADATA), "Local controller 1 only supports versions 7-29"),
-        (to(30, feature=METADATA), "Local controller 1 only supports versions 7-29"),
+        (to(0, UNSAFE, METADATA), "Local controller 1 only supports versions 7-33"),
+        (to(34, feature=METADATA), "Local controller 1 only supports versions 7-33"),
         (to(1, feature=KRAFT), "Local controller 1 only supports versions 0-0"),
         (to(0, feature=GROUPS), "Can't downgrade the version of this feature without setting the upgrade type"),
     ],
@@ -92,8 +92,8 @@ async def test_what_cannot_be_set_is_refused_and_nothing_else_is_set(
                 await ask(node, first, update, version=version)
             assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
             assert (refused.value.message or "").startswith(said + message)
-        others = {ELIGIBLE: 1, GROUPS: 1, SHARE: 1, STREAMS: 1}
-        assert (await levels(node))[0] == {METADATA: 29, TRANSACTIONS: 2} | others
+        others = {ELIGIBLE: 1, GROUPS: 1, SHARE: 2, STREAMS: 1}
+        assert (await levels(node))[0] == {METADATA: 33, TRANSACTIONS: 2} | others
 
 
 async def test_a_level_is_raised_by_an_upgrade_alone(database_url: str) -> None:
@@ -122,8 +122,8 @@ async def test_a_feature_may_be_named_once(database_url: str) -> None:
 @pytest.mark.parametrize("how", [SAFE, UNSAFE])
 async def test_metadata_version_is_that_of_the_release(database_url: str, how: int) -> None:
     async with admin_node(database_url) as node:
-        with pytest.raises(KafkaError, match="downgrade from 29 to 28") as refused:
+        with pytest.raises(KafkaError, match="downgrade from 33 to 28") as refused:
             await ask(node, to(28, how, METADATA))
         assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
-        answer = await ask(node, to(29, feature=METADATA), to(0, feature=KRAFT))
+        answer = await ask(node, to(33, feature=METADATA), to(0, feature=KRAFT))
         assert [each.error_code for each in answer.results] == [OK, OK], "as they are"

@@ -44,6 +44,7 @@ from tests.gateway.group_node import (
 from tests.postgres import Databases
 
 G, T = "g", "transactional"
+EPOCH_FIELD = "generation_id_or_member_epoch"
 PRODUCER, EPOCH = 4_000, 7
 VERSIONS = range(5)
 NONE, UNSTABLE = ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT
@@ -105,12 +106,38 @@ async def code_of(node: GroupNode, topic: Topic, offset: int = 1, *, version: in
     return codes(await node.ask(request_for(topic, asked(0, offset), **given), version))[0][1]
 
 
+def by_id(topic_id: uuid.UUID, *partitions: TxnOffsetCommitRequestPartition) -> TxnOffsetCommitRequest:
+    named: dict[str, Any] = {
+        "transactional_id": T,
+        "group_id": G,
+        "producer_id": PRODUCER,
+        "producer_epoch": EPOCH,
+    }
+    return TxnOffsetCommitRequest(
+        topics=(TxnOffsetCommitRequestTopic(topic_id=topic_id, partitions=partitions),), **named
+    )
+
+
 def elsewhere(node: GroupNode) -> str:
     """A group whose shard a test may lose: the others' is another."""
     return next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
 
 
 # --- what is stored -----------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_is_named_by_its_id_from_version_6_on(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 1)
+    await begun(node, G)
+    answer = await node.ask(by_id(topic.topic_id, asked(0, 42), asked(7, 1)), 6)
+    assert [(echoed.name, echoed.topic_id) for echoed in answer.topics] == [("", topic.topic_id)]
+    assert codes(answer) == [(0, NONE), (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+    unknown = uuid.uuid4()
+    answer = await node.ask(by_id(unknown, asked(0, 43)), 6)
+    assert [echoed.topic_id for echoed in answer.topics] == [unknown]
+    assert codes(answer) == [(0, ErrorCode.UNKNOWN_TOPIC_ID)]
+    assert await ended(node) == (G,)
+    assert await fetched(node, 9, None) == {("t", 0): (42, 3, "m", NONE)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -195,10 +222,10 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     await begun(node, G)
     member = node.member(G, "c1")
     await settle(member)
-    mine: dict[str, Any] = {"member_id": member.member_id, "generation_id": 1}
+    mine: dict[str, Any] = {"member_id": member.member_id, EPOCH_FIELD: 1}
     assert await code_of(node, topic, 1, **mine) == NONE
-    assert await code_of(node, topic, 2, **{**mine, "generation_id": 0}) == ErrorCode.ILLEGAL_GENERATION
-    assert await code_of(node, topic, 3, **{**mine, "generation_id": -1}) == ErrorCode.ILLEGAL_GENERATION
+    assert await code_of(node, topic, 2, **{**mine, EPOCH_FIELD: 0}) == ErrorCode.ILLEGAL_GENERATION
+    assert await code_of(node, topic, 3, **{**mine, EPOCH_FIELD: -1}) == ErrorCode.ILLEGAL_GENERATION
     assert await code_of(node, topic, 4, **{**mine, "member_id": "nobody"}) == ErrorCode.UNKNOWN_MEMBER_ID
     assert await code_of(node, topic, 5, **{**mine, "group_instance_id": "i"}) == ErrorCode.UNKNOWN_MEMBER_ID
     await begun(node, G)
@@ -208,7 +235,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     # Before the member has synced, as a producer does that ends its transaction while its group rebalances.
     await begun(node, G)
     assert (await member.join()).generation_id == 2
-    assert await code_of(node, topic, 6, **{**mine, "generation_id": 2}) == NONE
+    assert await code_of(node, topic, 6, **{**mine, EPOCH_FIELD: 2}) == NONE
     assert await code_of(node, topic, 7, **mine) == ErrorCode.ILLEGAL_GENERATION
     await ended(node)
     assert (await fetched(node, 9, None))["t", 0][0] == 6
@@ -228,10 +255,10 @@ async def test_who_names_nobody_commits_beside_members(node: GroupNode, version:
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        ({"generation_id": 3, "member_id": "m"}, ErrorCode.ILLEGAL_GENERATION),
+        ({EPOCH_FIELD: 3, "member_id": "m"}, ErrorCode.ILLEGAL_GENERATION),
         ({}, NONE),
         ({"member_id": "m"}, NONE),
-        ({"generation_id": -7}, NONE),
+        ({EPOCH_FIELD: -7}, NONE),
     ],
 )
 async def test_commits_to_a_missing_group(node: GroupNode, given: dict[str, Any], code: ErrorCode) -> None:
@@ -252,7 +279,8 @@ async def test_a_commit_that_the_next_generation_overtook_is_fenced_by_postgres(
     await settle(member)
     await begun(node, G)
     async with locked_group(database_url, G) as lock:
-        committing = asyncio.create_task(code_of(node, topic, 9, member_id=member.member_id, generation_id=1))
+        named: dict[str, Any] = {"member_id": member.member_id, EPOCH_FIELD: 1}
+        committing = asyncio.create_task(code_of(node, topic, 9, **named))
         await write_is_waiting(lock)
         await lock.execute("update consumer_group set generation_id = 2 where group_id = $1", G)
     assert await committing == ErrorCode.ILLEGAL_GENERATION

@@ -1,4 +1,4 @@
-"""The list of a broker's settings beside that of Kafka's: `kafka_4_2_broker_settings.tsv`."""
+"""The list of a broker's settings beside that of Kafka's: `kafka_broker_settings.tsv`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigError, ConfigKey, ConfigType, Update, render
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.net.server import BACKLOG
+from protocol.compression import MAX_DECOMPRESSED_BYTES
 
-REFERENCE = Path(__file__).parent / "kafka_4_2_broker_settings.tsv"
+REFERENCE = Path(__file__).parent / "kafka_broker_settings.tsv"
 KAFKA = {
     name: (kind, default, internal == "internal", mode)
     for name, kind, default, internal, mode in (
@@ -23,8 +24,12 @@ LISTED: dict[str, ConfigKey] = {name: key for name, key in BROKER_CONFIGS.items(
 LISTED.update(WITHOUT_EFFECT)
 
 OTHER_DEFAULTS = {
+    "group.consumer.assignment.interval.ms": ("1000", "0"),
+    "group.share.assignment.interval.ms": ("1000", "0"),
+    "group.streams.assignment.interval.ms": ("1000", "0"),
     "log.dir": ("/tmp/kafka-logs", "postgres"),
     "log.dirs": ("<null>", "postgres"),
+    "max.decompressed.message.bytes": ("2147483639", str(MAX_DECOMPRESSED_BYTES)),
     "max.incremental.fetch.session.cache.slots": ("1000", "0"),
     "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", ""),
     "num.io.threads": ("8", "1"),
@@ -32,6 +37,8 @@ OTHER_DEFAULTS = {
     "num.replica.fetchers": ("1", "0"),
     "offsets.topic.replication.factor": ("3", "1"),
     "sasl.enabled.mechanisms": ("GSSAPI", ""),
+    "sasl.oauthbearer.allow.unverified.audience": ("false", "true"),
+    "sasl.oauthbearer.allow.unverified.issuer": ("false", "true"),
     "socket.listen.backlog.size": ("50", str(BACKLOG)),
     "socket.receive.buffer.bytes": ("102400", "-1"),
     "socket.send.buffer.bytes": ("102400", "-1"),

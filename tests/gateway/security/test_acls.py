@@ -53,6 +53,13 @@ async def decide(*acls: Acl, operation: Op = Op.READ, name: str = "t", host: str
         ((acl(Op.READ, principal="Group:alice"),), False),
         ((acl(Op.READ, host=HOST),), True),
         ((acl(Op.READ, host="10.0.0.2"),), False),
+        ((acl(Op.READ, host="10.0.0.0/24"),), True),
+        ((acl(Op.READ, host="10.0.0.77/24"),), True),
+        ((acl(Op.READ, host="10.0.0.2/31"),), False),
+        ((acl(Op.READ, host="0.0.0.0/0", principal="User:*"),), True),
+        ((acl(Op.READ, host="::/0"),), False),
+        ((acl(Op.READ, host="10.0.0.0/99"),), False),
+        ((acl(Op.READ), acl(Op.READ, host="10.0.0.0/8", permission=DENY)), False),
         ((acl(Op.READ), acl(Op.READ, permission=DENY)), False),
         ((acl(Op.READ), acl(Op.ALL, "*", principal="User:*", permission=DENY)), False),
         ((acl(Op.READ), acl(Op.READ, permission=DENY, host="10.0.0.2")), True),
@@ -91,6 +98,26 @@ async def test_prefixes_within_prefixes() -> None:
 
 def who(name: str) -> ConnectionInfo:
     return ConnectionInfo("c", f"/{HOST}", principal=Principal(name))
+
+
+async def test_ranges_of_addresses_of_version_6() -> None:
+    rule = acl(Op.READ, host="2001:db8::/32")
+    assert await decide(rule, host="2001:db8:0:1::7") is True
+    assert await decide(rule, host="2001:db9::7") is False
+    assert await decide(rule, host="no address") is False
+
+
+async def test_whether_one_of_a_type_is_allowed_by_a_range() -> None:
+    acls = await Acls.read((acl(Op.WRITE, host="10.0.0.0/24"),))
+    assert await acls.allow_one_of(ALICE, HOST, Op.WRITE, TOPIC)
+    assert not await acls.allow_one_of(ALICE, "10.0.1.1", Op.WRITE, TOPIC)
+
+
+async def test_an_address_within_a_range_is_not_answered_as_one_that_no_acl_names() -> None:
+    acls = await Acls.read((acl(Op.DESCRIBE, host="10.0.0.0/24"),))
+    _, hosts = acls.named(TOPIC)
+    assert HOST in hosts
+    assert "10.0.1.1" not in hosts
 
 
 async def test_super_users_and_what_has_no_acl() -> None:

@@ -1,0 +1,240 @@
+"""Dead letters: records that a share group rejected or delivered too often, written to another topic (KIP-1191).
+
+The one idea: level-triggered. A share partition keeps such records as ARCHIVING, stored, until they are settled here;
+so whoever reads the partition after a crash goes on where this node ended. A record may be written twice, and none is
+forgotten. What cannot be written because of a setting is archived all the same, as by Kafka, so that it does not hold
+up the partition: the log and a counter tell it, and the record itself stays where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.share.partition import DeadLettersSettled, Range
+from gateway.net.context import Services
+from protocol.errors import KafkaError, ProtocolError
+from protocol.records import Record, build_batch, iter_records, read_head, set_log_append_time
+from storage.errors import StorageError
+from storage.share import ShareKey
+from storage.types import Appended, NewBatch, Partition, ReadRequest, ReadResult, StoredBatch, Topic
+
+logger = structlog.stdlib.get_logger(__name__)
+
+FEATURE, FROM_LEVEL = "share.version", 2
+"""The feature, and its level from which on there are dead letters."""
+RESERVED_PREFIX = "__"
+PAUSE_S = 1.0
+"""How long a node waits before it tries again what storage could not do."""
+RECORDS_AT_A_TIME = 500
+MAX_READ_BYTES = 1 << 20
+"""Of the records that are copied at a time, as they are stored. One batch may be larger."""
+MAX_SHOWN = 5
+"""Ranges of offsets that one line of the log names."""
+
+Values = Mapping[int, tuple[bytes | None, bytes | None]]
+"""Offset → key and value."""
+NO_VALUE: tuple[bytes | None, bytes | None] = (None, None)
+NO_VALUES: Values = {}
+MakeTopic = Callable[[str], Awaitable[Topic]]
+
+
+class DeadLetters:
+    def __init__(self, services: Services, make_topic: MakeTopic) -> None:
+        """`make_topic` creates a dead-letter topic; it raises KafkaError."""
+        self._services = services
+        self._make_topic = make_topic
+        self._partitions = services.share
+        self._due: dict[ShareKey, None] = {}
+        self._has_some: Final = asyncio.Event()
+
+    def notice(self, key: ShareKey) -> None:
+        """The stored state of a share partition has dead letters."""
+        self._due[key] = None
+        self._has_some.set()
+
+    async def run(self) -> None:
+        """One pass: settle what there is, or wait until there is something."""
+        if not self._due:
+            await self._has_some.wait()
+        self._has_some.clear()
+        while self._due:
+            key = next(iter(self._due))
+            del self._due[key]
+            try:
+                await self._settle(key)
+            except StorageError as error:
+                logger.warning("dead letters wait for storage", group_id=key.group_id, error=str(error))
+                self.notice(key)
+                await asyncio.sleep(PAUSE_S)
+            except KafkaError:
+                # The partition is another node's by now, which finds the same in its row.
+                continue
+
+    async def _settle(self, key: ShareKey) -> None:
+        """Raises StorageError, and KafkaError where the partition is to be read again."""
+        services = self._services
+        settings = services.groups.settings.share_of.get(key.group_id, services.groups.settings.share)
+        while waiting := self._partitions.dead_letters(key):
+            target = await self._target(settings)
+            if isinstance(target, str):
+                await self._give_up(key, waiting, target)
+                return
+            part = waiting[0].between(
+                waiting[0].first_offset,
+                min(waiting[0].last_offset, waiting[0].first_offset + RECORDS_AT_A_TIME - 1),
+            )
+            await self._write(key, part, target, settings)
+
+    async def _target(self, settings: ShareSettings) -> Topic | str:
+        """The dead-letter topic, or why there is none."""
+        services, name = self._services, settings.dead_letter_topic
+        broker = services.catalog.broker
+        prefix = broker.errors_deadletterqueue_topic_name_prefix
+        if not name:
+            return "the group names no dead-letter topic any more"
+        if name.startswith(RESERVED_PREFIX):
+            return f"{name} begins with {RESERVED_PREFIX}"
+        if not name.startswith(prefix):
+            return f"{name} does not begin with {prefix}, errors.deadletterqueue.topic.name.prefix of the broker"
+        topic = await services.catalog.resolve(name)
+        if topic is not None:
+            if not services.catalog.config(topic).errors_deadletterqueue_group_enable:
+                return f"{name} has errors.deadletterqueue.group.enable=false"
+            return topic
+        if not broker.errors_deadletterqueue_auto_create_topics_enable:
+            return f"there is no topic {name}, and errors.deadletterqueue.auto.create.topics.enable=false"
+        try:
+            return await self._make_topic(name)
+        except KafkaError as error:
+            return f"{name} cannot be created: {error.message or error.code.name}"
+
+    async def _write(self, key: ShareKey, part: Range, target: Topic, settings: ShareSettings) -> None:
+        services = self._services
+        source = services.catalog.get_by_id(key.topic_id)
+        values: Values = {}
+        if settings.copies_dead_letters and source is not None:
+            values, last_offset = await self._values(source.partitions[key.partition_index], part)
+            part = part.between(part.first_offset, last_offset)
+        now_ms = services.clock.now_ms()
+        headers = _headers(key, str(key.topic_id) if source is None else source.name, part, settings)
+        config = services.catalog.config(target)
+        batch, last_offset = _batch(part, headers, values, now_ms, config.max_message_bytes)
+        written = part.between(part.first_offset, last_offset)
+        if batch is None:
+            too_large = f"a dead letter is larger than max.message.bytes of {target.name}"
+            await self._give_up(key, [written], too_large)
+            return
+        records = memoryview(bytearray(batch))
+        if config.log_append_time:
+            set_log_append_time(records, now_ms)
+        partition = target.partitions[key.partition_index % len(target.partitions)]
+        appended = await services.appender.submit(
+            NewBatch(partition.partition_key, records, len(written), now_ms), request=self
+        )
+        if not isinstance(appended, Appended):
+            # It may have been deleted; if it is still known, it is looked up anew.
+            await services.catalog.refresh_if_changed()
+            await self._give_up(key, [written], f"{target.name} refused it: {appended.value}")
+            return
+        services.metrics.share_dead_letters.inc(len(written))
+        await self._partitions.apply(key, DeadLettersSettled(written.first_offset, written.last_offset))
+
+    async def _values(self, partition: Partition, part: Range) -> tuple[Values, int]:
+        """Keys and values of the records that are still there, and up to which offset that was found out."""
+        request = ReadRequest(partition.partition_key, part.first_offset, MAX_READ_BYTES)
+        (found,) = await self._services.log.read([request], max_bytes=MAX_READ_BYTES)
+        if not isinstance(found, ReadResult) or not found.batches:
+            return {}, part.last_offset
+        try:
+            values = await asyncio.to_thread(_read, found.batches, part)
+        except ProtocolError as error:
+            logger.warning("dead letters are written without their values", error=str(error))
+            return {}, part.last_offset
+        return values, max(part.first_offset, min(part.last_offset, read_head(found.batches[-1].records).last_offset))
+
+    async def _give_up(self, key: ShareKey, parts: Sequence[Range], reason: str) -> None:
+        count = sum(map(len, parts))
+        self._services.metrics.share_dead_letters_failed.inc(count)
+        source = self._services.catalog.get_by_id(key.topic_id)
+        shown = ", ".join(f"{each.first_offset}-{each.last_offset}" for each in parts[:MAX_SHOWN])
+        logger.warning(
+            "dead letters were not written: the records are archived, and stay in their topic",
+            group_id=key.group_id,
+            topic=str(key.topic_id) if source is None else source.name,
+            partition=key.partition_index,
+            records=count,
+            offsets=shown + (" and more" if len(parts) > MAX_SHOWN else ""),
+            reason=reason,
+        )
+        for each in parts:
+            _, stored = self._partitions.submit(key, DeadLettersSettled(each.first_offset, each.last_offset))
+            if stored is not None and each is parts[-1]:
+                await stored
+
+
+def keeps_dead_letters(settings: ShareSettings, levels: Mapping[str, int]) -> bool:
+    """Whether undeliverable records of a group with these settings are dead letters. `levels`: of features, where they
+    were set."""
+    return bool(settings.dead_letter_topic) and levels.get(FEATURE, FROM_LEVEL) >= FROM_LEVEL
+
+
+def _headers(
+    key: ShareKey, topic_name: str, part: Range, settings: ShareSettings
+) -> Callable[[int], tuple[tuple[str, bytes | None], ...]]:
+    """Kafka's, of a record at an offset (upstream: ShareGroupDLQStateManager.ProduceRequestHandler). Who reads a
+    partition back knows no more than the count of deliveries, and takes that for the reason, as upstream."""
+    is_rejected = part.member_id is not None or part.delivery_count < settings.delivery_count_limit
+    message = b"Offset rejected by client." if is_rejected else b"Offset delivery count exceeded the threshold."
+    before = (
+        ("__dlq.errors.topic", topic_name.encode()),
+        ("__dlq.errors.partition", str(key.partition_index).encode()),
+    )
+    after = (
+        ("__dlq.errors.group", key.group_id.encode()),
+        ("__dlq.errors.delivery.count", str(part.delivery_count).encode()),
+        ("__dlq.errors.message", message),
+    )
+    return lambda offset: (*before, ("__dlq.errors.offset", str(offset).encode()), *after)
+
+
+def _batch(
+    part: Range,
+    headers: Callable[[int], tuple[tuple[str, bytes | None], ...]],
+    values: Values,
+    now_ms: int,
+    max_bytes: int,
+) -> tuple[bytes | None, int]:
+    """As many as one batch may hold, at least one, and the last offset of them; None: not even the first fits. A
+    record that does not fit with its value is written without."""
+    count = len(part)
+    while True:
+        offsets = range(part.first_offset, part.first_offset + count)
+        for copied in (values, NO_VALUES):
+            records = [
+                Record(number, now_ms, *copied.get(offset, NO_VALUE), headers=headers(offset))
+                for number, offset in enumerate(offsets)
+            ]
+            batch = build_batch(records)
+            if len(batch) <= max_bytes:
+                return batch, offsets[-1]
+            if count > 1:
+                break
+        if count == 1:
+            return None, part.first_offset
+        count = max(1, min(count - 1, count * max_bytes // len(batch)))
+
+
+def _read(batches: Sequence[StoredBatch], part: Range) -> Values:
+    """Raises ProtocolError."""
+    return {
+        record.offset: (record.key, record.value)
+        for batch in batches
+        if not read_head(batch.records).is_control
+        for record in iter_records(batch.records)
+        if part.first_offset <= record.offset <= part.last_offset
+    }

@@ -1,0 +1,223 @@
+"""Dead letters of share groups on the wire (KIP-1191). Apache Kafka 4.4.0 writes the same records."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+)
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from protocol.records import Record, iter_records
+from tests.frames.members import create_topic, fresh
+from tests.frames.test_handoff import configure
+from tests.frames.test_share_groups import ACCEPT, REJECT, RELEASE, Reader, reading, scene, send
+from tests.frames.transactions import batches_of, fetch
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.postgres import Databases
+from tests.wire import WireClient
+
+NONE = ErrorCode.NONE
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+PATIENCE_S = 20.0
+REJECTED, EXCEEDED = b"Offset rejected by client.", b"Offset delivery count exceeded the threshold."
+
+
+async def set_configs(client: WireClient, kind: int, name: str, configs: dict[str, str]) -> None:
+    given = tuple(AlterableConfig(name=key, config_operation=0, value=value) for key, value in configs.items())
+    resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=given)
+    answer = await client.send(IncrementalAlterConfigsRequest(resources=(resource,)), 1)
+    assert [each.error_code for each in answer.responses] == [NONE]
+
+
+async def dead_letter_topic(client: WireClient, partitions: int = 1, **configs: str) -> str:
+    name = fresh("dlq.topic")
+    await create_topic(client, name, partitions)
+    await set_configs(client, TOPIC_RESOURCE, name, {"errors.deadletterqueue.group.enable": "true", **configs})
+    return name
+
+
+async def written(client: WireClient, topic: str, count: int, partition: int = 0) -> list[Record]:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            records = [
+                record
+                for batch in batches_of(await fetch(client, (topic, partition), 0, committed=False))
+                for record in iter_records(batch)
+            ]
+            if len(records) >= count:
+                return records
+            await asyncio.sleep(0.05)
+
+
+async def settled_to(reader: Reader, start_offset: int) -> None:
+    """Wait until the group begins there: all before is settled."""
+    request = DescribeShareGroupOffsetsRequest(
+        groups=(DescribeShareGroupOffsetsRequestGroup(group_id=reader.group_id, topics=None),)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (group,) = (await reader.client.send(request, 1)).groups
+            begins = [part.start_offset for topic in group.topics for part in topic.partitions]
+            if start_offset in begins:
+                return
+            await asyncio.sleep(0.05)
+
+
+def headers_of(reader: Reader, offset: int, count: int, why: bytes) -> tuple[tuple[str, bytes], ...]:
+    return (
+        ("__dlq.errors.topic", reader.topic.encode()),
+        ("__dlq.errors.partition", b"0"),
+        ("__dlq.errors.offset", str(offset).encode()),
+        ("__dlq.errors.group", reader.group_id.encode()),
+        ("__dlq.errors.delivery.count", str(count).encode()),
+        ("__dlq.errors.message", why),
+    )
+
+
+async def test_rejected_records_are_written_with_headers_alone(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=3) as one:
+        topic = await dead_letter_topic(one.client)
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 2, 1)]
+        assert await one.acknowledge((0, 1, REJECT), (2, 2, ACCEPT)) == NONE
+        records = await written(one.client, topic, 2)
+        assert [(each.key, each.value) for each in records] == [(None, None)] * 2
+        assert [each.headers for each in records] == [headers_of(one, offset, 1, REJECTED) for offset in (0, 1)]
+        await settled_to(one, 3)
+        assert len(await written(one.client, topic, 2)) == 2
+
+
+async def test_records_delivered_too_often_are_written_with_key_and_value(gateway: GatewayProcess) -> None:
+    async with scene(gateway, share_delivery_count_limit="2") as one:
+        topic = await dead_letter_topic(one.client)
+        copies = {"errors_deadletterqueue_topic_name": topic, "errors_deadletterqueue_copy_record_enable": "true"}
+        await configure(one.client, one.group_id, **copies)
+        await send(one.client, one.topic, b"first", b"second")
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await one.fetch((0, 1, RELEASE)) == [(0, 1, 2)]
+        assert await one.fetch((0, 0, RELEASE), (1, 1, REJECT)) == []
+        records = sorted(await written(one.client, topic, 2), key=lambda record: record.value or b"")
+        assert [each.value for each in records] == [b"first", b"second"]
+        assert [each.headers for each in records] == [headers_of(one, 0, 2, EXCEEDED), headers_of(one, 1, 2, REJECTED)]
+        await settled_to(one, 2)
+
+
+async def test_a_dead_letter_has_the_partition_of_its_record_by_the_number_of_partitions(
+    gateway: GatewayProcess,
+) -> None:
+    async with scene(gateway, records=1) as one:
+        topic = await dead_letter_topic(one.client, partitions=3)
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 0, 1)]
+        assert await one.acknowledge((0, 0, REJECT)) == NONE
+        assert len(await written(one.client, topic, 1, partition=0)) == 1
+
+
+async def test_dead_letters_keep_to_the_size_of_their_topic_and_one_too_large_has_no_value(
+    gateway: GatewayProcess,
+) -> None:
+    async with scene(gateway) as one:
+        topic = await dead_letter_topic(one.client, **{"max.message.bytes": "1200"})
+        copies = {"errors_deadletterqueue_topic_name": topic, "errors_deadletterqueue_copy_record_enable": "true"}
+        await configure(one.client, one.group_id, **copies)
+        values = [b"a" * 500, b"b" * 500, b"c" * 2_000, b"d" * 500]
+        await send(one.client, one.topic, *values)
+        assert await one.fetch() == [(0, 3, 1)]
+        assert await one.acknowledge((0, 3, REJECT)) == NONE
+        records = await written(one.client, topic, 4)
+        assert [each.value for each in records] == [values[0], values[1], None, values[3]]
+        assert [dict(each.headers)["__dlq.errors.offset"] for each in records] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "enabled"),
+    [("dlq.missing", None), ("dlq.closed", False), ("open", True)],
+    ids=["there is none", "it is not enabled", "its name does not begin so"],
+)
+async def test_records_that_cannot_be_written_are_archived_and_told_of(
+    gateway: GatewayProcess, name: str, enabled: bool | None
+) -> None:
+    async with scene(gateway, records=2) as one:
+        topic = fresh(name)
+        if enabled is not None:
+            await create_topic(one.client, topic, 1)
+            await set_configs(
+                one.client, TOPIC_RESOURCE, topic, {"errors.deadletterqueue.group.enable": str(enabled).lower()}
+            )
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await one.acknowledge((0, 1, REJECT)) == NONE
+        await settled_to(one, 2)
+        told = [line for line in gateway.log_text().splitlines() if one.group_id in line and "dead letters" in line]
+        assert len(told) == 1
+        assert "0-1" in told[0]
+        assert topic in told[0]
+
+
+async def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({"errors.deadletterqueue.auto.create.topics.enable": "true"})
+    async with scene(gateway, records=1) as one:
+        topic = fresh("dlq.made")
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 0, 1)]
+        assert await one.acknowledge((0, 0, REJECT)) == NONE
+        await settled_to(one, 1)
+        request = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
+        (made,) = (await one.client.send(request, 12)).topics
+        assert made.error_code == NONE
+        assert len(await written(one.client, topic, 1)) == 1
+
+
+async def test_a_lower_share_version_keeps_no_dead_letters(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory()
+    async with scene(gateway, records=1) as one:
+        lower = FeatureUpdateKey(feature="share.version", max_version_level=1, upgrade_type=2)
+        answer = await one.client.send(UpdateFeaturesRequest(feature_updates=(lower,)), 1)
+        assert answer.error_code == NONE
+        topic = await dead_letter_topic(one.client)
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 0, 1)]
+        assert await one.acknowledge((0, 0, REJECT)) == NONE
+        await settled_to(one, 1)
+        assert await written(one.client, topic, 0) == []
+
+
+async def test_dead_letters_that_a_killed_gateway_left_are_written_by_the_next(
+    gateway_factory: GatewayFactory, postgres: Databases
+) -> None:
+    """A lock on the dead-letter topic holds its writer up until the gateway is dead."""
+    url = postgres.create()
+    gateway = gateway_factory(database_url=url)
+    async with scene(gateway, records=2) as one:
+        topic = await dead_letter_topic(one.client)
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 1, 1)]
+        lock = await asyncpg.connect(url)
+        try:
+            async with lock.transaction():
+                await lock.execute(
+                    "select from partition join topic using (topic_id) where name = $1 for update of partition", topic
+                )
+                assert await one.acknowledge((0, 1, REJECT)) == NONE
+                gateway.kill()
+            assert await lock.fetchval("select ranges::text from share_partition") == "[[2, 3, 1]]"
+        finally:
+            await lock.close()
+        gateway.start()
+        async with reading(gateway, one.group_id, one.topic, one.topic_id) as again:
+            assert await again.fetch() == []
+            records = await written(again.client, topic, 2)
+            assert {dict(each.headers)["__dlq.errors.offset"] for each in records} == {b"0", b"1"}
+            await settled_to(again, 2)
