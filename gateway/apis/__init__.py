@@ -1,8 +1,8 @@
-"""What is served: one line per API with its promised versions and its handler.
+"""The table of served APIs: one line per API with its promised versions and its handler.
 
-The one idea: this table is the only place that says so. ApiVersions, dispatch, request metrics, `sluice apis` and the
-table in docs/apis.md are derived from it; the versions are Kafka 4.4's. What a node that is asked as a controller serves
-(`roles`) is what Kafka's controllers do, but for what these say to each other.
+This table is the only place that says what is served. ApiVersions, dispatch, request metrics, `sluice apis` and the page
+docs/apis.md are derived from it. The versions are those of Kafka 4.4. `roles` says which APIs a controller listener serves:
+those of Kafka's controllers, except the messages that controllers send to each other.
 """
 
 from gateway.apis import (
