@@ -1,8 +1,8 @@
 """The table of served APIs: one line per API with its promised versions and its handler.
 
-This table is the only place that says what is served. ApiVersions, dispatch, request metrics, `sluice apis` and the page
-docs/apis.md are derived from it. The versions are those of Kafka 4.4. `roles` says which APIs a controller listener serves:
-those of Kafka's controllers, except the messages that controllers send to each other.
+This table is the only place that says what is served. ApiVersions, dispatch, request metrics, `sluice apis` and the
+page docs/apis.md are derived from it. The versions are those of Kafka 4.4. `roles` says which APIs a controller
+listener serves: those of Kafka's controllers, except the messages that controllers send to each other.
 """
 
 from gateway.apis import (

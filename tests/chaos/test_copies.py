@@ -141,7 +141,7 @@ def test_a_copy_of_one_moment_of_a_running_node_has_all_that_was_acknowledged(
 def test_a_copy_that_is_older_than_its_segments_is_another_history(
     gateway_factory: GatewayFactory, elsewhere: Path
 ) -> None:
-    """Copy Postgres by `pg_basebackup`, then the segments, under the lock that prevents their removal (docs/operate.md)."""
+    """Copy Postgres by `pg_basebackup`, then the segments under the lock that keeps them (docs/operate.md)."""
     gateway = gateway_factory(SETTINGS, embedded=True)
     load = loaded(gateway, 2000)
     acknowledged = dict(load.acknowledged)
