@@ -1,2 +1,2 @@
-"""What groups and transactions have in tables, as Kafka's coordinators write it into internal topics: for who reads it
-there, and while somebody does. `writer.py` is where to start."""
+"""Groups and transactions as the records that Kafka's coordinators write to internal topics, written while a client
+reads them. Start with `writer.py`."""

@@ -1,10 +1,12 @@
-"""A group, and what it has committed, as the records that Kafka keeps of it in `__consumer_offsets`.
+"""A group and its committed offsets as the records that Kafka keeps in `__consumer_offsets`.
 
-The one idea: all that is so of one group, as keys and values in the order in which Kafka first writes them; who writes
-them finds out what is new. Bytes are those of Kafka 4.2 (`protocol/coordinator_records.py`).
+The one idea: the functions here yield the complete state of one group as keys and values, in the order in which Kafka
+first writes them. The writer finds out which of them are new. The bytes are Kafka's
+(`protocol/coordinator_records.py`).
 
-A classic group in a rebalance has no record of its own: Kafka writes one when it is settled, and until then the one
-before stands (`UNSETTLED`). Patterns' resolved topics (KIP-848) and where share groups stand are not among them.
+A classic group in a rebalance has no record of its own. Kafka writes one when the rebalance has settled, and until then
+the previous record remains valid (`UNSETTLED`). Not written: the resolved topics of patterns (KIP-848) and the
+positions of share groups.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from protocol.coordinator_records import Kind, encode_key, encode_value
 from storage.types import OffsetAsStored
 
 CLASSIC_VERSION, OFFSET_VERSION, EXPIRING_OFFSET_VERSION = 3, 4, 1
-"""Of values, as Kafka 4.2 writes them; all others are of version 0."""
+"""Versions of the values that Kafka writes; all other values have version 0."""
 
 _CONSUMER_STATES = {
     ConsumerMemberState.STABLE: 0,
@@ -44,7 +46,7 @@ _SHARE_STABLE = 0
 
 
 def records_of(group: Value, changed_ms: int) -> Iterator[Entry]:
-    """The group without its offsets. `changed_ms`: when its state changed last."""
+    """Yield the records of the group without its offsets. `changed_ms` is the time of its last state change."""
     match group:
         case Group():
             yield from _classic(group, changed_ms)
@@ -74,8 +76,8 @@ def offset_entry(group_id: str, offset: OffsetAsStored) -> tuple[bytes, bytes]:
 
 
 def beginning_of(group: Value, changed_ms: int) -> Iterator[Entry]:
-    """What Kafka had written when the group was made, where that is not what is so any more: of a classic group, that
-    it is empty. A log that begins with the group later begins with that, too."""
+    """Yield what Kafka wrote when the group was created, if that differs from the present state. For a classic group
+    this is the empty group. A log that contains the group must begin with this record."""
     if isinstance(group, Group) and _is_joined(group) and (group.generation_id > 0 or group.members):
         yield _classic_entry(group.group_id, log.GroupMetadataValue(protocol=None, leader=None), changed_ms)
 
@@ -84,7 +86,7 @@ def beginning_of(group: Value, changed_ms: int) -> Iterator[Entry]:
 
 
 def _is_joined(group: Group) -> bool:
-    """Somebody has joined it at some time. One that is known by its offsets alone has no record but theirs."""
+    """True if some member has ever joined the group. A group that has only offsets has no record but theirs."""
     return group.protocol_type is not None or group.generation_id > 0 or bool(group.members)
 
 
@@ -300,7 +302,8 @@ def _target_tasks(tasks: Iterable[Task]) -> tuple[log.TargetTasks, ...]:
 def _held_tasks(
     tasks: Iterable[Task], since: Mapping[Task, int] | None = None, epoch: int = 0
 ) -> tuple[log.HeldTasks, ...]:
-    """`since`: of active tasks, the epochs at which they were given; `epoch`: of those that it does not name."""
+    """Build the tasks of one member. `since` has the epochs at which active tasks were assigned; `epoch` is used for
+    tasks that `since` does not contain."""
     return tuple(
         log.HeldTasks(
             subtopology_id=name,
@@ -340,5 +343,5 @@ def _partitions(partitions: Partitions) -> tuple[log.TopicPartitions, ...]:
 
 
 def _int64(number: int) -> int:
-    """The low 64 bits, signed."""
+    """Return the low 64 bits as a signed number."""
     return (number + 2**63) % 2**64 - 2**63

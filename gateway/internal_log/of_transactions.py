@@ -1,7 +1,7 @@
-"""A transactional id as the record that Kafka keeps of it in `__transaction_state`.
+"""A transactional id as the record that Kafka keeps in `__transaction_state`.
 
-The one idea: one key, and the value of what is so; the states between, which Kafka writes while markers are under way,
-are none here (`gateway/coordinator/transactions.py`).
+The one idea: one key, and the value of the present state. Kafka also writes the states in which markers are pending;
+those states do not exist here (`gateway/coordinator/transactions.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from storage.transactions import ProducerRecord, RecordedProducer
 
 EMPTY = "Empty"
 _STATUS = {EMPTY: 0, "Ongoing": 1, "CompleteCommit": 4, "CompleteAbort": 5}
-"""TransactionState's."""
+"""Codes of Kafka's TransactionState."""
 _NOT_OPEN = -1
 VERSION = 1
-"""Of the value, from transaction.version 1 on."""
+"""Version of the value from transaction.version 1 on."""
 
 
 def record_of(read: RecordedProducer, taken_in: Mapping[str, Sequence[int]]) -> Iterator[Entry]:
-    """`taken_in`: topic → partitions of the transaction that is under way."""
+    """Yield the record of the id. `taken_in` maps each topic to the partitions of the open transaction."""
     partitions = tuple(
         log.TransactionPartitions(topic=topic, partition_ids=tuple(indexes)) for topic, indexes in taken_in.items()
     )
@@ -36,8 +36,8 @@ def record_of(read: RecordedProducer, taken_in: Mapping[str, Sequence[int]]) -> 
 
 
 def beginning_of(read: RecordedProducer) -> Iterator[Entry]:
-    """What Kafka had written when the id was given its producer id, where that is not what is so any more. A log that
-    begins with the id later begins with that, too."""
+    """Yield what Kafka wrote when the id received its producer id, if that differs from the present state. A log that
+    contains the id must begin with this record."""
     if read.record.state != EMPTY or read.record.producer_epoch > 0:
         yield _entry(read, producer_epoch=0, state=EMPTY, partitions=None, started_ms=_NOT_OPEN)
 

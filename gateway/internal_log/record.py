@@ -1,6 +1,6 @@
-"""What stands in an internal topic, between who says what is so and who writes it.
+"""An entry of an internal topic, exchanged between the sources of state and the writer.
 
-The one idea: a key and what it is to say. Nothing is known here of kinds and fields.
+The one idea: an entry is a key and a value. This module knows nothing of record kinds and fields.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Final
 
 
 class Unsettled:
-    """In the place of a value: what stands in the log is to stand."""
+    """Stands for a value that must stay as the log has it."""
 
 
 UNSETTLED: Final = Unsettled()
 
 Entry = tuple[bytes, bytes | Unsettled]
-"""Key and value."""
+"""A key and its value."""

@@ -1,7 +1,8 @@
-"""Whose records stand in each internal topic: groups in `__consumer_offsets`, producers in `__transaction_state`.
+"""The owners whose records belong in each internal topic: groups in `__consumer_offsets`, producers in
+`__transaction_state`.
 
-The one idea: what is so is read from the tables, never remembered, and each owner is some node's: a group its
-coordinator's, a transactional id that of the node which clients are sent to.
+The one idea: state is read from the tables and never remembered. Each owner belongs to one node: a group to its
+coordinator, a transactional id to the node that clients are sent to.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
 MANY_OFFSETS, OFFSETS_AT_A_TIME = 10_000, 1_000
-"""Where some groups have more together each is read by itself, so many at a time: metadata may have 4 KiB each."""
+"""If the groups of a batch have more offsets than the first number together, each group is read separately, in steps of
+the second number. The metadata of one offset may have 4 KiB."""
 MANY_MEMBERS = 20
-"""A group of more is made into records on a thread."""
+"""A group with more members is converted to records on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """One owner: what it began with, and what is so. Without the latter there is no such owner any more."""
+    """One owner: its first and its present records. Without present records the owner does not exist any more."""
 
     owner: str
     beginning: Iterable[Entry] = ()
@@ -42,32 +44,32 @@ class Owned:
 
 
 class Source(Protocol):
-    """Of one internal topic. Reading raises StorageError."""
+    """The source of one internal topic. Reading raises StorageError."""
 
     @property
     def topic(self) -> str: ...
 
     def is_own(self, owner: str) -> bool:
-        """Whether this node writes of it."""
+        """True if this node writes the records of the owner."""
         ...
 
     def owners(self) -> AsyncGenerator[str]:
-        """All that there are and that are this node's."""
+        """Yield every existing owner that belongs to this node."""
         ...
 
     def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
-        """Each of them, whether there is one or not."""
+        """Yield each of the owners, existing or not."""
         ...
 
     def follow(self, changed: Callable[[str], None]) -> None:
-        """From now on `changed` is called with each owner that may have changed."""
+        """Call `changed` from now on with each owner that may have changed."""
         ...
 
     def leave(self) -> None: ...
 
 
 class GroupSource:
-    """Groups that this node coordinates."""
+    """The groups that this node coordinates."""
 
     topic = CONSUMER_OFFSETS
 
@@ -122,7 +124,7 @@ class GroupSource:
         self._changed = None
 
     def _told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
-        """Without facts the group was read: nothing has changed by that."""
+        """Report the group as changed. Without facts the group was only read, so nothing changed."""
         if facts and self._changed is not None:
             self._changed(group_id)
 
@@ -137,12 +139,13 @@ async def _with_offsets(
 
 
 class TransactionSource:
-    """Transactional ids whose clients are sent to this node."""
+    """The transactional ids whose clients are sent to this node."""
 
     topic = TRANSACTION_STATE
 
     def __init__(self, transactions: Transactions, offsets_partitions: Callable[[], int]) -> None:
-        """`offsets_partitions`: how many CONSUMER_OFFSETS has, where the groups of a transaction lie."""
+        """`offsets_partitions` returns the number of partitions of CONSUMER_OFFSETS, which holds the groups of a
+        transaction."""
         self._transactions = transactions
         self._offsets_partitions = offsets_partitions
 

@@ -1,13 +1,13 @@
-"""Writes internal topics while somebody reads them.
+"""Write internal topics while a client reads them.
 
-The one idea: level-triggered. What stands in the log says by its keys what has been written; what is in the tables says
-what is so; the difference is appended, through the way that all records go. So a crash, a lease that moves, an append
-that was lost or came late are made up for by the next look, and the first look at an empty log is a snapshot of all.
+The one idea is level-triggered writing. The keys in the log say what has been written, the tables say what is true, and
+the writer appends the difference through the path of all records. So the next look makes up for a crash, a lease that
+moved, and an append that was lost or late. The first look at an empty log writes a snapshot.
 
-A topic is followed from the first Fetch of it, on every node, since each writes of the owners that are its own; those
-who read it say so again and again, and ten minutes after the last has, nothing of this is left but the records. Who
-only asks where it ends is taken for a reader once an hour, and for a minute. Nobody waits for what is done here: no
-commit, heartbeat or transaction, but for who asks where the log ends, who is answered when this node has begun.
+Every node follows a topic from its first Fetch, because each node writes the records of its own owners. Nodes that
+serve readers announce this repeatedly. Ten minutes after the last read only the records remain. A client that merely
+asks for the end of the log counts as a reader once an hour, for one minute. No commit, heartbeat or transaction waits
+for this module. Only a client that asks for the end of the log waits, until this node has written its first snapshot.
 """
 
 from __future__ import annotations
@@ -38,41 +38,42 @@ from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadReque
 logger = structlog.get_logger(__name__)
 
 FOLLOWED_S = 600.0
-"""How long a topic is written after it was read last."""
+"""How long a topic is written after its last read."""
 ASKED_S = 60.0
-"""How long it is written for who has asked where it ends, and has read nothing."""
+"""How long a topic is written for a client that asked for its end and has read nothing."""
 ASK_AGAIN_S = 3600.0
-"""From one who asks to the next for whom it is: exporters ask for the ends of all topics for ever, and read none."""
+"""Minimum time between two such questions that count as a reader's. Exporters ask for the ends of all topics for ever,
+and read none."""
 TELL_S = 30.0
-"""How often the other nodes are told that it is read."""
+"""How often this node announces a read topic to the other nodes."""
 WHOLE_S = 30.0
-"""How often all is looked at: what nobody has told of, such as offsets that expired, is found then."""
+"""How often the writer looks at all owners. This finds changes that nothing announced, such as expired offsets."""
 IDLE_S = 60.0
 GATHER_S = 0.02
-"""Changes that come together are written together."""
+"""Changes within this time are written together."""
 READY_S = 5.0
-"""How long who asks for the end of a log waits for the first look."""
+"""How long a client that asks for the end of a log waits for the first look."""
 
 MAX_CHANGED = 10_000
-"""Owners that wait to be looked at; where there are more, all are."""
+"""Owners that may wait for a look. If more have changed, the writer looks at all owners."""
 MAX_KEYS = 1_000_000
-"""That a node remembers of one topic; where there are more it is not written: some 200 MB."""
+"""Keys that a node remembers of one topic, some 200 MB. With more keys the topic is not written."""
 OWNERS_AT_A_TIME = 50
 BATCH_RECORDS = 250
 BATCH_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 READ_APART_BYTES = 64 * 1024
-"""A batch of more is read on a thread."""
+"""A larger batch is read on a thread."""
 
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """One topic that somebody reads."""
+    """One topic that clients read."""
 
     source: Source
     until_s: float
     is_read_here: bool = False
-    """Since the others were told last."""
+    """A client has read the topic here since the last announcement."""
     tell_due_s: float = 0.0
     whole_due_s: float = 0.0
     changed: set[str] = field(default_factory=set[str])
@@ -81,30 +82,30 @@ class _Followed:
     """Owner → its keys in the log, each with a digest of its value."""
     key_count: int = 0
     read_to: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
-    """Up to where `written` has what others may have written."""
+    """The offset up to which `written` includes the records of other nodes."""
     log_starts: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """All has been looked at once, or cannot be."""
+    """Set when the writer has looked at all owners once, or cannot."""
     is_too_large: bool = False
     has_lost: bool = False
     """The log may have lost records since this pass began."""
 
     def forget(self) -> None:
-        """What is in the log is to be read again."""
+        """Forget the contents of the log, so that the next pass reads it again."""
         self.written, self.key_count, self.is_too_large = {}, 0, False
         self.read_to, self.log_starts, self.whole_due_s = {}, {}, 0.0
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Records on their way into one partition."""
+    """Records that are being appended to one partition."""
 
     records: list[tuple[str, bytes, bytes | None]] = field(default_factory=list[tuple[str, bytes, bytes | None]])
     size_bytes: int = 0
 
 
 class InternalLogs:
-    """Of one node. `run` is a pass of a supervisor."""
+    """The internal topics of one node. `run` is a pass of a supervisor."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class InternalLogs:
         tell: Callable[[str], Awaitable[None]],
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`tell`: every node, this one too, what `heard` takes."""
+        """`tell` sends its argument to `heard` on every node, this one included."""
         self._catalog = catalog
         self._log = log
         self._appender = appender
@@ -130,7 +131,7 @@ class InternalLogs:
     # --- who reads ------------------------------------------------------------------------------------------------
 
     def seen(self, topic_name: str) -> None:
-        """Somebody reads the topic by this node."""
+        """Note that a client reads the topic through this node."""
         self._read_here(self._follow(topic_name, FOLLOWED_S))
 
     def _read_here(self, followed: _Followed | None) -> None:
@@ -140,8 +141,8 @@ class InternalLogs:
                 self._wake("read")
 
     async def ready(self, topic_name: str) -> None:
-        """Somebody asks where the topic begins and ends: it waits, for a moment, until this node has written of its own
-        what was so; but who asks again and again without reading."""
+        """Wait briefly until this node has written its own state, because a client asks where the topic begins or ends.
+        Return at once for a client that asks repeatedly without reading."""
         followed = self._followed.get(topic_name)
         now_s = self._loop.time()
         if followed is None and self._ask_again_s.get(topic_name, now_s) <= now_s:
@@ -154,7 +155,8 @@ class InternalLogs:
                 await asyncio.wait_for(followed.begun.wait(), READY_S)
 
     def heard(self, payload: str) -> None:
-        """Somebody reads a topic by some node: its name, and for how many seconds more it is to be written."""
+        """Note that a client reads a topic through some node. The payload is the topic's name and for how many seconds
+        it must be written."""
         topic_name, _, seconds = payload.partition(" ")
         if seconds.isdecimal():
             self._follow(topic_name, min(float(seconds), FOLLOWED_S))
@@ -163,7 +165,7 @@ class InternalLogs:
         until_s = self._loop.time() + for_s
         followed = self._followed.get(topic_name)
         if followed is not None:
-            # Whoever reads says so again before that: half as soon as the least that anybody asks for.
+            # A node with a reader announces it again before that time, because TELL_S is at most half of every period.
             followed.until_s = until_s
             return followed
         source = self._sources.get(topic_name)
@@ -189,14 +191,14 @@ class InternalLogs:
         self._wake("changed")
 
     def forget(self) -> None:
-        """The log may have lost what was in it."""
+        """Forget the contents of all logs, because the database may have lost records."""
         for followed in self._followed.values():
             followed.forget()
             followed.has_lost = True
             self._wake("forgotten")
 
     def shards_moved(self) -> None:
-        """Owners are this node's that were not."""
+        """Look at all owners, because this node has become responsible for new ones."""
         for followed in self._followed.values():
             followed.whole_due_s = 0.0
             self._wake("shards")
@@ -204,7 +206,7 @@ class InternalLogs:
     # --- the pass -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Waits for a reason or until all is to be looked at again, then writes what is new. Raises StorageError."""
+        """Wait for a change or for the next complete look, then append what is new. Raise StorageError."""
         if await self._wake.wait(self._pause_s()) == "changed":
             await asyncio.sleep(GATHER_S)
         for name, followed in list(self._followed.items()):
@@ -218,7 +220,7 @@ class InternalLogs:
             try:
                 await self._write(followed)
             except BaseException:
-                # It may or may not have been written; the log will say.
+                # The outcome of the append is unknown. The log will show it.
                 followed.whole_due_s = 0.0
                 raise
 
@@ -257,14 +259,14 @@ class InternalLogs:
             followed.written, followed.is_too_large = {}, True
             followed.begun.set()
         if followed.has_lost:
-            # What this pass has read and written of the log meanwhile may be of what was.
+            # This pass may have read or written a log that has been replaced in the meantime.
             followed.forget()
         elif whole:
             followed.whole_due_s = self._loop.time() + WHOLE_S
             followed.begun.set()
 
     async def _all(self, followed: _Followed) -> AsyncGenerator[str]:
-        """Owners of what stands in the log, and then the others that there are."""
+        """Yield the owners of the keys in the log, then the other existing owners."""
         async for owner in in_pieces(list(followed.written)):
             yield owner
         async for owner in followed.source.owners():
@@ -321,11 +323,11 @@ class InternalLogs:
     # --- what stands in the log -----------------------------------------------------------------------------------
 
     async def _read_log(self, followed: _Followed, topic: Topic) -> None:
-        """What has been written up to now, by whichever node."""
+        """Read what any node has written up to now."""
         keys = [partition.partition_key for partition in topic.partitions]
         states = await self._log.states(keys)
         if any(key in states and start < states[key].log_start_offset for key, start in followed.log_starts.items()):
-            # Somebody has deleted records, and with them what had been written.
+            # An administrator has deleted records, and with them what had been written.
             followed.forget()
         followed.log_starts = {key: state.log_start_offset for key, state in states.items()}
         for key in keys:
@@ -351,8 +353,8 @@ class InternalLogs:
 
 
 def _keys_and_values(batch: bytes | bytearray | memoryview) -> list[tuple[str, bytes, bytes | None]]:
-    """With their owners. What is none of ours, such as a record that a client wrote before the topic was internal,
-    is nobody's."""
+    """Return owner, key and value of each record. Skip foreign records, for example those that a client wrote before
+    the topic was internal."""
     found: list[tuple[str, bytes, bytes | None]] = []
     for record in iter_records(batch):
         if record.key is not None:
@@ -378,7 +380,8 @@ def _digest(value: bytes) -> bytes:
 
 
 def _another(known: Topic, topic: Topic) -> bool:
-    """Not the same topic, or an owner may have another partition of it."""
+    """True if the topic was replaced or has another number of partitions, so that an owner may belong to another
+    partition."""
     return known.topic_id != topic.topic_id or len(known.partitions) != len(topic.partitions)
 
 

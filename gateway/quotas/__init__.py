@@ -1,1 +1,1 @@
-"""How much clients may have of a node."""
+"""Limits on what clients may use of a node."""

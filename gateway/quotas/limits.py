@@ -1,7 +1,7 @@
-"""Which limit holds for whom: the quotas of a cluster as a value.
+"""The quotas of a cluster as a value that says which limit applies to a client.
 
-The one idea: the most particular quota of a key counts, and whom it was set for share it. A quota of a user is one for
-all of the user's clients together; a default one is each user's or client's for itself.
+The one idea: the most specific quota applies, and the entity that it names shares it. A quota of a user applies to all
+of the user's clients together. A default quota applies to each user or client separately.
 
 Mirrors upstream's ClientQuotaManager (KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612).
 """
@@ -17,7 +17,7 @@ from gateway.net.pieces import in_pieces
 from storage.types import DEFAULT_NAME, ClientQuota
 
 DEFAULT = DEFAULT_NAME
-"""In the place of a name: whoever has no quota of their own."""
+"""Stands in the place of a name for every entity without a quota of its own."""
 
 
 class QuotaKey(StrEnum):
@@ -35,7 +35,7 @@ class EntityType(StrEnum):
 
 
 Entity = frozenset[tuple[EntityType, str]]
-"""Whom a quota is for: a user, a client id, a client id of a user, or an address. A name may be DEFAULT."""
+"""The entity that a quota limits: a user, a client id, a client id of a user, or an address. A name may be DEFAULT."""
 
 KEYS_OF_ADDRESSES = frozenset({QuotaKey.CONNECTION_CREATION_RATE})
 KEYS_OF_CLIENTS = frozenset(QuotaKey) - KEYS_OF_ADDRESSES
@@ -43,13 +43,13 @@ KEYS_OF_CLIENTS = frozenset(QuotaKey) - KEYS_OF_ADDRESSES
 
 class Limit(NamedTuple):
     bound: float
-    """Bytes, mutations, connections or hundredths of a thread's time, for each second."""
+    """Bytes, mutations, connections or hundredths of a thread's time, per second."""
     shared_by: tuple[str | None, str | None]
-    """User and client id whose use counts together; None: whoever it is."""
+    """User and client id whose use counts together. None stands for every name."""
 
 
 class Quotas:
-    """Does not change once it is made."""
+    """All quotas. Immutable."""
 
     def __init__(self, values: Mapping[Entity, Mapping[str, float]] = {}) -> None:
         self._values: dict[Entity, dict[str, float]] = {}
@@ -61,7 +61,7 @@ class Quotas:
 
     @classmethod
     async def read(cls, stored: Iterable[ClientQuota]) -> Quotas:
-        """As the catalog has them."""
+        """Build the value from the quotas of the catalog."""
         quotas = cls()
         async for quota in in_pieces(stored):
             named = (
@@ -82,21 +82,21 @@ class Quotas:
             self._addresses[canonical_address(address) or DEFAULT] = bound
 
     def limits(self, key: QuotaKey) -> bool:
-        """Whether anybody has a quota of it."""
+        """True if some entity has a quota for the key."""
         return key in self._limited
 
     def __contains__(self, entity: Entity) -> bool:
         return entity in self._values
 
     def __len__(self) -> int:
-        """Entities that have any."""
+        """Number of entities with a quota."""
         return len(self._values)
 
     def items(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
         yield from self._values.items()
 
     def limit(self, user: str, client_id: str, key: QuotaKey) -> Limit | None:
-        """What holds for a client of a user; None: nothing does."""
+        """Return the limit for a client of a user, or None."""
         for users in (user, DEFAULT):
             for clients in (client_id, DEFAULT):
                 if (bound := self._bound(key, (EntityType.USER, users), (EntityType.CLIENT_ID, clients))) is not None:
@@ -109,7 +109,7 @@ class Quotas:
         return None
 
     def connections_from(self, address: str) -> float | None:
-        """How many that address may open in a second; each has the default for itself."""
+        """Return how many connections the address may open per second. Each address has the default for itself."""
         return self._addresses.get(address, self._addresses.get(DEFAULT))
 
     def _bound(self, key: QuotaKey, *entity: tuple[EntityType, str]) -> float | None:
@@ -117,7 +117,7 @@ class Quotas:
 
 
 def canonical_address(name: str) -> str | None:
-    """An IP address as a socket names its peer; None: it is none."""
+    """Return an IP address as a socket names its peer, or None if `name` is not an address."""
     try:
         return str(ip_address(name))
     except ValueError:

@@ -1,6 +1,6 @@
-"""How much somebody has had lately, and how long they are to wait until that is no more than their limit.
+"""The recent rate of use, and how long a client must wait until its rate falls to its limit.
 
-Mirrors upstream's Rate over samples (SampledStat, QuotaUtils): some whole windows and the present one.
+Mirrors upstream's Rate over samples (SampledStat, QuotaUtils): some complete windows and the present one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WINDOWS, WINDOW_S = 11, 1.0
 
 
 class Rate:
-    """Of one limit. Times are of one clock, in seconds, and do not fall."""
+    """The rate for one limit. Times are seconds of one monotonic clock."""
 
     def __init__(self, windows: int = WINDOWS, window_s: float = WINDOW_S) -> None:
         self._windows = windows
@@ -28,30 +28,31 @@ class Rate:
             self._samples.append((now_s, amount))
 
     def take_back(self, amount: float) -> None:
-        """Of what was recorded last."""
+        """Subtract from the last recorded amount."""
         if self._samples:
             began_s, before = self._samples[-1]
             self._samples[-1] = began_s, before - amount
 
     def value(self, now_s: float) -> float:
-        """For each second."""
+        """Return the rate per second."""
         self._forget(now_s)
         return sum(amount for _, amount in self._samples) / self._elapsed_s(now_s)
 
     def wait_s(self, bound: float, now_s: float) -> float:
-        """From now until it is down at the bound, if nothing comes meanwhile."""
+        """Return the seconds until the rate falls to the bound, if nothing more is recorded."""
         value = self.value(now_s)
         if value <= bound:
             return 0.0
         return self._elapsed_s(now_s) * (value - bound) / bound if bound > 0 else self._windows * self._window_s
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether it need not be kept."""
+        """True if the rate need not be kept."""
         self._forget(now_s)
         return not self._samples
 
     def _elapsed_s(self, now_s: float) -> float:
-        """At least all windows but the present one: who has just begun has not had a rate of its first instant."""
+        """Return at least the length of all windows but the present one, so that a new client does not start with the
+        rate of its first instant."""
         since_s = self._samples[0][0] if self._samples else now_s
         return max(now_s - since_s, (self._windows - 1) * self._window_s)
 
@@ -61,8 +62,8 @@ class Rate:
 
 
 class TokenBucket:
-    """As many tokens come each second as the bound says, and no more are kept than come in all windows. Who takes more
-    than there are owes them. Mirrors upstream's TokenBucket (KIP-599)."""
+    """Tokens arrive per second as the bound says, and at most as many as arrive in all windows are kept. A client that
+    takes more than there are goes into debt. Mirrors upstream's TokenBucket (KIP-599)."""
 
     def __init__(self) -> None:
         self._tokens: float | None = None
@@ -72,11 +73,11 @@ class TokenBucket:
         self._tokens = self._fill(bound, now_s) - amount
 
     def wait_s(self, bound: float, now_s: float) -> float:
-        """From now until nothing is owed."""
+        """Return the seconds until the debt is paid."""
         return max(-self._fill(bound, now_s) / bound, 0.0)
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether it need not be kept: it is full again, whatever its bound was when it was last asked."""
+        """True if the bucket need not be kept: it is full again under any bound it had."""
         return self._tokens is None or (self._tokens >= 0 and self._filled_s + WINDOWS * WINDOW_S <= now_s)
 
     def _fill(self, bound: float, now_s: float) -> float:

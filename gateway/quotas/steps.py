@@ -1,4 +1,4 @@
-"""How long a coroutine itself works: the time of its steps, without what it waits for."""
+"""The working time of a coroutine: the time of its steps, without its waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Steps:
-    """Awaits a coroutine. `worked_s` is the time that its steps have taken so far."""
+    """Await a coroutine. `worked_s` is the time that its steps have taken so far."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], clock: Callable[[], float] = time.perf_counter) -> None:
         self._coroutine = coroutine

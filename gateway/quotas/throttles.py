@@ -1,8 +1,8 @@
-"""How long a client is to be silent after what it has had.
+"""For how long a client's connection is muted after what the client has used.
 
-The one idea: quotas are counted at two places on the line of a request, before its handler (what it brings) and around
-it (what it takes of the event loop's time, what it is answered). Whoever is above a limit is answered at once, and its
-connection is silent until its rate is down at it (KIP-219). Without quotas nothing is counted.
+The one idea: use is counted at two places of a request. Before the handler it counts what the request brings; around
+the handler it counts the event loop's time and the size of the answer. A client above a limit is answered at once, and
+its connection is muted until its rate has fallen to the limit (KIP-219). Without quotas nothing is counted.
 
 Each node counts by itself, as Kafka's brokers do.
 """
@@ -24,13 +24,13 @@ from protocol.errors import ErrorCode, KafkaError
 
 SWEEP_EVERY_S = 60.0
 MAX_REQUEST_WAIT_S = WINDOW_S
-"""Longest silence for the time that requests took, as upstream (KIP-124)."""
+"""Longest time that a connection is muted for the processing time of its requests, as upstream (KIP-124)."""
 
 _Shared = tuple[QuotaKey, str | None, str | None]
 
 
 class Throttles:
-    """Rates of one node, of whoever has a limit."""
+    """The rates of one node, for clients that have a limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,25 +38,25 @@ class Throttles:
         self._buckets: dict[_Shared, TokenBucket] = {}
         self._swept_s = clock()
         self.throttled: Callable[[QuotaKey, float], None] = lambda key, seconds: None
-        """Told of each wait."""
+        """Called for each wait."""
 
     def __len__(self) -> int:
-        """Rates that are kept."""
+        """Number of rates that are kept."""
         return len(self._rates) + len(self._buckets)
 
     def before(self, request: Any, context: RequestContext) -> int:
-        """For how many milliseconds the connection is to be silent for what the request brings."""
+        """Return for how many milliseconds the connection is muted for what the request brings."""
         if context.api_key is not ApiKey.PRODUCE or not context.services.catalog.quotas:
             return 0
         return self._charge(QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(request)), context)
 
     def around(self, context: RequestContext) -> Charged | None:
         if context.api_key is ApiKey.API_VERSIONS:
-            return None  # asked before it is known who asks: a stranger would spend what is somebody's
+            return None  # the client is not known yet, and a stranger would use up a client's quota
         return self._charged if context.services.catalog.quotas else None
 
     async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:
-        """The response, and for how many milliseconds the connection is to be silent for it."""
+        """Return the response, and for how many milliseconds the connection is muted for it."""
         waits_ms = [0]
         if context.services.catalog.quotas.limits(QuotaKey.REQUEST_PERCENTAGE):
             steps = Steps(handling)
@@ -73,12 +73,12 @@ class Throttles:
         return response, max(waits_ms)
 
     def mutations(self, context: RequestContext, strict_since: int) -> Mutations:
-        """Of partitions that the request makes or deletes. From version `strict_since` on who owes is refused, before
-        it only waits (KIP-599)."""
+        """Return the budget for partitions that the request creates or deletes. From version `strict_since` on a client
+        in debt is refused; before that version it is only muted (KIP-599)."""
         return Mutations(self, context, strict=context.version >= strict_since)
 
     def connection_wait_s(self, quotas: Quotas, address: str) -> float:
-        """0: the address may open one more, which counts from now on (KIP-612)."""
+        """Return 0 if the address may open one more connection, and count that connection (KIP-612)."""
         bound = quotas.connections_from(address)
         if bound is None:
             return 0.0
@@ -116,7 +116,7 @@ class Throttles:
         return round(wait_s * 1000)
 
     def _sweep(self, now_s: float) -> None:
-        """Clients come and go under names of their own."""
+        """Drop idle rates, because clients come and go under names of their own."""
         if now_s < self._swept_s + SWEEP_EVERY_S:
             return
         self._swept_s = now_s
@@ -125,17 +125,17 @@ class Throttles:
 
 
 class Mutations:
-    """What one request may still make or delete."""
+    """What one request may still create or delete."""
 
     def __init__(self, throttles: Throttles, context: RequestContext, *, strict: bool) -> None:
         self._throttles = throttles
         self._limit = limit_of(context, QuotaKey.CONTROLLER_MUTATION_RATE)
         self._strict = strict
         self.wait_ms = 0
-        """How long the client is to be silent after what was recorded so far."""
+        """For how many milliseconds the connection is muted for what was recorded so far."""
 
     def record(self, partitions: int) -> None:
-        """Raises KafkaError where the client owes for what came before; then nothing is recorded."""
+        """Record created or deleted partitions. Raise KafkaError, and record nothing, if the client is in debt."""
         if self._limit is None:
             return
         bucket, bound, now_s = self._throttles.bucket(self._limit), self._limit.bound, self._throttles.now_s()
