@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part: int | None = config.getoption("part")
     if part is None:
         return
-    left_out = [item for item in items if "long" in item.keywords and part_of(item.nodeid) != part]
+    left_out = [item for item in items if item.get_closest_marker("long") and part_of(item.nodeid) != part]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
 

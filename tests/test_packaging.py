@@ -147,6 +147,7 @@ def checkout() -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.long
 @pytest.mark.timeout(INSTALL_SECONDS)
 def test_make_run_serves_from_a_fresh_checkout_and_again_at_once(checkout: Path) -> None:
     installed = make(".venv/run.stamp", f"PYTHON={sys.executable}", directory=checkout)
@@ -204,6 +205,7 @@ def test_what_the_image_copies_is_in_its_build_context() -> None:
                 assert (ROOT / source).exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(INSTALL_SECONDS)
 def test_the_images_steps_give_a_gateway_that_serves_and_reports_its_health() -> None:
     """The builder's COPY and RUN steps with /build and /opt moved, then what the final stage starts."""

@@ -113,6 +113,7 @@ def test_a_copy_of_a_stopped_node_serves_what_the_node_did(gateway_factory: Gate
         assert_goes_on(node, load.topic, records)
 
 
+@pytest.mark.long
 def test_a_copy_of_one_moment_of_a_running_node_has_all_that_was_acknowledged(
     gateway_factory: GatewayFactory, elsewhere: Path
 ) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory
+from tests.steps.seeds import first_always
 
 PARTITIONS = 4
 
 
-def test_kill_9_of_the_gateway_loses_nothing_acknowledged(gateway_factory: GatewayFactory) -> None:
+@pytest.mark.parametrize("kills", first_always([1, 3], 1))
+def test_kill_9_of_the_gateway_loses_nothing_acknowledged(gateway_factory: GatewayFactory, kills: int) -> None:
     gateway = gateway_factory()
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     load = Load(gateway.bootstrap, topic, PARTITIONS)
     load.start()
-    for _ in range(3):
+    for _ in range(kills):
         load.wait_for(2000)
         gateway.kill()
         gateway.restart()
@@ -25,12 +29,15 @@ def test_kill_9_of_the_gateway_loses_nothing_acknowledged(gateway_factory: Gatew
     assert_nothing_lost(load)
 
 
-def test_kill_9_of_the_embedded_postgres_loses_nothing_acknowledged(gateway_factory: GatewayFactory) -> None:
+@pytest.mark.parametrize("kills", first_always([1, 2], 1))
+def test_kill_9_of_the_embedded_postgres_loses_nothing_acknowledged(
+    gateway_factory: GatewayFactory, kills: int
+) -> None:
     gateway = gateway_factory(embedded=True)
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     load = Load(gateway.bootstrap, topic, PARTITIONS)
     load.start()
-    for _ in range(2):
+    for _ in range(kills):
         load.wait_for(2000)
         gateway.kill_postgres()
     load.wait_for(1000)
@@ -38,7 +45,8 @@ def test_kill_9_of_the_embedded_postgres_loses_nothing_acknowledged(gateway_fact
     assert_nothing_lost(load)
 
 
-def test_postgres_gone_for_ten_seconds(gateway_factory: GatewayFactory) -> None:
+@pytest.mark.parametrize("seconds", first_always([2, 10], 1))
+def test_postgres_gone_for_seconds(gateway_factory: GatewayFactory, seconds: int) -> None:
     """Stopped (SIGSTOP), so that nothing answers, then back: producers wait, nothing acknowledged is lost."""
     gateway = gateway_factory(embedded=True)
     topic = create_topic(gateway.bootstrap, PARTITIONS)
@@ -47,7 +55,7 @@ def test_postgres_gone_for_ten_seconds(gateway_factory: GatewayFactory) -> None:
     load.wait_for(2000)
     gateway.pause_postgres()
     outage = threading.Event()
-    outage.wait(10)
+    outage.wait(seconds)
     gateway.resume_postgres()
     load.wait_for(1000)
     load.stop()

@@ -19,6 +19,7 @@ from tests.chaos.transactions import CommittedReader, Outcome, Progress, Transac
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.restorable_postgres import RestorablePostgres
+from tests.steps.seeds import first_always
 
 RUNS = int(os.environ.get("SLUICE_TRANSACTION_RUNS", "1"))
 PARTITIONS = 4
@@ -31,7 +32,7 @@ SETTINGS = {"log.store.inline.max.bytes": "2000"}
 Fault = Callable[[], None]
 
 
-def run(seed: int, nodes: Sequence[GatewayProcess], faults: Sequence[Fault]) -> None:
+def run(seed: int, nodes: Sequence[GatewayProcess], faults: Sequence[Fault], count: int = FAULTS) -> None:
     chance = random.Random(seed)
     bootstrap = ",".join(node.bootstrap for node in nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
@@ -42,7 +43,7 @@ def run(seed: int, nodes: Sequence[GatewayProcess], faults: Sequence[Fault]) -> 
     beside = CommittedReader(bootstrap, topic, PARTITIONS)
     for thread in (beside, *producers):
         thread.start()
-    for _ in range(FAULTS):
+    for _ in range(count):
         progress.wait_for(BETWEEN)
         chance.choice(faults)()
     progress.wait_for(BETWEEN)
@@ -73,7 +74,10 @@ def test_one_node_with_its_postgres(gateway_factory: GatewayFactory, seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(1, RUNS + 1))
-def test_two_nodes_on_one_postgres(gateway_factory: GatewayFactory, restorable: RestorablePostgres, seed: int) -> None:
+@pytest.mark.parametrize("faults", first_always([1, FAULTS], 1))
+def test_two_nodes_on_one_postgres(
+    gateway_factory: GatewayFactory, restorable: RestorablePostgres, faults: int, seed: int
+) -> None:
     """A backend that is killed takes all sessions with it."""
     nodes = [gateway_factory(database_url=restorable.url) for _ in range(2)]
 
@@ -92,4 +96,5 @@ def test_two_nodes_on_one_postgres(gateway_factory: GatewayFactory, restorable: 
         seed,
         nodes,
         [partial(restart, nodes[0]), partial(restart, nodes[1]), lambda: asyncio.run(kill_a_backend())],
+        faults,
     )

@@ -37,6 +37,8 @@ class Mutant:
     """What stands there instead, of the same kind; no statement at all is empty."""
     seeds: int = 400
     """How many runs it takes to be found, at most: what it needs is rare in some."""
+    found_by: tuple[int, ...] = ()
+    """Seeds that have found it."""
 
     @property
     def module(self) -> str:

@@ -19,9 +19,11 @@ from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
+pytestmark = pytest.mark.alone  # a worker's process has many objects of other tests, and collections look at all
+
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Requests of other tests, whose loops are closed, may never have been done with."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
