@@ -7,7 +7,7 @@ it, and its producer is told; what is committed in one partition is committed th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import re2
@@ -57,7 +57,7 @@ from protocol.messages.write_txn_markers import (
 )
 from protocol.records import COORDINATOR_EPOCH
 from storage.errors import StorageError
-from storage.transactions import ListedProducer, StoredProducer, TransactionPartition
+from storage.transactions import StoredProducer, TransactionPartition
 from storage.types import Topic
 
 AT_A_TIME = 1_000
@@ -88,7 +88,7 @@ async def list_transactions(request: ListTransactionsRequest, context: RequestCo
             producer_id=producer.producer_id,
             transaction_state=producer.state,
         )
-        async for producer in _all(context)
+        async for producer in in_pieces(await context.services.transactions.listing.get())
         if (not states or producer.state in states)
         and (not producer_ids or producer.producer_id in producer_ids)
         and (request.duration_filter < 0 or producer.begun_ms is None or producer.begun_ms > request.duration_filter)
@@ -118,15 +118,6 @@ def _pattern(text: str | None) -> re2.Pattern | None:
             ErrorCode.INVALID_REGULAR_EXPRESSION,
             f"Transaction ID pattern `{text}` is not a valid regular expression: {invalid}.",
         ) from invalid
-
-
-async def _all(context: RequestContext) -> AsyncIterator[ListedProducer]:
-    store = context.services.transactions.store
-    some = await store.list_behind("", AT_A_TIME)
-    while some:
-        async for producer in in_pieces(some):
-            yield producer
-        some = await store.list_behind(some[-1].transactional_id, AT_A_TIME) if len(some) == AT_A_TIME else []
 
 
 # --- DescribeTransactions ---------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
 from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.pieces import in_pieces
+from gateway.net.shared_read import SharedRead
 from protocol.errors import KafkaError
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
@@ -72,6 +73,7 @@ class Groups(Runtime):
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
         self._group_records = GroupRecords(store, machines, store_patience_ms, cluster_ms)
+        self._stored = SharedRead(self._group_records.list)
         self._leases = leases
         self._count_rebalance = count_rebalance
         self._count_violation = count_violation
@@ -102,7 +104,7 @@ class Groups(Runtime):
         """
         listed = {
             group_id: Summary(group_id, group_type, True, state, protocol_type or "", 0, 0, None, False)
-            async for group_id, group_type, protocol_type, state in in_pieces(await self._group_records.list())
+            async for group_id, group_type, protocol_type, state in in_pieces(await self._stored.get())
             if self.lease_for(group_id) is not None
         }
         async for slot in in_pieces(list(self._slots.values())):

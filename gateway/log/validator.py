@@ -2,8 +2,9 @@
 
 The one idea: what a batch may cost is bounded before it is looked at, by what it claims (records) and what it is
 allowed (decompressed bytes). What is small enough for the event loop is judged there at once, since a hop to a thread
-and back costs more; the rest goes to a lane whose bound it fits, so that a bomb holds up bombs only. Codecs and CRC
-give the interpreter's lock back, and the parser keeps it a few milliseconds at most.
+and back costs more; the rest goes to a lane whose bound it fits, so that a bomb holds up bombs only. A request of many
+batches gives way to other requests between them. Codecs and CRC give the interpreter's lock back, and the parser keeps
+it a few milliseconds at most.
 
 What is checked is `gateway/log/batch_validation.py`'s to say; in which order batches enter the log, its caller's.
 """
@@ -11,9 +12,11 @@ What is checked is `gateway/log/batch_validation.py`'s to say; in which order ba
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -29,6 +32,9 @@ MAX_AT_ONCE_BATCHES = 64
 """Of one request: a millisecond at most, and four where a record is nothing but headers."""
 COMPRESSED_AT_ONCE_BYTES = 32 * 1024
 """What a batch may decompress to on the event loop, and what it counts for whatever it holds."""
+
+TURN_S = 0.01
+"""How long a request keeps a thread while others wait for one."""
 
 _CODEC_AT = 22
 _COUNT = struct.Struct(">i")
@@ -93,13 +99,10 @@ class BatchValidator:
 
     async def judge(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict]:
         """The verdicts, in the order of the batches."""
-        loop = asyncio.get_running_loop()
-        verdicts = await loop.run_in_executor(self._usual, _judge_usual, batches, now_ms)
+        verdicts = await _in_turns(self._usual, _judge_usual, batches, now_ms)
         costly = [place for place, verdict in enumerate(verdicts) if verdict is None]
         if costly:
-            rest = await loop.run_in_executor(
-                self._costly, _judge, [batches[place] for place in costly], now_ms, _WHATEVER
-            )
+            rest = await _in_turns(self._costly, _judge_whatever, [batches[place] for place in costly], now_ms)
             for place, verdict in zip(costly, rest, strict=True):
                 verdicts[place] = verdict
         return cast("list[Verdict]", verdicts)
@@ -121,16 +124,42 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+_Judge = Callable[[Sequence[Unchecked], int], list[Verdict | None]]
+"""Verdicts on the first of some batches; on one at least."""
+
+
+async def _in_turns(
+    lane: ThreadPoolExecutor, judge: _Judge, batches: Sequence[Unchecked], now_ms: int
+) -> list[Verdict | None]:
+    """The verdicts on all of them. Between its turns a request of many bombs stands behind the others in the lane."""
+    loop = asyncio.get_running_loop()
+    verdicts: list[Verdict | None] = []
+    while len(verdicts) < len(batches):
+        verdicts += await loop.run_in_executor(lane, judge, batches[len(verdicts) :], now_ms)
+    return verdicts
+
+
 def _judge_usual(batches: Sequence[Unchecked], now_ms: int) -> list[Verdict | None]:
-    return _judge(batches, now_ms, _USUAL, _scratch.memory)
+    return _judge(batches, now_ms, _USUAL, _scratch.memory, TURN_S)
+
+
+def _judge_whatever(batches: Sequence[Unchecked], now_ms: int) -> list[Verdict | None]:
+    return _judge(batches, now_ms, _WHATEVER, None, TURN_S)
 
 
 def _judge(
-    batches: Sequence[Unchecked], now_ms: int, bounds: _Bounds, scratch: memoryview | None = None
+    batches: Sequence[Unchecked],
+    now_ms: int,
+    bounds: _Bounds,
+    scratch: memoryview | None = None,
+    turn_s: float = math.inf,
 ) -> list[Verdict | None]:
-    """None for what is beyond the bounds."""
+    """None for what is beyond the bounds. Ends early behind a batch at which `turn_s` is over."""
     verdicts: list[Verdict | None] = []
+    ends_s = time.monotonic() + turn_s
     for batch in batches:
+        if verdicts and time.monotonic() >= ends_s:
+            break
         verdict: Verdict | None = None
         if batch.records is None or _claimed_records(batch.records) <= bounds.records:
             try:

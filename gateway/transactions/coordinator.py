@@ -22,12 +22,13 @@ from gateway.coordinator.transactions import Decision, InitProducer, Producer, S
 from gateway.log.tail import Tail
 from gateway.net.collection import full_collections
 from gateway.net.pieces import PIECE, in_pieces
+from gateway.net.shared_read import SharedRead
 from gateway.transactions.taken_in import TakenIn
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
 from storage.errors import StorageError
 from storage.producers import ProducerStore
-from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
+from storage.transactions import EndedTransaction, ListedProducer, ProducerRecord, StoredProducer, TransactionStore
 from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 
 logger = structlog.get_logger(__name__)
@@ -39,6 +40,8 @@ OVERDUE_AT_A_TIME = 100
 ENDS_AT_ONCE = 3
 """Each may wait in Postgres for whoever holds one of its partitions, and occupies a connection meanwhile: some are left
 to those who append elsewhere."""
+LISTED_AT_A_TIME = 1_000
+"""Rows of one statement."""
 
 _PLACEMENT = 1 << 40
 """Shards of transactional ids are placed by numbers that no partition has."""
@@ -57,6 +60,8 @@ class Transactions:
         self._membership = membership
         self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
         self.taken_in = TakenIn()
+        self.listing = SharedRead(self._list)
+        """Every transactional producer there is, for ListTransactions."""
         self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
         """Called with a partition's new end when a marker has become durable; must not raise."""
         self.in_doubt: Callable[[], None] = lambda: None
@@ -76,6 +81,15 @@ class Transactions:
     def store(self) -> TransactionStore:
         """For those who only look."""
         return self._store
+
+    async def _list(self) -> list[ListedProducer]:
+        found: list[ListedProducer] = []
+        some = await self._store.list_behind("", LISTED_AT_A_TIME)
+        while some:
+            found += some
+            more = len(some) == LISTED_AT_A_TIME
+            some = await self._store.list_behind(some[-1].transactional_id, LISTED_AT_A_TIME) if more else []
+        return found
 
     def coordinator_of(self, transactional_id: str) -> Node:
         """The node that clients are sent to."""

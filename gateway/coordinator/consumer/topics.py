@@ -9,12 +9,12 @@ pattern matches is shown to whom may describe it, as in TopicRegexResolver; that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import re2
 
-from gateway.coordinator.cluster import Cluster, Describing, Reader
+from gateway.coordinator.cluster import Cluster, ClusterTopic, Describing, Reader
 
 MAX_PATTERN_BYTES = 2_048
 MAX_UNICODE_CLASSES = 20
@@ -34,8 +34,8 @@ class Pattern:
 
     text: str
     matched: frozenset[str]
-    names: frozenset[str]
-    """All names that were looked at, matching or not."""
+    seen: Mapping[str, ClusterTopic] = field(compare=False, repr=False)
+    """The topics that were looked at, matching or not: the cluster's own value, which all patterns share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,20 @@ def _compiled(text: str) -> re2.Pattern:
 
 def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Pattern:
     """The pattern matched against every topic's whole name; only names that `known` has not seen are tried."""
-    names = frozenset(cluster.topics)
-    if known is not None and known.names == names:
+    topics = cluster.topics
+    if known is not None and known.seen is topics:
         return known
     if known is None:
-        unseen, still = names, frozenset[str]()
+        unseen, still = topics.keys(), frozenset[str]()
     else:
-        unseen, still = names - known.names, known.matched & names
+        unseen, still = topics.keys() - known.seen.keys(), known.matched
+        if not all(name in topics for name in still):
+            still = frozenset(name for name in still if name in topics)
     if unseen:
         compiled = _compiled(text)
-        still = still.union(name for name in unseen if compiled.fullmatch(name))
-    return Pattern(text, still, names)
+        if matching := [name for name in unseen if compiled.fullmatch(name)]:
+            still = still.union(matching)
+    return Pattern(text, still, topics)
 
 
 def show(pattern: Pattern, reader: Reader, describing: Describing, known: Shown | None) -> Shown:

@@ -129,3 +129,15 @@ async def test_a_costly_batch_does_not_hold_up_the_usual_ones(
     finally:
         let_go.set()
     assert all(isinstance(verdict, BatchHead) for (verdict,) in await asyncio.gather(*held_up))
+
+
+async def test_a_request_of_many_bombs_gives_way_between_them() -> None:
+    judges = BatchValidator(threads=1)
+    bomb = unchecked(1, bytes(7_900_000), Compression.GZIP)
+    bombs = asyncio.create_task(judges.judge([bomb] * 40, NOW_MS))
+    await asyncio.sleep(0)
+    (verdict,) = await judges.judge([unchecked(1, bytes(300_000))], NOW_MS)
+    assert isinstance(verdict, BatchHead)
+    assert not bombs.done(), "the other request waited for one bomb, not for all"
+    assert all(isinstance(each, BatchHead) for each in await bombs)
+    await judges.close()
