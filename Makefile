@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -22,6 +22,12 @@ test: $(VENV)/dev.stamp ## Run the suite against a real Postgres, in parallel; A
 
 test-long: $(VENV)/dev.stamp ## Run the tests that take long, which `make test` leaves out; PART=3 for a fifth of them
 	@$(VENV)/bin/python -m tests.run --long-tests $(if $(PART),--part $(PART)) $(ARGS)
+
+OLDEST_POSTGRES ?= $(firstword $(shell ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V))
+test-oldest-postgres: $(VENV)/dev.stamp ## Run the storage's tests, backup and restore on the oldest Postgres that is installed
+	@test -n "$(OLDEST_POSTGRES)" || { echo "No Postgres in /usr/lib/postgresql: name its programs by OLDEST_POSTGRES" >&2; exit 1; }
+	@SLUICE_TEST_POSTGRES_BIN=$(OLDEST_POSTGRES) $(VENV)/bin/python -m tests.run \
+		--ignore tests/storage/test_embedded.py tests/storage tests/commands/test_moving.py $(ARGS)
 
 test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io)
 	@$(VENV)/bin/python -m tests.run --workers 0 tests/containers $(ARGS)

@@ -492,7 +492,7 @@ class App:
             return
         raise StartError(
             f"the database is empty, and {data_dir.absolute()} holds the embedded Postgres of an earlier run: move it "
-            "by `sluice backup` and `sluice restore` (README, To a Postgres of your own), or begin anew with another "
+            "by `sluice backup` and `sluice restore` (docs/operate.md), or begin anew with another "
             "--data-dir"
         )
 

@@ -15,8 +15,10 @@ process's arguments.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +48,7 @@ _NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
 """Of what a backup's directory holds, be it whole or torn."""
 _LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
 """Beside its segments."""
-_UNKNOWN_BEFORE_17 = b"SET transaction_timeout = 0;\n"
-"""`pg_restore` begins with it whatever server it writes for, and older ones refuse it. It is the default anyway."""
+_NOT_NULL = rb"(?:CONSTRAINT \S+ )?NOT NULL [^\s,]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,14 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
         try:
             if await connection.fetchval(statement("schema_exists"), schema.TABLE_SCHEMA):
                 raise StorageError("there is a Sluice in the database already: restore into an empty one")
+            version: int = connection.get_server_version().major
         finally:
             await connection.close()
     store = None if place is None else reach_store(place)
     try:
         if store is not None:
             await _copy_back(source, store, manifest["segments"])
-        await _load(url, source / DUMP)
+        await _load(url, source / DUMP, version)
         if store is not None:
             await _make_own(url, store)
     finally:
@@ -271,8 +273,22 @@ async def _dump(url: str, snapshot: str, target: Path) -> None:
         os.close(dump_fd)
 
 
-async def _load(url: str, dump: Path) -> None:
-    """Load the dump in one transaction, by way of `psql`, because a setting has to be left out."""
+def for_server(definitions: bytes, version: int) -> bytes:
+    """What `pg_restore` writes before the first row, in the language of a Postgres of the major `version`.
+
+    Before 17 no transaction_timeout exists, which it sets to its default. Before 18 columns inherit NOT NULL
+    by themselves, and a table cannot declare it for an inherited column.
+    """
+    if version < 17:
+        definitions = definitions.replace(b"SET transaction_timeout = 0;\n", b"", 1)
+    if version < 18:
+        definitions = re.sub(rb"(?m)^    " + _NOT_NULL + rb",\n", b"", definitions)
+        definitions = re.sub(rb",\n    " + _NOT_NULL + rb"\n\)", b"\n)", definitions)
+    return definitions
+
+
+async def _load(url: str, dump: Path, version: int) -> None:
+    """Load the dump in one transaction, by way of `psql`, because definitions may have to change (`for_server`)."""
     reading = await _start("pg_restore", "--no-owner", "--file", "-", str(dump), output=asyncio.subprocess.PIPE)
     loading: _Program | None = None
     try:
@@ -282,7 +298,7 @@ async def _load(url: str, dump: Path) -> None:
             url=url,
             given=asyncio.subprocess.PIPE,
         )
-        await _pass_on(reading, loading)
+        await _pass_on(reading, loading, version)
         # Only the end of its input makes psql commit, so first it is certain that the dump was read to its end.
         await _finished(reading)
         assert loading.process.stdin is not None
@@ -290,22 +306,22 @@ async def _load(url: str, dump: Path) -> None:
         await _finished(loading)
     finally:
         for program in (reading, loading):
-            if program is not None and program.process.returncode is None:
-                program.process.kill()
+            if program is not None:
+                _kill(program)
                 await program.process.wait()
 
 
-async def _pass_on(reading: _Program, loading: _Program) -> None:
+async def _pass_on(reading: _Program, loading: _Program, version: int) -> None:
     script, target = reading.process.stdout, loading.process.stdin
     assert script is not None
     assert target is not None
     try:
-        in_settings = True
-        while in_settings:
-            line = await script.readline()
-            in_settings = bool(line) and not line.startswith(b"CREATE ")
-            if line != _UNKNOWN_BEFORE_17:
-                target.write(line)
+        definitions = bytearray()
+        while line := await script.readline():
+            definitions += line
+            if line.startswith(b"COPY "):
+                break
+        target.write(for_server(bytes(definitions), version))
         while piece := await script.read(_PIPE_BYTES):
             target.write(piece)
             await target.drain()
@@ -313,7 +329,7 @@ async def _pass_on(reading: _Program, loading: _Program) -> None:
         await target.drain()
     except (BrokenPipeError, ConnectionResetError):
         # psql has ended and says why.
-        reading.process.kill()
+        _kill(reading)
         await _finished(loading)
 
 
@@ -351,9 +367,15 @@ async def _start(
         stderr=asyncio.subprocess.PIPE,
         env=environment,
         pass_fds=inherited,
+        limit=_PIPE_BYTES,
     )
     assert process.stderr is not None
     return _Program(program, process, asyncio.create_task(_last_lines(process.stderr)))
+
+
+def _kill(program: _Program) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        program.process.kill()
 
 
 async def _last_lines(stream: asyncio.StreamReader) -> bytes:
@@ -370,8 +392,7 @@ async def _finished(program: _Program) -> None:
         errors = await asyncio.shield(program.errors)
         returncode = await program.process.wait()
     except BaseException:
-        if program.process.returncode is None:
-            program.process.kill()
+        _kill(program)
         raise
     if returncode:
         said = " ".join(errors.decode("utf-8", "replace").splitlines()[-_ERROR_LINES:])

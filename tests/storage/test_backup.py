@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from storage import retention
-from storage.backup import back_up, restore
+from storage.backup import back_up, for_server, restore
 from storage.check import check
 from storage.database_url import parse_database_url
 from storage.embedded import bin_directory
@@ -240,6 +240,38 @@ async def test_a_torn_backup_is_made_whole(database_url: str, database: Database
     (target / "database.dump.new").write_bytes(b"half")
     await back_up(database_url, None, target)
     assert sorted(path.name for path in target.iterdir()) == ["database.dump", "log", "manifest.json"]
+
+
+DEFINITIONS = b"""SET lock_timeout = 0;
+SET transaction_timeout = 0;
+CREATE TABLE sluice.one (
+    NOT NULL a,
+    b bigint CONSTRAINT c NOT NULL,
+    CONSTRAINT d NOT NULL "B"
+)
+INHERITS (sluice.parent);
+COPY sluice.one (a) FROM stdin;
+"""
+OLDER = b"""SET lock_timeout = 0;
+CREATE TABLE sluice.one (
+    b bigint CONSTRAINT c NOT NULL
+)
+INHERITS (sluice.parent);
+COPY sluice.one (a) FROM stdin;
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        (15, OLDER),
+        (16, OLDER),
+        (17, OLDER.replace(b"CREATE", b"SET transaction_timeout = 0;\nCREATE")),
+        (18, DEFINITIONS),
+    ],
+)
+def test_definitions_are_what_an_older_server_knows(version: int, expected: bytes) -> None:
+    assert for_server(DEFINITIONS, version) == expected
 
 
 @pytest.mark.parametrize("readable", ["nine tenths", "all but the end"])
