@@ -1,10 +1,10 @@
-"""Blocks of objects that were read from a store that is far away, kept as long as there is room.
+"""A bounded cache of blocks of objects that were read from a remote store.
 
-The one idea: a store answers a large range nearly as fast as a small one, so what is read is whole blocks, several in
-one request, and who reads in order finds the next ones read ahead. Several readers of one place share its blocks, also
-while they are on their way: a request belongs to the cache, and goes on when the reader that caused it has gone.
+The one idea: a store answers a large range nearly as fast as a small one. So the cache reads whole blocks, several per
+request, and reads ahead for readers that read in order. Concurrent readers of one place share its blocks, also while a
+request is in progress: a request belongs to the cache and continues if the reader that caused it has gone.
 
-It checks nothing: who finds a block to be wrong says `forget`. Nothing that failed is kept.
+The cache checks no contents. A reader that finds a bad block calls `forget`. Failures are not cached.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ BLOCK_BYTES = 1024 * 1024
 SPAN_BLOCKS = 4
 """Most blocks of one request."""
 REQUESTS = 16
-"""Requests under way, of all readers: with SPAN_BLOCKS they bound what is held besides the cache."""
+"""Concurrent requests of all readers. With SPAN_BLOCKS this bounds the memory outside the cache."""
 AHEAD_BLOCKS = 8
-"""How far is read ahead of who reads in order; begun when less than half of it is left."""
+"""How many blocks are read ahead for a reader that reads in order. The next read-ahead begins when less than half is
+left."""
 CACHE_BYTES = 64 * 1024 * 1024
 
 Fetch = Callable[[int, int, int], Awaitable[tuple[memoryview, int]]]
-"""Object, first byte and byte after the last → the bytes there are, and the size of the object. OSError."""
+"""Object, first byte and byte after the last → the available bytes, and the object's size. Raises OSError."""
 
 Blocks = Mapping[int, bytes]
 _Place = tuple[int, int]
 
 
 class BlockCache:
-    """`fetch` reads a range, and must end within a bounded time."""
+    """`fetch` reads a range and must return within a bounded time."""
 
     def __init__(self, fetch: Fetch, *, cache_bytes: int = CACHE_BYTES, block_bytes: int = BLOCK_BYTES) -> None:
         self._fetch = fetch
@@ -43,14 +44,14 @@ class BlockCache:
         self._loading: dict[_Place, asyncio.Task[dict[int, bytes]]] = {}
         self._requests = asyncio.Semaphore(REQUESTS)
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        """Of the objects that were last read."""
+        """Sizes of the objects that were last read."""
 
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
 
     async def load(self, object_id: int, ranges: Sequence[Range]) -> Blocks:
-        """The blocks that `cut` needs for the ranges."""
+        """Return the blocks that `cut` needs for the ranges."""
         wanted = sorted({index for position, size in ranges for index in self._indexes(position, position + size)})
         if not wanted:
             return {}
@@ -68,16 +69,16 @@ class BlockCache:
         if in_order:
             self._read_ahead(object_id, wanted[-1])
         for task in coming:
-            # Shielded: others may wait for it too.
+            # Shielded, because other readers may wait for the same request.
             found.update(await asyncio.shield(task))
         return found
 
     def cut(self, blocks: Blocks, ranges: Iterable[Range]) -> list[bytearray]:
-        """The bytes of the ranges; what lies behind the object's end is missing."""
+        """Return the bytes of the ranges. Bytes behind the object's end are missing."""
         return [self._cut(blocks, position, position + size) for position, size in ranges]
 
     def forget(self, object_id: int | None) -> None:
-        """Nothing of the object (None: of any) is kept, nor what is on its way."""
+        """Drop everything of the object (None: of all objects), including requests in progress."""
         for place in [place for place in self._blocks if object_id in (None, place[0])]:
             self._held_bytes -= len(self._blocks.pop(place))
         for place in [place for place in self._loading if object_id in (None, place[0])]:
@@ -103,7 +104,7 @@ class BlockCache:
         return cut
 
     def _begin(self, object_id: int, indexes: Iterable[int]) -> list[asyncio.Task[dict[int, bytes]]]:
-        """What has to be waited for until these blocks are here, each asked for once."""
+        """Return the requests to wait for until these blocks are present. Each block is requested once."""
         coming: dict[asyncio.Task[dict[int, bytes]], None] = {}
         span: list[int] = []
 
@@ -158,7 +159,7 @@ class BlockCache:
             self._held_bytes -= len(block)
 
     def _read_ahead(self, object_id: int, index: int) -> None:
-        """What follows the block, unless enough of it is here or on its way."""
+        """Read the blocks after this one, unless enough of them are present or requested."""
         size_bytes = self._sizes.get(object_id)
         if size_bytes is None:
             return
@@ -175,6 +176,6 @@ class BlockCache:
 
 
 def _look_at(task: asyncio.Task[dict[int, bytes]]) -> None:
-    """Who needs the blocks asks again and sees the error; asyncio would report it as lost."""
+    """Retrieve the error, so that asyncio does not report it as lost. The next reader asks again and sees the error."""
     if not task.cancelled():
         task.exception()

@@ -1,11 +1,11 @@
-"""What a place for the bytes of chunks beside Postgres must do: numbered objects that are written durably, read in
+"""The interface of a place for the bytes of chunks outside Postgres: numbered objects that are written durably, read in
 ranges, listed and removed.
 
-The one idea: an object's number is used once and its bytes never change under a position, so whoever has read something
-may keep it; which bytes count is said by the index in Postgres alone. `segments.py` keeps objects as files that grow by
+The one idea: an object's number is used once, and its bytes never change under a position. So a reader may cache what
+it has read. The index in Postgres alone says which bytes count. `segments.py` keeps objects as files that grow by
 appends, `object_store.py` as whole objects of a bucket.
 
-Every failure is an OSError: FileNotFoundError where there is no such object, TimeoutError where the store says nothing.
+Every failure is an OSError: FileNotFoundError if the object does not exist, TimeoutError if the store does not answer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Range = tuple[int, int]
 """Position and size."""
 
 MARKER = "sluice-store.json"
-"""What the marker of a store is called in it."""
+"""Name of the marker in a store."""
 
 BUCKET_URL = re.compile(r"(s3|gs|az)://[^/?#@:\s]+(/[^?#\s]*)?")
-"""What names a bucket and a prefix in it, and has no place for a secret."""
+"""Matches a bucket and a prefix in it. The pattern has no place for a secret."""
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class FoundObject:
     object_id: int
     size_bytes: int
     age_s: float
-    """Since it was last written to, by the store's clock and ours."""
+    """Time since the last write, by the store's clock and ours."""
 
 
 class ByteStore(Protocol):
@@ -41,47 +41,48 @@ class ByteStore(Protocol):
 
     @property
     def location(self) -> str:
-        """As the person who started the node gave it."""
+        """The place as the person who started the node gave it."""
         ...
 
     @property
     def listing_interval_s(self) -> float:
-        """How long to leave between two looks for what nobody knows: some stores charge for a list."""
+        """Time between two searches for unknown objects: some stores charge for listing."""
         ...
 
     def name(self, object_id: int) -> str:
-        """What the object is called there, for people."""
+        """Return the object's name in the store, for people."""
         ...
 
     async def put(self, object_id: int, pieces: Sequence[Buffer]) -> None:
-        """A whole new object, durable when this returns; where it raises there may be one all the same."""
+        """Write a whole new object durably. If this raises, the object may exist all the same."""
         ...
 
     async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
-        """What `look`, off the event loop, makes of the bytes of the ranges in the order given. Bytes that the object
-        does not have are missing at the end of their range."""
+        """Return what `look` makes of the bytes of the ranges, in the given order. `look` runs off the event loop.
+        If the object is too short, the end of a range's bytes is missing."""
         ...
 
     def forget(self, object_id: int | None) -> None:
-        """What was read of it (None: of all) was wrong: the next read asks the store itself."""
+        """Drop what was cached of the object (None: of all), because it was wrong. The next read asks the store
+        itself."""
         ...
 
     async def remove(self, object_ids: Sequence[int]) -> None:
-        """Removes those that are there."""
+        """Remove those objects that exist."""
         ...
 
     async def listed(self) -> list[FoundObject]:
-        """Every object there is."""
+        """List every object."""
         ...
 
     async def read_marker(self) -> bytes | None:
-        """What says whose store this is; None if nothing does."""
+        """Return the marker that says which database owns this store, or None."""
         ...
 
     async def create_marker(self, marker: bytes) -> None:
-        """Says it, where nothing did: FileExistsError otherwise, as far as the store can tell."""
+        """Write the marker. Raise FileExistsError if one exists, as far as the store can tell."""
         ...
 
     def close(self) -> None:
-        """Lets go of threads; calls under way may end or not."""
+        """Release threads. Calls in progress may end or not."""
         ...

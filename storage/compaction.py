@@ -1,13 +1,13 @@
-"""Storage's side of log compaction: which partitions are dirty, and replacing batches atomically.
+"""Storage's side of log compaction: find dirty partitions and replace batches atomically.
 
-The one idea: a run over a partition has a revision; beginning another run fences it, so of two cleaners only the later
-one writes. Offsets never change: a batch is replaced by one that lies within the offsets of those it replaces, and
-where none does, readers go on to the next batch. The chunks in which batches change are written anew, inline. The
-newest batches are never touched, so the log end stays where it is; nor are those from the first open transaction on, so
-of each that is, it has been decided whether it counts.
+The one idea: a run over a partition has a revision, and beginning another run fences it. So of two cleaners only the
+later one writes. Offsets never change. A batch is replaced by a batch that lies within the offsets of those it
+replaces; if none replaces it, readers continue with the next batch. Chunks with changed batches are written anew,
+inline. The newest batches are never replaced, so the log end stays. Neither are batches from the first open transaction
+on, so the outcome of every transaction in the replaced part is decided.
 
-What it does not do: it decodes no record. Which records stay is decided by the caller, who reads through
-`storage.log.LogStore.read` and writes back through `replace`.
+This module decodes no record. The caller decides which records stay: it reads through `storage.log.LogStore.read` and
+writes back through `replace`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from storage.turns import in_turns
 from storage.types import PartitionKey, StoredBatch
 
 _ATTEMPTS = 3
-"""How often a replacement is worked out anew where the bytes of a chunk were moved meanwhile, and sizes are counted
-anew where the log's start has moved."""
+"""How often a replacement is recomputed if the bytes of a chunk were moved concurrently, and how often sizes are
+recounted if the log start has moved."""
 
 _COUNTED_AT_A_TIME = 20_000
 """Chunks that one statement counts."""
@@ -35,7 +35,7 @@ _COUNTED_AT_A_TIME = 20_000
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """When a partition is worth cleaning, as its topic's configs say."""
+    """When a partition is worth cleaning, from its topic's configs."""
 
     partition_key: PartitionKey
     min_cleanable_dirty_ratio: float = 0.5
@@ -51,24 +51,24 @@ class DirtyRange:
     log_start_offset: int
     first_dirty_offset: int
     end_offset: int
-    """A chunk's boundary: the base offset of the first batch that must stay as it is. All transactions below it have
+    """A chunk boundary: the base offset of the first batch that must not be replaced. All transactions below it have
     ended."""
     clean_bytes: int
     dirty_bytes: int
 
 
 class AbortedSpan(NamedTuple):
-    """Batches of a transaction of the producer that begin within [first_offset, last_offset) were aborted."""
+    """Batches of the producer's aborted transaction that begin within [first_offset, last_offset)."""
 
     producer_id: int
     first_offset: int
     last_offset: int
-    """Of the marker."""
+    """Offset of the marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionRun:
-    """Leave to replace batches of one partition below `end_offset`, until another run begins."""
+    """Permission to replace batches of one partition below `end_offset`, until another run begins."""
 
     partition_key: PartitionKey
     revision: int
@@ -94,7 +94,7 @@ class CompactionStore:
         self._log = log
 
     async def dirty_ranges(self, policies: Sequence[CompactionPolicy], *, limit: int = 10) -> list[DirtyRange]:
-        """The dirtiest partitions among `policies`, at most `limit`. Upstream: LogCleanerManager."""
+        """Return the dirtiest partitions among `policies`, at most `limit`. Upstream: LogCleanerManager."""
         rows = await self._pool.fetch(
             statement("dirty_ranges"),
             [policy.partition_key for policy in policies],
@@ -106,13 +106,14 @@ class CompactionStore:
         return [_dirty_range(row) for row in rows]
 
     async def cleaned_to(self, keys: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
-        """The offset below which each partition's batches may have been replaced; those never cleaned are left out."""
+        """Return the offset below which each partition's batches may have been replaced. Partitions that were never
+        cleaned are omitted."""
         rows = await self._pool.fetch(statement("cleaned_to"), list(keys))
         return {PartitionKey(row["partition_key"]): row["first_dirty_offset"] for row in rows}
 
     async def aborted_between(self, key: PartitionKey, from_offset: int, end_offset: int) -> list[AbortedSpan]:
-        """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset). Where nothing is
-        open any more, as below the end of a dirty range, none comes later."""
+        """Return aborted transactions whose batches or marker may lie in [from_offset, end_offset). If no
+        transaction is open, as below the end of a dirty range, no further one can appear."""
         rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset], None)
         spans: list[AbortedSpan] = []
         async for row in in_turns(rows, 1):
@@ -121,18 +122,19 @@ class CompactionStore:
         return spans
 
     async def begin(self, dirty: DirtyRange) -> CompactionRun:
-        """Begins a run, ending any other of the partition. StorageConflict if the partition has been deleted."""
+        """Begin a run and end any other run of the partition. Raise StorageConflict if the partition has been
+        deleted."""
         revision = await self._pool.fetch_value(statement("begin_compaction"), dirty.partition_key)
         if revision is None:
             raise StorageConflict(f"partition {dirty.partition_key} has been deleted")
         return CompactionRun(dirty.partition_key, revision, dirty.end_offset)
 
     async def replace(self, run: CompactionRun, removed: Sequence[int], added: Sequence[StoredBatch]) -> None:
-        """Removes the batches with the base offsets `removed` and puts `added` in their place, in one transaction.
+        """Replace the batches with the base offsets `removed` by `added`, in one transaction.
 
-        Each added batch lies within the offsets of removed ones, below the run's end; `records` is stored as given.
-        StorageConflict if another run began or a removed batch is gone (retention): nothing was written, start afresh.
-        StorageError if the offsets do not fit.
+        Each added batch must lie within the offsets of removed ones and below the run's end. `records` is stored as
+        given. Raise StorageConflict, and write nothing, if another run began or retention removed one of the batches:
+        the caller must begin again. Raise StorageError if the offsets do not fit.
         """
         if not removed:
             if added:
@@ -175,7 +177,7 @@ class CompactionStore:
         raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: {refusal}")
 
     async def finish(self, run: CompactionRun) -> None:
-        """Records that the log is clean below the run's end, and how large it is there. StorageConflict if another run
+        """Record that the log is clean below the run's end, and its size there. Raise StorageConflict if another run
         began."""
         for _ in range(_ATTEMPTS):
             clean_bytes, oldest = await self._clean_bytes(run)
@@ -189,8 +191,9 @@ class CompactionStore:
         raise StorageConflict(f"the log of partition {run.partition_key} kept moving")
 
     async def _clean_bytes(self, run: CompactionRun) -> tuple[int, int | None]:
-        """The bytes below the run's end, counted in bounded steps, and the oldest chunk's base offset. Only the oldest
-        can go meanwhile, since another run would have ended this one; chunks that are put together keep their bytes."""
+        """Return the bytes below the run's end, counted in bounded steps, and the oldest chunk's base offset. Only
+        the oldest chunks can disappear in the meantime, because another run would have ended this one. Merged chunks
+        keep their bytes."""
         size_bytes, offset = 0, 0
         oldest: int | None = None
         while True:
@@ -215,7 +218,7 @@ def _last_offset(batch: StoredBatch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """Chunks that go, and the batches of each chunk that comes."""
+    """Chunks to remove, and the batches of each new chunk."""
 
     removed: list[Chunk]
     added: list[list[StoredBatch]]
@@ -228,7 +231,7 @@ def _replace(
     removed: set[int],
     added: Sequence[StoredBatch],
 ) -> _Replacement:
-    """What becomes of the chunks in which batches change."""
+    """Work out the new chunks for the chunks in which batches change."""
     going = [batch for _, batches in held for batch in batches if batch.base_offset in removed]
     if len(going) != len(removed):
         raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: a batch is gone")
@@ -245,7 +248,7 @@ def _replace(
     for chunk, batches in held:
         kept = [batch for batch in batches if batch.base_offset not in removed]
         if len(kept) == len(batches):
-            # Nothing changes in it: what lies before and behind it are chunks of their own.
+            # This chunk does not change, so its neighbours on both sides become chunks of their own.
             size_bytes = CHUNK_BYTES + 1
             continue
         chunks.append(chunk)
@@ -263,7 +266,7 @@ def _replace(
 
 
 def _check_places(added: Sequence[StoredBatch], going: Sequence[StoredBatch], staying: Sequence[StoredBatch]) -> None:
-    """StorageError unless each added batch lies within the offsets of batches that go, and touches no other."""
+    """Raise StorageError unless each added batch lies within the offsets of removed batches and overlaps no other."""
     previous_last = -1
     for batch in added:
         first = bisect_left(going, batch.base_offset, key=_last_offset)

@@ -1,9 +1,9 @@
-"""The second phase of a topic's deletion: its data goes in bounded steps, its own row last.
+"""The second phase of a topic's deletion: its data is removed in bounded steps, its own row last.
 
-The one idea: the topic's row is the tombstone. Hiding a topic (`TopicStore.delete`) costs the same whatever it holds;
-what hangs off it is removed here step by step, each a short transaction that may be repeated, so whoever comes next
-goes on where the last one ended, and the row is there as long as anything else is. A topic that cannot be deleted is
-put off by itself, longer with every failure, and is seen until it is gone.
+The one idea: the topic's row is the tombstone. Hiding a topic (`TopicStore.delete`) costs the same at any size.
+This module removes everything that belongs to the topic step by step. Each step is a short transaction that may be
+repeated, so the next caller continues where the last one stopped, and the row exists as long as anything else does. A
+topic that cannot be deleted is postponed by itself, longer with each failure, and stays visible until it is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storage.types import CoordinatorLease, PartitionKey
 
 FIRST_RETRY_MS = 1_000
 MAX_RETRY_MS = 60_000
-"""How long a topic that could not be deleted is put off: twice as long with each failure."""
+"""Longest postponement of a topic that could not be deleted. It doubles with each failure."""
 
 PARTITIONS_PER_STATEMENT = 1_000
 CHUNKS_PER_STATEMENT = 1_000
@@ -32,7 +32,7 @@ STATEMENTS_PER_TURN = 20
 
 @dataclass(frozen=True, slots=True)
 class DueDeletion:
-    """A hidden topic whose data is to go now."""
+    """A hidden topic whose data must be removed now."""
 
     topic_id: UUID
     name: str
@@ -41,7 +41,7 @@ class DueDeletion:
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletion:
-    """A hidden topic that still has rows, for people to see."""
+    """A hidden topic that still has rows, as shown to people."""
 
     topic_id: UUID
     name: str
@@ -54,7 +54,7 @@ class PendingDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a bounded share of the work has done; `gone`: nothing is left of the topic."""
+    """The result of a bounded share of the work. `gone`: nothing is left of the topic."""
 
     gone: bool
     deleted_batches: int
@@ -66,10 +66,10 @@ class DeletionStore:
         self._cold = database.cold
         self._control = database.control
         self._fenced: dict[UUID, int | None] = {}
-        """Up to which index the partitions of topics in hand are fenced; None: all are."""
+        """The partition index up to which topics in progress are fenced; None: all partitions are."""
 
     async def due(self, limit: int) -> list[DueDeletion]:
-        """The oldest that are due, at most `limit`."""
+        """Return the oldest due deletions, at most `limit`."""
         rows = await self._control.fetch(statement("due_deletions"), limit)
         in_hand = {row["topic_id"] for row in rows}
         self._fenced = {topic_id: behind for topic_id, behind in self._fenced.items() if topic_id in in_hand}
@@ -91,8 +91,10 @@ class DeletionStore:
         ]
 
     async def advance(self, topic_id: UUID) -> Turn:
-        """A turn of some bounded statements. Safe beside others that do the same, and to be called again after any
-        error. Raises StorageError, as where somebody holds a row for more than a second."""
+        """Do one turn of bounded statements. Safe beside other turns, and to be called again after any error.
+
+        Raise StorageError, for example if another transaction holds a row for more than a second.
+        """
         turn = _Turn(self._cold)
         gone = (
             await self._fence(topic_id, turn) and await self._empty(topic_id, turn) and await self._end(topic_id, turn)
@@ -100,8 +102,8 @@ class DeletionStore:
         return Turn(gone, turn.batches, turn.size_bytes)
 
     async def failed(self, topic_id: UUID, error: str, lease: CoordinatorLease) -> tuple[int, int] | None:
-        """Puts the topic off: how often it has failed by now, and for how many ms. None where the lease is not current:
-        then its owner decides. Raises StorageError."""
+        """Postpone the topic. Return how often it has failed by now and for how many ms it is postponed, or None if
+        the lease is not current and another node decides. Raise StorageError."""
         self._fenced.pop(topic_id, None)
         row = await self._control.fetch_row(
             statement("deletion_failed"),
@@ -116,7 +118,8 @@ class DeletionStore:
         return None if row is None else (row["delete_failures"], row["retry_in_ms"])
 
     async def _fence(self, topic_id: UUID, turn: _Turn) -> bool:
-        """Before anything goes: what is added behind a step that has passed would stay for ever."""
+        """Fence the partitions before anything is removed: rows that appear behind a completed step would stay for
+        ever."""
         behind = self._fenced.get(topic_id, -1)
         while behind is not None:
             if turn.is_over:
@@ -153,7 +156,7 @@ class DeletionStore:
 
 
 class _Turn:
-    """A share of statements, and what they have removed."""
+    """A budget of statements, and what they have removed."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -174,14 +177,15 @@ class _Turn:
         return await self._pool.fetch_value(statement(name), *arguments)
 
     async def remove_all(self, name: str, of: object, limit: int) -> bool:
-        """A statement that removes up to `limit` rows, again until there are no more; False when the turn is over."""
+        """Repeat a statement that removes up to `limit` rows until the last is removed. Return False when the budget is
+        used up."""
         while not self.is_over:
             if await self.value(name, of, limit) < limit:
                 return True
         return False
 
     async def remove_chunks(self, key: PartitionKey) -> bool:
-        """The same for chunks, which are counted."""
+        """Do the same for chunks, and count them."""
         while not self.is_over:
             (row,) = await self.rows("delete_chunks", key, CHUNKS_PER_STATEMENT)
             self.batches += row["batch_count"]

@@ -1,10 +1,11 @@
-"""How bytes come to another place: copied, synced, and only then named by their rows.
+"""Move bytes to another place: copy them, sync them, and only then change the rows that name them.
 
-The one idea: until the one transaction that names the new place, the old one is right; after it the old one is litter.
-So a move may end anywhere. What is named and what is fenced by a lease is decided there, in Postgres.
+The one idea: until one transaction names the new place, the old place is valid; afterwards the old bytes are garbage.
+So a move may stop anywhere. That transaction also decides, in Postgres, whether the lease and the rows are still the
+same.
 
-Neighbours that are moved together become one chunk, so that a log of single records does not keep a row for each. It
-chooses nothing of what is moved, and removes nothing: `roller.py` does.
+Neighbouring chunks that move together become one chunk, so that a log of single records does not keep a row for each
+record. This module neither chooses what to move nor removes anything: `roller.py` does.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from storage.types import CoordinatorLease, PartitionKey, StoredBatch
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 MOVE_BYTES = 8 * 1024 * 1024
-"""What is read at a time, and what is written and synced to a segment at a time."""
+"""How much is read at a time, and how much is written and synced to a segment at a time."""
 
 OBJECT_BYTES = 32 * 1024 * 1024
-"""About what an object of a bucket has, held in memory until it is there: a half more or less, and only what is left
-over is smaller."""
+"""Approximate size of an object in a bucket, held in memory until it is written. An object may be half as large
+again or half as small; only the last one of a move is smaller."""
 SORTED_BYTES = 2 * OBJECT_BYTES
 SORTED_CHUNKS = 50_000
-"""How much is put into the order of the log before it is cut into what is moved at a time."""
+"""Chunks that are sorted into log order together before they are cut into moves."""
 MOVE_CHUNKS = 250
-"""How many chunks are read at a time, how many become one at most, and how many are named at a time in a segment: while
-they are, producers of their partitions wait, and while they are read, all else does, for two milliseconds."""
+"""Chunks that are read at a time, merged into one at most, and renamed at a time in a segment. Producers of their
+partitions wait during the rename, and the event loop is blocked for two milliseconds during the read."""
 RUNS_PER_OBJECT = 2_048
-"""Bounded, as `SORTED_CHUNKS` is, for the one transaction that names an object: it must end in time on a busy server
+"""Bounds the one transaction that names an object, as `SORTED_CHUNKS` does: it must end in time on a busy server
 too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Chunks of one partition that become one: their offsets follow each other without a gap."""
+    """Chunks of one partition that become one chunk: their offsets follow each other without a gap."""
 
     chunks: list[Chunk]
 
@@ -61,7 +62,7 @@ _OfPartitions = dict[PartitionKey, list[Chunk]]
 
 
 class Mover:
-    """Moves chunks to where bytes go: segments, objects, or the current slot of inline bytes."""
+    """Moves chunks to segments, objects, or the current slot of inline bytes."""
 
     def __init__(self, database: Database, log_store: LogStore, store: ByteStore | None) -> None:
         self._pool = database.cold
@@ -80,15 +81,15 @@ class Mover:
         inline_slot: int | None = None,
         lease: CoordinatorLease | None = None,
     ) -> int:
-        """Copies chunks, all inline in one slot or all in objects, to where bytes go now; how many bytes moved.
-
-        With `lease`, StorageConflict once it is another's. What cannot be read or written stays where it is.
-        """
+        """Copy chunks that are all inline in one slot, or all in objects, to the present destination. Return the
+        number of bytes moved. With `lease`, raise StorageConflict once another node holds it. Bytes that cannot be
+        read or written stay at their place."""
         into_objects = self._store is not None and self._writers is None
         moved_bytes = 0
         async for gathered in _gathered(pages):
             runs = _runs(_in_order(gathered))
-            # Objects are cut from the whole: tens of thousands take longer than the event loop may be held.
+            # An object is cut from the whole list: sorting tens of thousands of chunks would block the event loop for
+            # too long.
             parts = await asyncio.to_thread(_evenly, runs) if into_objects else _pieces(runs)
             for part in parts:
                 moved_bytes += await self._move_part(part, inline_slot, lease)
@@ -107,7 +108,7 @@ class Mover:
         return await self._to_object(self._store, copied, lease)
 
     async def _read(self, runs: Sequence[_Run], inline_slot: int | None) -> _Copied:
-        """What can be moved: runs all of whose chunks are there and right."""
+        """Read the runs that can be moved: those whose chunks are all present and undamaged."""
         wanted = [chunk for run in runs for chunk in run.chunks]
         records: dict[int, bytes] = {}
         if inline_slot is not None:
@@ -149,7 +150,7 @@ class Mover:
             logger.warning("records could not be moved", reason=str(error))
             return 0
         finally:
-            # Who is cancelled here waits too: the segment is in the hands of a thread until it has written.
+            # A cancelled caller waits too: a thread holds the segment until it has written.
             if not written.done():
                 await asyncio.wait([written])
             if written.exception() is not None:
@@ -165,7 +166,7 @@ class Mover:
             await store.put(object_id, [batch.records for _, batches in copied for batch in batches])
         except OSError as error:
             logger.warning("records could not be moved", place=store.name(object_id), reason=str(error) or "no answer")
-            # It may be there all the same, and is swept.
+            # The object may exist in spite of the error. A sweep removes it.
             await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)
             return 0
         return await self._name(copied, object_id, 0, size_bytes, lease)
@@ -178,8 +179,8 @@ class Mover:
         object_size_bytes: int | None,
         lease: CoordinatorLease | None,
     ) -> int:
-        """Names the new place, all of it or, where this is not ours to do any more, nothing; but not of runs that have
-        changed since they were looked at."""
+        """Let the rows name the new place. Name nothing if the lease is lost, and skip runs that have changed since
+        they were read."""
         positions: list[int] = []
         for run, _ in copied:
             positions.append(position)
@@ -214,7 +215,7 @@ class Mover:
         return row["moved_bytes"]
 
     async def _swap_inline(self, run: _Run, batches: Sequence[StoredBatch]) -> int:
-        """Into the current slot; 0 where the chunks have changed since they were looked at."""
+        """Copy a run into the current slot. Return 0 if its chunks have changed since they were read."""
         refusal = await self._pool.fetch_value(
             statement("replace_chunks"),
             run.chunks[0].partition_key,
@@ -237,7 +238,7 @@ class Mover:
 
 
 async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[_OfPartitions]:
-    """The same chunks, as many together as are put in order together."""
+    """Yield the same chunks, collected into the amounts that are sorted together."""
     gathered: _OfPartitions = {}
     count = size_bytes = 0
     async for page in pages:
@@ -253,14 +254,14 @@ async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[_OfParti
 
 
 def _in_order(gathered: _OfPartitions) -> Iterator[Chunk]:
-    """Made as they are taken, a partition at a time: its own mostly come as they were appended, which costs little to
-    sort, where all of them together would hold the interpreter for as long as the event loop may not wait."""
+    """Sort one partition at a time, when its turn comes. Chunks of one partition mostly arrive sorted, which is
+    cheap. Sorting all of them together would hold the interpreter for longer than the event loop may be blocked."""
     for partition_key in sorted(gathered):
         yield from sorted(gathered[partition_key], key=attrgetter("base_offset"))
 
 
 def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
-    """Neighbours that make one chunk together."""
+    """Yield the groups of neighbours that become one chunk each."""
     run: list[Chunk] = []
     size_bytes = 0
     for chunk in chunks:
@@ -279,7 +280,7 @@ def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
 
 
 def _pieces(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
-    """What is read at a time, and written at a time to a segment."""
+    """Yield what is read at a time and written at a time to a segment."""
     piece: list[_Run] = []
     size_bytes = chunks = 0
     for run in runs:
@@ -294,7 +295,7 @@ def _pieces(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
 
 
 def _evenly(found: Iterable[_Run]) -> list[list[_Run]]:
-    """What becomes one object each, none much smaller than the others."""
+    """Return what becomes one object each; no object is much smaller than the others."""
     runs = list(found)
     total_bytes = sum(run.size_bytes for run in runs)
     count = max(1, round(total_bytes / OBJECT_BYTES))

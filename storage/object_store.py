@@ -1,11 +1,11 @@
-"""Objects of a bucket that hold the bytes of chunks: S3 and what speaks as it does, Google's and Azure's stores.
+"""Objects of a bucket that hold the bytes of chunks: S3 and compatible stores, Google's and Azure's.
 
-The one idea: an object is written once and whole, read in ranges through a cache of blocks, and removed; whatever else
-a store can do is not needed. A store that answers late or with an error is taken to be away: reads end within the time
-that clients wait for theirs, and for a moment nobody else asks it.
+The one idea: an object is written once and whole, read in ranges through a cache of blocks, and removed. No other
+feature of a store is needed. A store that answers late or with an error counts as unreachable: reads fail within the
+time that clients wait, and for a moment no other read asks the store.
 
-Where it is and who may use it is told to obstore by the environment as its users know it (`AWS_...`, `GOOGLE_...`,
-`AZURE_...`); obstore sends, signs and repeats requests.
+obstore reads address and credentials from the environment under their usual names (`AWS_...`, `GOOGLE_...`,
+`AZURE_...`). It sends, signs and repeats requests.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from storage.block_cache import BlockCache
 from storage.byte_store import MARKER, Buffer, FoundObject, Range, T
 
 if TYPE_CHECKING:
-    # Names that obstore has for type checkers alone.
+    # obstore declares these names for type checkers only.
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Bucket
 
 LOOKERS = 4
-"""Threads that look at what was read."""
+"""Threads that process what was read."""
 
 PART_BYTES = 8 * 1024 * 1024
-"""Of an upload in parts; what is smaller goes in one request."""
+"""Size of one part of a multipart upload. A smaller object is sent in one request."""
 PARTS_AT_ONCE = 4
 
 READ_DEADLINE_S = 10.0
-"""For one range, repetitions included: less than any client waits for a Fetch."""
+"""Deadline for reading one range, with retries: less than any client waits for a Fetch."""
 WRITE_DEADLINE_S = 120.0
-"""For a whole object, a list, or a removal."""
+"""Deadline for writing an object, listing, or removing."""
 AWAY_S = 1.0
-"""For how long a store that did not answer a read is not asked again."""
+"""How long a store that did not answer a read is left alone."""
 
 _CLIENT: ClientConfig = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=60)}
 _RETRIES: RetryConfig = {
@@ -59,7 +59,7 @@ _VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 
 
 class StoreAwayError(OSError):
-    """The store did not do what it was asked, and may do it later."""
+    """The store failed to do what it was asked, and may do it later."""
 
 
 class ObjectStore:
@@ -78,8 +78,8 @@ class ObjectStore:
 
     @classmethod
     def at(cls, url: str) -> ObjectStore:
-        """The store at `url`. OSError where the environment does not say enough; nothing is asked of the store yet."""
-        # What obstore reads of the environment itself, were it given no client.
+        """Return the store at `url` without contacting it. Raise OSError if the environment is incomplete."""
+        # obstore reads this variable itself only if it is given no client configuration.
         allow_http = os.environ.get(f"{_VARIABLES[url.partition('://')[0]]}_ALLOW_HTTP", "")
         client: ClientConfig = {**_CLIENT, "allow_http": allow_http.strip().lower() in {"1", "true", "yes", "on"}}
         with _as_os_errors():
@@ -93,7 +93,8 @@ class ObjectStore:
         return f"{self._url.rstrip('/')}/{_name(object_id)}"
 
     async def put(self, object_id: int, pieces: Sequence[Buffer]) -> None:
-        """One that is there is replaced: a number is given out once, so it can only be of a history that was lost."""
+        """Write an object, replacing an existing one: a number is assigned once, so an existing object belongs to a
+        history that was lost."""
         async with asyncio.timeout(WRITE_DEADLINE_S):
             with _as_os_errors():
                 if sum(map(len, pieces)) <= PART_BYTES:
@@ -124,7 +125,7 @@ class ObjectStore:
                 if object_ids and self._url.startswith("s3:"):
                     await obstore.delete_async(self._bucket, [_name(object_id) for object_id in object_ids])
                     return
-                # The others refuse to remove what is not there.
+                # Stores other than S3 refuse to remove what does not exist.
                 for object_id in object_ids:
                     try:
                         await obstore.delete_async(self._bucket, _name(object_id))
@@ -160,8 +161,8 @@ class ObjectStore:
                 except AlreadyExistsError as error:
                     raise FileExistsError(f"{self._url} has a marker already") from error
                 except NotSupportedError:
-                    # A store without conditional writes: two databases that claim it in one moment are told apart by
-                    # who looks at the marker next.
+                    # This store lacks conditional writes. If two databases claim it at once, the next node that reads
+                    # the marker notices.
                     await obstore.put_async(self._bucket, MARKER, marker)
 
     def close(self) -> None:
@@ -194,7 +195,7 @@ def _name(object_id: int) -> str:
 
 
 def _parts(pieces: Sequence[Buffer]) -> Iterator[bytes]:
-    """The same bytes in parts of one size, of which only the last is smaller."""
+    """Yield the same bytes in parts of equal size; only the last may be smaller."""
     part = bytearray()
     for piece in pieces:
         view = memoryview(piece)
@@ -211,7 +212,7 @@ def _parts(pieces: Sequence[Buffer]) -> Iterator[bytes]:
 
 @contextmanager
 def _as_os_errors() -> Generator[None]:
-    """obstore's errors in the manner of a file's, in one line."""
+    """Convert obstore's errors to OSError with a one-line message."""
     try:
         yield
     except BaseError as error:
@@ -221,7 +222,7 @@ def _as_os_errors() -> Generator[None]:
 
 
 def _one_line(error: BaseException) -> str:
-    """What went wrong, without the trace and the page of XML that come with it."""
+    """Return what went wrong without the trace and the XML page around it."""
     said = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>([^<]*)</Code>", said)
     said = re.sub(r"<\?xml.*|<!DOCTYPE.*|<html.*", "", said, flags=re.DOTALL | re.IGNORECASE)

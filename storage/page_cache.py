@@ -1,11 +1,11 @@
-"""Which files of a log stay in the operating system's page cache: the newest, up to a bound.
+"""Keep a log's newest files in the operating system's page cache, up to a bound.
 
-The one idea: a log that is written at full speed takes a new page for each of its own, for as long as the system has
-free ones, and the first touch of a page is dear where the memory is a guest's whose host backs it only then, or a
-container's that is full. Files behind the bound are given up, so the pages of the next ones are those of the last. What
-readers bring back is the system's to keep.
+The one idea: a log at full speed takes a new page for every page it writes, as long as the system has free ones. The
+first touch of a page is expensive in a guest whose host backs memory on demand, and in a container at its limit. If
+older files are dropped from the cache, the next file reuses their pages. Pages that readers bring back are left to the
+system.
 
-Calls block, and are made from threads.
+Calls block and are made from threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 class PageCacheWindow:
-    """The newest whole files, up to `limit_bytes` of them; None leaves all of it to the operating system."""
+    """The newest whole files, up to `limit_bytes`; None leaves everything to the operating system."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
@@ -27,7 +27,7 @@ class PageCacheWindow:
         self._lock = threading.Lock()
 
     def add(self, path: Path, size_bytes: int) -> None:
-        """The file is written and synced, and nobody appends to it any more."""
+        """Note that the file is written and synced and will not grow."""
         if self._limit_bytes is None:
             return
         for behind in self._behind(path, size_bytes, self._limit_bytes):
@@ -46,8 +46,8 @@ class PageCacheWindow:
 
 
 def _give_up(path: Path) -> None:
-    """The system gives back the file's pages that are on disk. A hint: who reads them finds them there."""
-    # Retention may have been faster, or the process have all the files open that it may.
+    """Ask the system to drop the file's clean pages. This is a hint: readers still find the bytes on disk."""
+    # Retention may have removed the file, or the process may have no file descriptor left.
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

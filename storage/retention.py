@@ -1,13 +1,14 @@
-"""What leaves the log: by time, by size and by DeleteRecords; what goes with its topic is `deletion.py`'s.
+"""Remove the beginning of the log: by time, by size, and by DeleteRecords. `deletion.py` removes what belongs to a
+deleted topic.
 
-The one idea: the log start moves first, in one small update that readers see at once; rows of the index below it follow
-in bounded pieces, each a short transaction, one partition after the other. Chunks go from the oldest, whole, up to the
-first that must stay, so what readers see is always a suffix of the log. Only rows are removed here, whatever the bytes:
-these go with their file or slot, once nothing in it is alive (`storage/roller.py`). Time is the database's clock; a
-chunk without timestamps ages from its append.
+The one idea: first the log start moves, in one small update that readers see at once. Index rows below it follow in
+bounded steps, each a short transaction, one partition after the other. Chunks are removed whole, from the oldest up to
+the first that must stay, so readers always see a suffix of the log. This module removes rows only. Bytes are removed
+with their file or slot, once nothing in it is alive (`storage/roller.py`). Time is the database's clock; a chunk
+without timestamps ages from its append.
 
-What it does not do: it knows no topic configs. The caller passes each partition's limits, −1 where there is none, and
-passes partitions without any limit too, since DeleteRecords leaves rows to remove there.
+Topic configs are unknown here. The caller passes each partition's limits, −1 for none. It also passes partitions
+without a limit, because DeleteRecords leaves rows to remove there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from storage.types import PartitionKey
 UNLIMITED = -1
 
 DEFAULT_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
-"""Kafka's log.retention.ms when nothing is set."""
+"""Kafka's default of log.retention.ms."""
 
 CHUNKS_PER_STATEMENT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Limits of one partition as its topic's configs give them; `UNLIMITED` (−1) for none."""
+    """The limits of one partition from its topic's configs; `UNLIMITED` (−1) for none."""
 
     partition_key: PartitionKey
     retention_ms: int = DEFAULT_RETENTION_MS
@@ -39,18 +40,18 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPass:
-    """What one pass did."""
+    """The result of one pass."""
 
     log_starts: Mapping[PartitionKey, int]
-    """New log start of each partition where it moved."""
+    """New log start of each partition whose log start moved."""
     deleted_batches: int
     deleted_bytes: int
     complete: bool
-    """False if a bound ended the pass: more is due."""
+    """False if a bound ended the pass and more is due."""
 
 
 class _Removed:
-    """How much a pass has removed, and how much it still may."""
+    """How much a pass has removed, and how much it may still remove."""
 
     def __init__(self, max_chunks: int) -> None:
         self._max_chunks = max_chunks
@@ -63,7 +64,7 @@ class _Removed:
         return min(CHUNKS_PER_STATEMENT, self._max_chunks - self.chunks)
 
     async def run(self, database: Database, query: str, key: PartitionKey) -> bool:
-        """One bounded statement; whether there may be more to remove."""
+        """Run one bounded statement. Return True if there may be more to remove."""
         limit = self.room
         row = await database.cold.fetch_row(query, key, limit)
         assert row is not None
@@ -74,11 +75,11 @@ class _Removed:
 
 
 async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_chunks: int = 200_000) -> RetentionPass:
-    """One pass over `policies`: moves log starts as time and size demand and deletes what lies below.
+    """Do one pass over `policies`: move log starts as time and size demand, and delete the rows below.
 
-    Partitions take turns, so that one with much to remove keeps no other from its share. Safe beside other passes,
-    appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and no exception
-    for the newest one.
+    Partitions take turns, so that a partition with much to remove does not keep others from their share. Safe beside
+    other passes, appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and
+    without an exception for the newest one.
     """
     waiting = deque(
         await database.cold.fetch(

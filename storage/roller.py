@@ -1,11 +1,13 @@
-"""Where bytes go after their commit: out of Postgres into segments or objects, and out of those in which little lives.
+"""Move committed bytes out of Postgres into segments or objects, and out of objects in which little is still
+referenced.
 
-The one idea: passes look at what is there and bring it nearer to how it should be; each may end anywhere, and is made
-up for by the next. What no row names any more is removed: a slot of inline bytes by TRUNCATE, a segment or object once
-nobody can come to name anything in it again, and nobody who found it in the index can still be about to read it.
+The one idea: a pass looks at the present state and improves it. A pass may stop anywhere, and the next one makes up for
+it. Bytes that no row names are removed: a slot of inline bytes by TRUNCATE, a segment or object once two things are
+impossible. No writer may name anything in it again, and no reader that found it in the index may still be about to
+read.
 
-A lease for jobs lets one node at a time move; two side by side would cost work, not bytes. How bytes are moved is
-`mover.py`'s.
+A lease for jobs lets one node at a time move bytes. Two concurrent nodes would cost work, not bytes. `mover.py` does
+the copying.
 """
 
 from __future__ import annotations
@@ -32,35 +34,36 @@ logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 ROTATE_BYTES = 64 * 1024 * 1024
 ROTATE_AGE_MS = 60_000
 OBJECTS_AGE_MS = 300_000
-"""How large or old inline bytes become before they are moved, the latter into segments and into objects: every object
-costs a request. Without a store they only move for size."""
+"""Size or age at which inline bytes are moved. The ages are for segments and for objects: every object costs a
+request. Without a store bytes are moved only because of their size."""
 
 SEAL_AFTER_MS = 30 * 60_000
-"""An object that is open for so long was left by a process that ended; see segment_writers.MAX_AGE_S."""
+"""An object that is open for this long was left by a process that died; see segment_writers.MAX_AGE_S."""
 
 GRACE_MS = 60_000
-"""Longer than any append may last: how long an object that is sealed may still come to be named, and how long one that
-is unknown here is kept."""
+"""Longer than any append may last. A sealed object may still become referenced, and an unknown one is kept, for this
+long."""
 
 KEPT_MS = 25_000
-"""How long one that is named no more is kept: longer than a read may last that has looked up where its bytes lie (a
+"""How long an unreferenced object is kept: longer than a read may last after it has looked up where its bytes lie (a
 statement takes 10 s at most, a file or an object 10)."""
 
 SMALL_BYTES = 8 * 1024 * 1024
 SMALL_OBJECTS = 8
-"""So many objects of less than that are put together."""
+"""This many objects below the next size are merged."""
 
 REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0
-"""Postgres ends a transaction that has nothing to do for 15 s."""
+"""Postgres ends an idle transaction after 15 s."""
 
 CHUNKS_PER_STATEMENT = 250
-"""Made into values on the event loop, which this holds for a millisecond."""
+"""Chunks that become values at once on the event loop, which takes a millisecond."""
 _ALIVE_SHARE = 0.5
 
 
 class Roller:
-    """Moves and removes bytes. `roll` and `sweep` are passes; with a `lease`, StorageConflict once it is another's."""
+    """Moves and removes bytes. `roll` and `sweep` are passes. With a `lease` they raise StorageConflict once another
+    node holds it."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Roller:
         max_age_ms: int = -1,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes` and `max_age_ms` say how large or old inline bytes become; -1: the age that fits the store."""
+        """`max_bytes` and `max_age_ms` bound inline bytes by size and age; −1 chooses the age that fits the store."""
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
         self._pool = database.cold
@@ -97,7 +100,7 @@ class Roller:
     async def roll(
         self, *, max_bytes: int | None = None, max_age_ms: int | None = None, lease: CoordinatorLease | None = None
     ) -> int:
-        """One pass over inline bytes: moves what is old or much, empties slots; how many bytes it moved."""
+        """Do one pass over inline bytes: move old or large ones and empty slots. Return the number of bytes moved."""
         size_bytes = self._max_bytes if max_bytes is None else max_bytes
         age_ms = self._age_ms if max_age_ms is None or self._store is None else max_age_ms
         await self._pool.fetch_value(statement("rotate_inline"), size_bytes, age_ms)
@@ -112,7 +115,7 @@ class Roller:
             try:
                 moved_bytes += await self._mover.move(self._alive_inline(slot), inline_slot=slot, lease=lease)
             except StorageUnavailable as error:
-                # A directory that is full takes nothing; what is dead in other slots may be what makes room.
+                # A full directory accepts nothing, but removing dead bytes from other slots may make room.
                 problem = error
             await self._truncate(slot)
         if problem is not None:
@@ -120,7 +123,7 @@ class Roller:
         return moved_bytes
 
     async def _alive_inline(self, slot: int) -> AsyncGenerator[list[Chunk]]:
-        """What is alive in a slot, in the order in which it was written, a bounded number of chunks at a time."""
+        """Yield the live chunks of a slot in write order, a bounded number at a time."""
         position = 0
         while True:
             rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, CHUNKS_PER_STATEMENT)
@@ -134,14 +137,14 @@ class Roller:
         try:
             await self._pool.fetch_value(statement("truncate_inline"), slot)
         except StorageError as error:
-            # Whoever reads it, a dump for instance, may take long: the next pass tries again.
+            # A reader of the slot, a dump for instance, may take long. The next pass tries again.
             logger.info("inline bytes not removed yet", slot=slot, reason=str(error))
 
     # --- segments and objects -------------------------------------------------------------------------------------
 
     async def sweep(self, *, grace_ms: int = GRACE_MS, lease: CoordinatorLease | None = None) -> int:
-        """One pass over what is in the store: rewrites that of which little is alive, puts small objects together,
-        deletes what no chunk names; how many it deleted."""
+        """Do one pass over the store: rewrite objects of which little is alive, merge small ones, and delete
+        unreferenced ones. Return the number of deleted objects."""
         store = self._store
         if store is None:
             return 0
@@ -173,8 +176,8 @@ class Roller:
         return deleted
 
     async def _look(self, store: ByteStore) -> list[FoundObject]:
-        """What is in the store; nothing where it is not time to look again. Ids that are found there and are unknown
-        here are never given out from then on, so that nothing that is unknown can become known."""
+        """List the objects of the store, or nothing if the next listing is not due. Unknown ids that are found here
+        are never assigned later, so no unknown object can become known."""
         now = self._monotonic()
         if self._listed_at is not None and now - self._listed_at < store.listing_interval_s:
             return []
@@ -208,8 +211,8 @@ class Roller:
         return deleted
 
     async def _delete(self, store: ByteStore, object_ids: Sequence[int], kind: str) -> bool:
-        """Bytes first, so that none is ever without a row; False while a backup copies them, or where the store is not
-        this database's any more."""
+        """Delete the bytes before their row, so that no bytes are ever without a row. Return False while a backup
+        copies them, or if the store belongs to another database by now."""
         if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
             logger.error("the store holds the records of another database: nothing is removed", place=store.location)
             return False
@@ -223,7 +226,7 @@ class Roller:
                 async with asyncio.timeout(REMOVAL_PATIENCE_S):
                     await store.remove(object_ids)
             except OSError as error:
-                # Here it would be taken for Postgres' own.
+                # The caller would take this OSError for one of Postgres.
                 problem = error
                 return False
             await connection.execute(statement("forget_objects"), object_ids)
@@ -236,8 +239,9 @@ class Roller:
         return deleted
 
     async def _in_objects(self, only: frozenset[int] | None = None) -> AsyncIterator[list[Chunk]]:
-        """Every chunk that does not lie inline, in the order of the log and in bounded statements; or those in the
-        objects given. One that is moved meanwhile may be met where it was; one that stays is met for certain."""
+        """Yield every chunk that is not inline, in log order and in bounded statements, or only the chunks in the
+        given objects. A chunk that moves during the iteration may appear at its old place; a chunk that stays always
+        appears."""
         key, offset = 0, -1
         while True:
             rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, CHUNKS_PER_STATEMENT)
@@ -252,7 +256,7 @@ class Roller:
 
 
 def _thin(alive_bytes: Mapping[int, int], sealed: Mapping[int, int | None], found: Mapping[int, int]) -> frozenset[int]:
-    """Objects less than half of whose bytes are alive."""
+    """Return the objects of which less than half is alive."""
     return frozenset(
         object_id
         for object_id, size_bytes in alive_bytes.items()
@@ -261,7 +265,7 @@ def _thin(alive_bytes: Mapping[int, int], sealed: Mapping[int, int | None], foun
 
 
 def _small(alive_bytes: Mapping[int, int], worn: frozenset[int]) -> frozenset[int]:
-    """Small objects, if there are enough to make a large one of them, or a larger one."""
+    """Return the small objects, if together they make a large one, or a larger one."""
     small = frozenset(
         object_id
         for object_id, size_bytes in alive_bytes.items()

@@ -1,11 +1,11 @@
-"""Segments: files of a local directory that hold the bytes of chunks, many partitions in one file.
+"""Segments: files of a local directory that hold the bytes of chunks of many partitions.
 
-The one idea: a file is only ever appended to, and a position in it is used once; which bytes count is said by the index
-in Postgres alone. So a write that nobody came to refer to is litter, not damage, and a file may go when no row names
-it. Whatever `append` has returned is on disk: data by fdatasync, the file's name by a sync of its directory when it was
-made.
+The one idea: a file only grows by appends, each position is used once, and the index in Postgres alone says which bytes
+count. So a write that no row refers to is garbage, not damage, and a file may be removed when no row names it. Bytes
+that `append` has returned for are on disk: the data by fdatasync, the file's name by a sync of its directory at
+creation.
 
-It does not know what the bytes are. Calls that are not `async` block, and are made from threads.
+This module does not interpret the bytes. Calls that are not `async` block and are made from threads.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from storage.private_files import FILE_MODE, write_file
 SEGMENT_BYTES = 64 * 1024 * 1024
 READERS = 4
 READ_AHEAD_BYTES = 4 * 1024 * 1024
-"""What the kernel is asked to read behind a range that was read, for those who go on in order."""
+"""How much the kernel is asked to read ahead behind a range, for readers that read in order."""
 
 _MAX_BUFFERS = 1024
-"""IOV_MAX of Linux."""
+"""Linux' IOV_MAX."""
 
 _NAME = re.compile(r"^([0-9a-f]{16})\.segment$")
 
 
 class OpenSegment:
-    """A file that takes appends, for one writer at a time."""
+    """A file that accepts appends from one writer at a time."""
 
     def __init__(self, object_id: int, fd: int, limit_bytes: int, on_close: Callable[[int], None]) -> None:
         self.object_id = object_id
@@ -47,17 +47,17 @@ class OpenSegment:
         self.opened_at = time.monotonic()
 
     def has_room(self, size_bytes: int) -> bool:
-        """An empty file takes whatever comes."""
+        """True if the append fits. An empty file accepts any size."""
         return not self.end or self.end + size_bytes <= self._limit_bytes
 
     def reserve(self, size_bytes: int) -> int:
-        """The position of the next append of so many bytes."""
+        """Return the position of the next append of `size_bytes`."""
         position = self.end
         self.end += size_bytes
         return position
 
     def append(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Writes the buffers from `position` on and syncs; after an OSError the file must take no more."""
+        """Write the buffers from `position` on and sync. After an OSError the file must not be appended to again."""
         for first in range(0, len(buffers), _MAX_BUFFERS):
             position = self._write(buffers[first : first + _MAX_BUFFERS], position)
         os.fdatasync(self._fd)
@@ -74,7 +74,7 @@ class OpenSegment:
         return position
 
     def close(self) -> None:
-        """Gives back the room that was taken in advance."""
+        """Close the file and release the space that was allocated in advance."""
         try:
             os.ftruncate(self._fd, self.end)
         finally:
@@ -83,7 +83,7 @@ class OpenSegment:
 
 
 class SegmentDirectory:
-    """The files of one store."""
+    """The segment files of one store."""
 
     listing_interval_s = 0.0
 
@@ -106,7 +106,8 @@ class SegmentDirectory:
         return self.directory / f"{object_id:016x}.segment"
 
     def create(self, object_id: int) -> OpenSegment:
-        """A new file, its room taken and its name durable. OSError where it cannot be, and then there is none."""
+        """Create a file with its space allocated and its name durable. Raise OSError, and leave no file, if that
+        fails."""
         path = self.path(object_id)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
@@ -123,8 +124,8 @@ class SegmentDirectory:
         return OpenSegment(object_id, fd, self.segment_bytes, partial(self._page_cache.add, path))
 
     def read(self, object_id: int, ranges: Iterable[tuple[int, int]]) -> list[bytearray]:
-        """The bytes of (position, size) ranges in the order given; ranges that touch are read in one go. What the file
-        does not have is missing at the end of a range's bytes. OSError where there is no such file."""
+        """Read (position, size) ranges in the given order; adjacent ranges are read together. If the file is too
+        short, the end of a range's bytes is missing. Raise OSError if the file does not exist."""
         wanted = sorted(enumerate(ranges), key=lambda item: item[1])
         found: dict[int, bytearray] = {}
         fd = os.open(self.path(object_id), os.O_RDONLY | os.O_CLOEXEC)
@@ -152,11 +153,11 @@ class SegmentDirectory:
         return [found[index] for index in range(len(wanted))]
 
     def delete(self, object_id: int) -> None:
-        """Removes the file if it is there."""
+        """Remove the file if it exists."""
         self.path(object_id).unlink(missing_ok=True)
 
     def found(self) -> list[FoundObject]:
-        """Every segment there is."""
+        """List all segments."""
         found: list[FoundObject] = []
         now = time.time()
         with os.scandir(self.directory) as entries:
@@ -185,7 +186,7 @@ class SegmentDirectory:
         return await self._in_thread(lambda: look(self.read(object_id, ranges)))
 
     def forget(self, object_id: int | None) -> None:
-        """Nothing is kept here."""
+        """Do nothing, because nothing is cached here."""
 
     async def remove(self, object_ids: Sequence[int]) -> None:
         def delete() -> None:
@@ -204,7 +205,7 @@ class SegmentDirectory:
             return None
 
     async def create_marker(self, marker: bytes) -> None:
-        """Two processes that do so at once are kept apart by `store.py`."""
+        """Create the marker file. `store.py` serialises processes that do this concurrently."""
         path = self.directory / MARKER
         if path.exists():
             raise FileExistsError(f"{path} is there already")
@@ -219,7 +220,7 @@ class SegmentDirectory:
 
 
 def _read(fd: int, buffers: list[bytearray], position: int) -> int:
-    """Fills the buffers one after the other; how many bytes there were."""
+    """Fill the buffers one after the other and return the number of bytes read."""
     total = 0
     rest = [memoryview(buffer) for buffer in buffers]
     while rest:
@@ -235,7 +236,7 @@ def _read(fd: int, buffers: list[bytearray], position: int) -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes names that were made in or removed from the directory durable."""
+    """Make created and removed names of the directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,10 +1,10 @@
-"""Which directory or bucket holds this database's records, and that it is the right one.
+"""Find the directory or bucket that holds this database's records, and verify that it is the right one.
 
-The one idea: a store has an identity, in Postgres and in a marker beside the bytes. A node that was given another one,
-or one that is not mounted, finds a marker that is wrong or missing, and does not start: it would answer that records
-are lost, or write where nobody else reads.
+The one idea: a store has an identity, in Postgres and in a marker beside the bytes. If a node is configured with
+another store, or its store is not mounted, the marker is wrong or missing and the node does not start. Otherwise it
+would report records as lost, or write where no other node reads.
 
-It reads no record and makes no segment.
+This module reads no record and creates no segment.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ LOCK_LOOK_S = 0.02
 
 
 def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> ByteStore:
-    """The store at a directory, which is made, or at the URL of a bucket; StorageError where there can be none.
+    """Return the store at a directory, which is created, or at a bucket's URL. Raise StorageError if that is
+    impossible.
 
-    Of a directory's newest files `page_cache_bytes` stay in the operating system's page cache; None: as it likes.
+    `page_cache_bytes` bounds how much of a directory's newest files stays in the page cache; None leaves that to the
+    operating system.
     """
     try:
         if isinstance(place, Path):
@@ -42,7 +44,7 @@ def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> By
             if not make_directory(directory) and (directory / MARKER).exists():
                 restrict_directory(directory)
             return SegmentDirectory(directory, page_cache_bytes=page_cache_bytes)
-        # Not before it is needed: it is a large library.
+        # Imported only if needed: obstore is a large library.
         from storage.object_store import ObjectStore
 
         return ObjectStore.at(place)
@@ -53,10 +55,10 @@ def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> By
 async def open_store(
     database: Database, place: Path | str | None, *, page_cache_bytes: int | None = None
 ) -> ByteStore | None:
-    """The store at a directory or the URL of a bucket (`reach_store`), made at the first time; None for None, where all
+    """Return the store at a directory or bucket (`reach_store`), claiming it the first time. Return None for None: all
     bytes are inline.
 
-    StorageError, in one line for the person who started the node, where the database's records lie elsewhere.
+    Raise StorageError, in one line for the person who started the node, if the database's records lie elsewhere.
     """
     if place is None:
         row = await database.hot.fetch_row(statement("log_store"))
@@ -90,12 +92,12 @@ async def open_store(
 
 
 def unusable(location: str, error: OSError) -> StorageError:
-    """What to say of a store that cannot be used."""
+    """Return the error for a store that cannot be used."""
     return StorageError(f"cannot use {location} for records: {error.strerror or error or 'it does not answer'}")
 
 
 async def read_identity(store: ByteStore) -> UUID | None:
-    """Whose store it is; None where it has no marker. OSError where it cannot be asked."""
+    """Return the id of the store's owner, or None without a marker. Raise OSError if the store cannot be reached."""
     marker = await store.read_marker()
     if marker is None:
         return None
@@ -106,13 +108,13 @@ async def read_identity(store: ByteStore) -> UUID | None:
 
 
 def identity_marker(store_id: UUID) -> bytes:
-    """What a marker holds."""
+    """Return the contents of a marker."""
     return json.dumps({"store_id": str(store_id)}).encode()
 
 
 async def _claim(database: Database, store: ByteStore) -> tuple[Row, UUID | None]:
-    """Makes the store the database's; the row and the marker after that. Nodes that do so at once take turns at the
-    row, and whoever ends in between leaves a marker without a row, which the next takes up."""
+    """Claim the store for the database and return the row and the previous marker. Concurrent nodes take turns at
+    the row. A node that dies in between leaves a marker without a row, which the next node adopts."""
 
     async def claim(connection: Connection) -> tuple[Row, UUID | None]:
         await connection.execute(statement("lock_log_store"))
@@ -122,7 +124,7 @@ async def _claim(database: Database, store: ByteStore) -> tuple[Row, UUID | None
             if row is None:
                 marked = await _mark(store, marked)
         except OSError as error:
-            # Here it would be taken for Postgres' own.
+            # The caller would take this OSError for one of Postgres.
             raise unusable(store.location, error) from error
         if row is None:
             assert marked is not None
@@ -135,7 +137,7 @@ async def _claim(database: Database, store: ByteStore) -> tuple[Row, UUID | None
 
 
 async def _mark(store: ByteStore, marked: UUID | None) -> UUID:
-    """The identity of a store that no database of ours refers to."""
+    """Mark a store that no database refers to, and return its identity."""
     if marked is None:
         marked = uuid4()
         await store.create_marker(identity_marker(marked))
@@ -146,8 +148,8 @@ async def _mark(store: ByteStore, marked: UUID | None) -> UUID:
 
 @asynccontextmanager
 async def _alone(store: ByteStore) -> AsyncGenerator[None, None]:
-    """While no other node looks at or makes the marker of a directory, also not for another database. StorageError if
-    one does so for longer than a start takes. A bucket refuses to have its marker made twice."""
+    """Keep other nodes, also of other databases, from reading or creating a directory's marker. Raise StorageError
+    if another node holds the lock for longer than a start takes. A bucket refuses a second marker by itself."""
     if not isinstance(store, SegmentDirectory):
         yield
         return

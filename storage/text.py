@@ -17,14 +17,14 @@ def stored(value: str) -> str: ...
 @overload
 def stored(value: None) -> None: ...
 def stored(value: str | None) -> str | None:
-    """The text to store for a Kafka string."""
+    """Return the text to store for a Kafka string."""
     if value is None or (_NUL not in value and _ESCAPE not in value):
         return value
     return value.replace(_ESCAPE, _ESCAPED_ESCAPE).replace(_NUL, _ESCAPED_NUL)
 
 
 def loaded(value: str) -> str:
-    """The Kafka string of a stored text."""
+    """Return the Kafka string of a stored text."""
     if _ESCAPE not in value:
         return value
     parts = value.split(_ESCAPED_ESCAPE)
@@ -32,5 +32,5 @@ def loaded(value: str) -> str:
 
 
 def loaded_or_none(value: str | None) -> str | None:
-    """`loaded` for a nullable column."""
+    """Do the same for a nullable column."""
     return None if value is None else loaded(value)

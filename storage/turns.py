@@ -1,4 +1,4 @@
-"""Very many rows are worked on in turns, so that they do not keep the event loop from the others."""
+"""Process many rows in turns, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ROWS_PER_TURN = 1_000
-"""Some milliseconds of Python."""
+"""Rows of one turn: some milliseconds of Python."""
 
 
 async def in_turns(items: Iterable[T], per_turn: int = ROWS_PER_TURN) -> AsyncIterator[T]:
-    """The items; everybody else has a turn on the event loop before each `per_turn` of them but the first."""
+    """Yield the items, and let other tasks run after each `per_turn` of them."""
     for number, item in enumerate(items):
         if number and number % per_turn == 0:
             await asyncio.sleep(0)
@@ -25,8 +25,8 @@ _DECODER = json.JSONDecoder()
 
 
 def json_elements(text: str) -> Iterator[Any]:
-    """The elements of a JSON array as Postgres writes it, each decoded when it is asked for: ten thousand at once take
-    longer than one turn may."""
+    """Decode the elements of a JSON array from Postgres one by one: decoding ten thousand at once takes longer than
+    one turn."""
     position, end = 1, len(text) - 1
     while True:
         while position < end and text[position] in ", \n":
