@@ -1,10 +1,9 @@
-"""One group commit as Postgres is asked about it: which batches lie together, and what is decided per entry.
+"""One group commit as a question to Postgres: which batches lie together, and what is decided per entry.
 
-The one idea: batches of one partition are laid back to back, so that whatever the commit appends to it is one row of
-the index; and batches without a producer that follow each other are one question, since nothing can be said of one of
-them that is not true of all.
+The one idea: batches of one partition are laid back to back, so everything the commit appends to a partition is one row
+of the index. Consecutive batches without a producer form one entry, because Postgres accepts or refuses them together.
 
-Values only: it sends nothing and writes nothing but the heads of what was appended.
+This module handles values only. It sends nothing, and writes nothing but the heads of appended batches.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class _Entry:
 
 
 class AppendGroup:
-    """The layout of `batches`. `candidates` are the indexes of the batches of each chunk-to-be, in the order in which
-    their bytes are to be written."""
+    """The layout of `batches`. `candidates` holds, for each future chunk, the indexes of its batches in the order in
+    which their bytes are written."""
 
     def __init__(self, batches: Sequence[NewBatch]) -> None:
         self.batches = batches
@@ -94,11 +93,11 @@ class AppendGroup:
             entry = None if producer_position else made
 
     def buffers(self, candidate: int) -> list[bytearray | memoryview]:
-        """The bytes of one chunk-to-be, numbered from 0."""
+        """Return the bytes of one future chunk. Candidates are numbered from 0."""
         return [self.batches[index].records for index in self.candidates[candidate]]
 
     def partition_key(self, candidate: int) -> int:
-        """Whose chunk it is to be."""
+        """Return the partition of a future chunk."""
         return self._keys[self._partition_positions[candidate] - 1]
 
     def arguments(
@@ -109,7 +108,7 @@ class AppendGroup:
         position: int | None = None,
         records: Sequence[bytes | bytearray | memoryview] | None = None,
     ) -> tuple[object, ...]:
-        """The parameters of `append_chunks`; `position` is where the first candidate begins in the object."""
+        """Return the parameters of `append_chunks`. `position` is where the first candidate begins in the object."""
         entries = self._entries
         positions: list[int | None] = []
         for size_bytes in self.candidate_bytes:
@@ -138,12 +137,11 @@ class AppendGroup:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is to be decided but where it goes: a chunk for each partition, of batches that no producer
-        has numbered."""
+        """True if Postgres need only decide the offsets: one chunk per partition, and no batch has a producer id."""
         return len(self.candidates) == len(self._keys) and not self._producers
 
     def plain_arguments(self, records: Sequence[bytes | bytearray | memoryview]) -> tuple[object, ...]:
-        """The parameters of `append_inline`, for a group that is plain."""
+        """Return the parameters of `append_inline` for a plain group."""
         entries = self._entries
         return (
             self._keys,
@@ -155,7 +153,8 @@ class AppendGroup:
         )
 
     def settle(self, decided: Row) -> list[Appended | Refusal]:
-        """One outcome per batch, from the row that either function returned; writes the heads of what was appended."""
+        """Return one outcome per batch from the row that either function returned, and write the heads of appended
+        batches."""
         outcomes: list[Appended | Refusal | None] = [None] * len(self.batches)
         decisions = zip(
             cast(list[Any], decided["refusals"]),

@@ -1,7 +1,7 @@
-"""Looks at the whole log: whether every chunk has its bytes, whether they are right, whether every file is known.
+"""Examine the whole log: whether every chunk has its bytes, whether they are right, and whether every file is known.
 
-The one idea: it reads what is there as a reader would, beside a node that serves or without one, and says what is wrong
-in words. It mends nothing: the only thing it may remove is a file that the index has never heard of.
+The one idea: the check reads as a reader would, with or without a serving node, and reports in words what is wrong. It
+repairs nothing. The only thing it may remove is a file that the index has never known.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MISTAKES = {
     "group_not_under_way": "group {group_id!r}: producer {producer_id} is in a transaction that is not under way",
     "offsets_not_under_way": "group {group_id!r}: offsets of producer {producer_id} are pending in no transaction",
 }
-"""What a transaction may leave behind if its end was not all of it."""
+"""What a transaction may leave behind if its end was incomplete."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was looked at and what is wrong with it; `wrong` is in words, one thing each."""
+    """What was examined and what is wrong; `wrong` has one sentence per problem."""
 
     chunks: int = 0
     batches: int = 0
@@ -53,12 +53,14 @@ async def check(
     repair: bool = False,
     progress: Callable[[CheckReport], None] = lambda _: None,
 ) -> CheckReport:
-    """Walks the index in bounded statements. With `repair`, files and objects that are not registered are deleted.
-    StorageError where the store cannot be asked what it has."""
+    """Walk the index in bounded statements. With `repair`, delete files and objects that are not registered.
+
+    Raise StorageError if the store cannot list its contents.
+    """
     report = CheckReport()
     reader = ChunkReader(store, cache_bytes=0)
-    # Before the index is read: an object is registered before it is made, so whatever is here now and is not
-    # registered afterwards never was.
+    # List the files before reading the index. An object is registered before it is created, so a file that exists now
+    # and is not registered afterwards never was.
     try:
         found = await store.listed() if store is not None else []
     except OSError as error:
@@ -119,7 +121,7 @@ async def _remove(store: ByteStore, object_ids: Sequence[int]) -> None:
 async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence[Chunk], report: CheckReport) -> None:
     for chunk, result in zip(chunks, await reader.batches_uncached(chunks), strict=True):
         if isinstance(result, DamagedChunkError):
-            # It may have been moved or removed since its row was read.
+            # The chunk may have been moved or removed since its row was read.
             row = await database.cold.fetch_row(statement("chunk_place"), chunk.partition_key, chunk.base_offset)
             if row is None or (row["object_id"], row["position"]) != (chunk.object_id, chunk.position):
                 continue

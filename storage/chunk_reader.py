@@ -1,10 +1,11 @@
-"""From rows of the index to batches: bytes are fetched where they lie, checked, and kept for the next who asks.
+"""Turn rows of the index into batches: fetch the bytes from where they lie, check them, and cache them for the next
+reader.
 
-The one idea: a chunk never changes under its place, so what was read and checked once may be kept as long as there is
-room, and several readers of one place share it. Files are read and batches are told apart in threads; one object that
-cannot be had keeps nothing else waiting.
+The one idea: a chunk never changes under its place. So checked bytes may be cached as long as there is room, and
+concurrent readers of one place share them. Threads read files and split batches. An object that cannot be read delays
+nothing else.
 
-It asks Postgres nothing: a chunk that is missing here may have moved, and only the caller can look again.
+The reader asks Postgres nothing. A missing chunk may have moved, and only the caller can look again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from storage.types import StoredBatch
 
 CACHE_BYTES = 64 * 1024 * 1024
 READERS = 2
-"""Threads that tell inline batches apart; a store has its own."""
+"""Threads that split inline batches; a store has threads of its own."""
 BATCH_OVERHEAD_BYTES = 300
-"""What a batch that is kept costs besides its bytes."""
+"""Memory of a cached batch besides its bytes."""
 
 INLINE_ON_LOOP_BYTES = 64 * 1024
-"""Inline chunks of fewer bytes in all are told apart where the caller is: a thread would cost more."""
+"""Inline chunks with fewer bytes in all are split on the caller's thread, because another thread would cost more."""
 
 Batches = tuple[StoredBatch, ...]
 Results = list[Batches | DamagedChunkError]
@@ -33,7 +34,7 @@ Place = tuple[int, int]
 
 
 class ChunkReader:
-    """Reads chunks; `store` is None where all bytes are inline."""
+    """Reads chunks. `store` is None if all bytes are inline."""
 
     def __init__(self, store: ByteStore | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
@@ -43,11 +44,11 @@ class ChunkReader:
         self._threads: ThreadPoolExecutor | None = None
 
     async def batches_uncached(self, chunks: Sequence[Chunk]) -> Results:
-        """The same without keeping what was read, and checked wherever it lies: for those who move or judge it."""
+        """Do the same without caching, and verify inline bytes too. Movers and checkers use this."""
         return await self._read(chunks, keep=False)
 
     async def batches(self, chunks: Sequence[Chunk]) -> Results:
-        """The batches of each chunk, or why it has none."""
+        """Return the batches of each chunk, or the reason why it has none."""
         return await self._read(chunks, keep=True)
 
     async def _read(self, chunks: Sequence[Chunk], *, keep: bool) -> Results:
@@ -113,7 +114,7 @@ class ChunkReader:
             self._cached_bytes -= freed_bytes
 
     def forget(self) -> None:
-        """Nothing is kept: places may mean other bytes from now on."""
+        """Drop the cache, because places may hold other bytes from now on."""
         self._cache.clear()
         self._cached_bytes = 0
         if self._store is not None:

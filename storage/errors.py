@@ -1,22 +1,22 @@
-"""What storage raises. The one idea: nothing of asyncpg leaves this room; a caller sees one of these four.
+"""The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these four.
 
 Refusals that Postgres decides about one element of a call are values (`storage.types.Refusal`), not exceptions.
 """
 
 
 class StorageError(Exception):
-    """Postgres refused a statement: a bug of ours or a database that is not what it should be."""
+    """Postgres refused a statement. The cause is a bug of ours or an unexpected database."""
 
 
 class StorageUnavailable(StorageError):  # noqa: N818 - a state, not a mistake
     """Postgres cannot be reached, took too long, or is short of a resource. Transient.
 
-    Whether a write that ends so took effect is unknown: never report it as done, never as undone.
+    It is unknown whether a write that ends this way took effect: report it neither as done nor as undone.
     """
 
 
 class RecordsUnreadable(StorageError):  # noqa: N818 - a state, not a mistake
-    """Records are in the log, but their bytes are missing or wrong, or their store is away."""
+    """Records are in the log, but their bytes are missing or wrong, or their store cannot be reached."""
 
 
 class StorageConflict(StorageError):  # noqa: N818 - a state, not a mistake

@@ -1,14 +1,15 @@
-"""What a connection must show before it is used: that it leads into the history this process knows.
+"""The check that each new connection leads into the history that this process knows.
 
-The one idea: checked where connections are opened, so nothing is read from or written to another history before
-somebody has decided what to do about it. See `storage/history.py`.
+The one idea: the check runs when a connection is opened. So nothing is read from or written to another history before
+the process has decided what to do about it. See `storage/history.py`.
 
-What is known of a history is how far its log was on disk, and which transactions were committed last. The length alone
-tells of a loss only until the log has grown again, for which a server's own start is enough when little was lost; a
-transaction that was acknowledged is there or is not.
+A history is known by two facts: how far its write-ahead log was on disk, and which transactions were committed last.
+The length alone reveals a loss only until the log has grown again, and a server's own start is enough for that if
+little was lost. An acknowledged transaction either exists or not.
 
-An answer is compared with what was known when its question was asked, and teaches something only of the history that
-the question went to: on its way, another connection may have learned more, or another history may have been accepted.
+An answer is compared with what was known when its question was asked, and it adds knowledge only about the history that
+the question went to. While the answer was on its way, another connection may have learned more, or another history may
+have been accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 from storage.errors import StorageUnavailable
 
 REMEMBERED_TRANSACTIONS = 128
-"""More than there are connections that append: the order in which commits are heard of is not that of the log."""
+"""More than the number of connections that append, because commits are reported in another order than that of the
+log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,25 @@ class Known:
 
     history: int
     flushed_lsn: int = 0
-    """How far its log had been seen on disk."""
+    """How far its write-ahead log had been seen on disk."""
     transactions: Sequence[int] = ()
-    """The last that were acknowledged."""
+    """The last acknowledged transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a new connection's server says of itself."""
+    """A new connection's answers about its server."""
 
     identity: str | None
     """None: a standby."""
     flushed_lsn: int | None
     history: int | None
     has_all: bool
-    """Whether it has the transactions that were known when it was asked."""
+    """True if it has all transactions that were known when it was asked."""
 
 
 class HistoryGuard:
-    """Lets everything in until it has been told of a history."""
+    """Admits every connection until a history is accepted."""
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
@@ -60,21 +62,21 @@ class HistoryGuard:
 
     @property
     def accepted(self) -> bool:
-        """Whether it knows of a history, so that the database has one to tell of."""
+        """True if a history has been accepted."""
         return self._identity is not None
 
     @property
     def identity(self) -> str | None:
-        """What the server of the accepted history calls itself; None before any was accepted."""
+        """Identity of the server of the accepted history; None before the first."""
         return self._identity
 
     @property
     def history(self) -> int:
-        """The number of the accepted history."""
+        """Number of the accepted history."""
         return self._history
 
     def known(self) -> Known:
-        """To be taken before a new connection is asked for its witness."""
+        """Return what is known now. Call this before a new connection is asked for its witness."""
         return Known(self._history, self._flushed_lsn, tuple(self._transactions))
 
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
@@ -83,15 +85,16 @@ class HistoryGuard:
         self.broken.clear()
 
     def acknowledged(self, asked: int, transaction_id: int, flushed_lsn: int) -> None:
-        """A transaction is committed, and with it the log is on disk up to `flushed_lsn`. `asked`: the history that was
-        accepted when it began."""
+        """Note a committed transaction, and that the log is on disk up to `flushed_lsn`. `asked` is the history that
+        was accepted when the transaction began."""
         if asked == self._history:
             self._transactions.append(transaction_id)
             self._flushed_lsn = max(self._flushed_lsn, flushed_lsn)
 
     def seen(self, asked: int, history: int, flushed_lsn: int) -> None:
-        """The log is on disk up to here: no later state of this history has less. A number that is another has been
-        given by another node, which found out first. `asked`: the history that was accepted when the question began."""
+        """Note that the log is on disk up to `flushed_lsn`; no later state of this history has less. A different
+        number means that another node has found the loss first and begun a new history. `asked` is the history that
+        was accepted when the question was asked."""
         if asked != self._history:
             return
         if self.accepted and history != self._history:
@@ -100,8 +103,9 @@ class HistoryGuard:
         self._flushed_lsn = max(self._flushed_lsn, flushed_lsn)
 
     def check(self, witness: Witness, known: Known) -> None:
-        """StorageUnavailable unless a new connection leads into the history that was accepted. Once another node has
-        begun the next history, the log may have grown beyond what this one had seen: then its number tells."""
+        """Raise StorageUnavailable unless a new connection leads into the accepted history. Once another node has
+        begun the next history, the log may have grown beyond what this node had seen; then the history's number
+        shows the difference."""
         if self._identity is None:
             return
         if witness.identity is None or witness.flushed_lsn is None:

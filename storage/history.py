@@ -1,13 +1,13 @@
-"""Recognises a database that lacks commits it once acknowledged, and begins another history there.
+"""Recognise a database that lacks commits it once acknowledged, and begin another history there.
 
-The one idea: after a failover to a standby that was behind, or a restore, offsets are given a second time. What tells
-is looked at whenever a connection is opened, and none survives such an event: the server's identity, its timeline, the
-ids of the database and of a table, and whether the write-ahead log is as long as it has been seen to be. A connection
-to another history is refused until this process has let go of what it remembers; the database then goes on under the
-next history number, with every leader epoch raised where the log ends, so that clients find out where theirs differs.
+The one idea: after a failover to a standby that was behind, or after a restore, offsets are assigned a second time.
+Each new connection therefore checks facts that do not survive such an event: the server's identity, its timeline, the
+ids of the database and of a table, and whether the write-ahead log is as long as it has been. Connections to another
+history are refused until this process has dropped what it remembered. Then the database continues under the next
+history number, and every leader epoch is raised where the log ends, so clients find out where their history differs.
 
-What a node knew when it ran last is kept beside the log's bytes (`storage/remembered.py`), so that files that were put
-back while no node ran are recognised as well. Not where the log's directory was put back with them, or there is none.
+What a node knew in its last run is kept beside the log's bytes (`storage/remembered.py`). So files that were put back
+while no node ran are recognised too, unless the log's directory was put back with them, or does not exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage.types import PartitionKey
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ADOPT_TIMEOUT_S = 300
-"""Every partition's row is written."""
+"""Bounds a statement that writes every partition's row."""
 
 NEVER_SEEN = -1
 
@@ -38,22 +38,22 @@ class HistoryStore:
     """The history of one database, as this process knows it."""
 
     def __init__(self, database: Database, directory: Path | None = None) -> None:
-        """`directory`: where the log's bytes lie, if they do."""
+        """`directory` holds the bytes of the log, if there is one."""
         self._database = database
         self._directory = directory
         self._remembered: Known | None = None
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
         self._put_back = NEVER_SEEN
-        """The number of the history that another run of a node has seen go on, and that has not."""
+        """Number of the history that another run of a node has seen to continue, although it has not."""
 
     async def changed(self) -> None:
-        """Waits until a connection has found another history."""
+        """Wait until a connection has found another history."""
         await self._guard.broken.wait()
 
     async def adopt(self) -> tuple[int, str, int]:
-        """Begins another history where one is needed: its number, and what to `accept` when everything that was
-        remembered of the one before is gone. Raises StorageError."""
+        """Begin another history if necessary. Return its number and the arguments for `accept`, to be called when
+        everything remembered of the previous history is dropped. Raise StorageError."""
         async with translated_errors(), self._connected() as connection:
             witness = await connection.fetchrow(statement("history_witness"))
             assert witness is not None
@@ -64,8 +64,8 @@ class HistoryStore:
             return history, witness["identity"], witness["flushed_lsn"]
 
     async def look_back(self) -> None:
-        """Compares a database with what its nodes knew when they ran last. To be called before anything is written to
-        it, migrations included: a transaction of ours may get the number of one that is gone. Raises StorageError."""
+        """Compare the database with what its nodes knew in their last run. Call this before anything is written,
+        migrations included: one of our transactions may get the number of a lost one. Raise StorageError."""
         if self._directory is None:
             return
         found = await asyncio.to_thread(read, self._directory)
@@ -89,7 +89,7 @@ class HistoryStore:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncGenerator[Connection]:
-        """A connection that no guard keeps from any history."""
+        """Open a connection that no guard checks."""
         connection = await connect(
             self._database.url,
             {**SESSION_SETTINGS, "statement_timeout": "0"},
@@ -102,7 +102,7 @@ class HistoryStore:
             await asyncio.shield(connection.close())
 
     async def remember(self, node_id: int) -> None:
-        """Keeps what is known for the next run of this node, if it is more than before. Raises StorageError."""
+        """Keep what is known for the next run of this node, if it is more than before. Raise StorageError."""
         known, identity = self._guard.known(), self._guard.identity
         if self._directory is None or identity is None or known == self._remembered:
             return
@@ -110,12 +110,12 @@ class HistoryStore:
         self._remembered = known
 
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
-        """From here on connections to this history are let in, and no others."""
+        """Admit connections to this history from now on, and no others."""
         self.history = history
         self._guard.accept(history, identity, flushed_lsn)
 
     async def epochs(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
-        """Each partition's leader epochs but its first, with the offsets at which they began, in order."""
+        """Return each partition's leader epochs except the first, with the offsets at which they began, in order."""
         found: dict[PartitionKey, list[tuple[int, int]]] = {}
         for row in await self._database.hot.fetch(statement("partition_epochs"), list(keys)):
             found.setdefault(PartitionKey(row["partition_key"]), []).append((row["leader_epoch"], row["start_offset"]))

@@ -1,9 +1,10 @@
-"""Brings the database to the schema this program knows.
+"""Bring the database to the schema that this program knows.
 
-The one idea: numbered files in migrations/ are applied in order, then this release's functions (`storage/schema.py`) if
-they are not there yet, all in one transaction, under an advisory lock that lets one node at a time do it; what was
-applied is recorded, so running it again does nothing. A migration waits for table locks only as long as lock_timeout,
-so it cannot stop a running node for long. There is no way back: a database newer than the program is refused.
+The one idea: the numbered files in migrations/ are applied in order, then this release's functions
+(`storage/schema.py`) if they are missing. All of it is one transaction under an advisory lock, so one node at a time
+migrates. Applied files are recorded, so running it again does nothing. A migration waits for table locks only as long
+as lock_timeout, so it cannot stop a running node for long. There is no way back: a database newer than the program is
+refused.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from storage.queries import statement
 OLDEST_POSTGRES = 15
 
 LOCK_PATIENCE_S = 30.0
-"""More than the lock_timeout of `migration_limits`, so that it is Postgres who says what was waited for."""
+"""More than the lock_timeout of `migration_limits`, so that Postgres reports what was waited for."""
 MIGRATION_PATIENCE_S = 3600.0
-"""A migration takes as long as its tables are large; a server that does not answer for this long is gone."""
+"""A migration may take long on large tables. A server that does not answer for this long is gone."""
 
 
 async def migrate(database: Database) -> int:
-    """Applies what is missing and returns the schema's version.
+    """Apply what is missing and return the schema's version.
 
-    StorageError if Postgres is older than 15, is not UTF8, or has a newer schema; StorageUnavailable if a lock is not
-    had in time.
+    Raise StorageError if Postgres is older than 15, is not UTF8, or has a newer schema, and StorageUnavailable if a
+    lock is not acquired in time.
     """
     known = schema.migrations()
 
@@ -54,7 +55,7 @@ async def migrate(database: Database) -> int:
 
 
 async def has_tables(database: Database) -> bool:
-    """Return whether the database has Sluice's tables, of whatever version."""
+    """Return whether the database has Sluice's tables, at any version."""
 
     async def look(connection: Connection) -> bool:
         return bool(await connection.fetchval(statement("schema_exists"), schema.TABLE_SCHEMA))
@@ -72,7 +73,7 @@ async def _lock(connection: Connection) -> None:
 
 
 async def _install_functions(connection: Connection) -> None:
-    """Makes the schema of this release's functions, once; nothing ever changes it."""
+    """Create the schema of this release's functions once. It is never changed."""
     if await connection.fetchval(statement("schema_exists"), schema.FUNCTION_SCHEMA):
         return
     await connection.execute(f"create schema {schema.FUNCTION_SCHEMA}")  # hexadecimal digits: nothing to quote

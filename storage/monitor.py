@@ -1,7 +1,7 @@
-"""What monitoring reads: ends of partitions, lag and members of groups.
+"""Read what monitoring shows: ends of partitions, lag and members of groups.
 
-The one idea: a few bounded statements on the cold pool, whatever the size of the cluster, so that a scrape can neither
-starve producers nor grow with the number of groups.
+The one idea: a few bounded statements on the cold pool, for a cluster of any size. So a scrape can neither starve
+producers nor grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class PartitionEnds:
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
-    """Where the first transaction that is open began; the high watermark if none is."""
+    """The offset at which the first open transaction began, or the high watermark."""
     size_bytes: int
-    """Size of the batches that are stored."""
+    """Size of the stored batches."""
     assignment: Assignment | None = None
 
 
@@ -35,7 +35,7 @@ class GroupLag:
     partition_index: int
     committed_offset: int
     lag: int
-    """Records left to read, counted from the log's start if that has passed the committed offset."""
+    """Records left to read, counted from the log start if that has passed the committed offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class GroupSize:
 
 @dataclass(frozen=True, slots=True)
 class DeletionTotals:
-    """Deleted topics that still have rows: how many, the age of the oldest, how many of them have failed."""
+    """Deleted topics that still have rows: their number, the age of the oldest, and how many have failed."""
 
     pending: int
     oldest_s: float
@@ -56,20 +56,21 @@ class DeletionTotals:
 
 @dataclass(frozen=True, slots=True)
 class TransactionTotals:
-    """Transactions that are under way: how many, and for how long the oldest has been."""
+    """Open transactions: their number, and the age of the oldest."""
 
     open: int
     oldest_s: float
 
 
 class Monitor:
-    """Each call gives at most `limit` rows, in a stable order, and raises StorageUnavailable when Postgres is away."""
+    """Each call returns at most `limit` rows in a stable order, and raises StorageUnavailable if Postgres does not
+    answer."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.cold
 
     async def now_ms(self) -> int:
-        """Postgres' clock, by which offsets, groups, leases and nodes age."""
+        """Return the time of Postgres' clock, by which offsets, groups, leases and nodes age."""
         return await self._pool.fetch_value(statement("now_ms"))
 
     async def partitions(self, limit: int) -> list[PartitionEnds]:

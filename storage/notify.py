@@ -1,11 +1,11 @@
-"""Hears what other nodes announce, on a connection of its own.
+"""Receive what other nodes announce, on a connection of its own.
 
-The one idea: a notification is a hint. It may be late or lost (a connection that broke has heard nothing), so whoever
-uses it also looks by itself now and then, and is told when hearing begins and when it ends. A connection that only
-listens would never find out that its server is gone: it is asked a question regularly, within a time limit.
+The one idea: a notification is a hint. It may be late or lost, for example while the connection was down. So every user
+of it also looks by itself now and then, and is informed when listening begins and ends. A connection that only listens
+would never notice that its server is gone, so it is asked a question regularly, within a time limit.
 
-Sending is a statement like any other (`pg_notify`), outside of the transactions that clients wait for: Postgres commits
-those who notify one after the other.
+Sending is an ordinary statement (`pg_notify`), outside the transactions that clients wait for, because Postgres
+serialises the commits of transactions that notify.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from storage.types import NodeId
 REVISIONS = "sluice_revision"
 """A change of the catalog was committed; its revision."""
 NODES = "sluice_nodes"
-"""A node came, went, or gave leases up."""
+"""A node started, stopped, or released leases."""
 FOLLOWED = "sluice_followed"
-"""Somebody reads the internal topic of that name; see `gateway/internal_log/writer.py`."""
+"""A client reads the internal topic of that name; see `gateway/internal_log/writer.py`."""
 APPENDS = "sluice_append"
 """Records were appended; see `gateway/cluster/wakeups.py`."""
 
@@ -34,20 +34,22 @@ Heard = Callable[[str], None]
 
 
 class Listener:
-    """`listen` again and again: each call hears until the connection is lost."""
+    """Call `listen` repeatedly: each call receives until the connection is lost."""
 
     def __init__(
         self, database: Database, heard: Mapping[str, Heard], node_id: Callable[[], NodeId | None] = lambda: None
     ) -> None:
-        """`heard`: what to do with a payload, by channel; called on the event loop, must not raise. While the
-        connection lives it stands for the process of `node_id`: another that would take its name is refused."""
+        """`heard` maps each channel to a function of the payload, which is called on the event loop and must not
+        raise. While the connection lives it represents the process of `node_id`: another process that would take its
+        number is refused."""
         self._url = database.url
         self._node_id = node_id
         self._heard = dict(heard)
 
     async def listen(self, begun: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Hears until the connection is lost or the task cancelled; `begun` once it hears everything from then on,
-        `ended` once it may not. Raises StorageError when it could not begin or has ended."""
+        """Receive until the connection is lost or the task is cancelled. `begun` is called once every later
+        notification is received, `ended` once some may be missed. Raise StorageError if listening could not begin or
+        has ended."""
         async with translated_errors():
             connection = await connect(
                 self._url,

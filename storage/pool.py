@@ -1,16 +1,16 @@
-"""Connections to Postgres: three pools, one place where asyncpg's exceptions become ours.
+"""Connections to Postgres: three pools, and the one place where asyncpg's exceptions become ours.
 
-The one idea: `hot` serves what a client waits for with a write or a lookup, `cold` serves reads of the log below the
-in-memory tail and maintenance, so that a consumer that replays the past cannot starve producers. `control` keeps this
-node in the cluster (registration, leases, what changed in the catalog, readiness): however much clients ask, none of it
-waits behind them. Every wait is bounded: for a connection, for a lock, for a statement, on the server and here.
+The one idea: `hot` serves writes and look-ups that a client waits for. `cold` serves maintenance and reads of the log
+below the in-memory tail, so a consumer that replays the past cannot starve producers. `control` keeps this node in the
+cluster (registration, leases, catalog changes, readiness), so none of that waits behind clients. Every wait is bounded:
+for a connection, for a lock, for a statement, on the server and here.
 
-Each connection pins what it relies on (isolation, timeouts, search path) by itself once it is open, so neither the
-database's defaults nor a session pooler that drops start-up parameters change it. A pooler that hands a session's
-transactions to different servers cannot work, and is refused when the database is opened.
+Each connection pins what it relies on (isolation, timeouts, search path) after it is open. So neither the database's
+defaults nor a session pooler that drops start-up parameters change it. A pooler that hands a session's transactions to
+different servers cannot work, and is refused when the database is opened.
 
-What it does not do: it does not retry what may have taken effect. Only serialization failures and deadlocks, which
-Postgres has rolled back, are tried again. After a lost connection the next call gets a new one.
+The pools do not retry what may have taken effect. Only serialization failures and deadlocks are retried, because
+Postgres has rolled them back. After a lost connection the next call gets a new one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "search_path": SEARCH_PATH,
     "timezone": "UTC",
     "jit": "off",
-    # Row locks decide here, and what they protect is read after they are had: only this level sees it.
+    # Row locks decide here, and what they protect is read after the lock is acquired. Only this level sees it.
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
-    # Plans are cached per session, perhaps while the tables are still tiny. Every lookup here has its index; with these
-    # out of the planner's choice it is taken from the first row on, and stays right when the tables have grown.
+    # Plans are cached per session, perhaps while the tables are still tiny. Every look-up has an index. Without
+    # sequential scans the planner chooses that index from the first row on, and the plan stays right when the tables
+    # have grown.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
@@ -66,7 +67,7 @@ _RETRY_DELAY_S = 0.02
 
 
 class Connection(Protocol):
-    """What the other modules use of an asyncpg connection."""
+    """The part of an asyncpg connection that other modules use."""
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
     async def fetchrow(self, query: str, *args: object) -> Row | None: ...
@@ -98,21 +99,21 @@ class _AsyncpgPool(Protocol):
 
 
 def _translated(error: Exception) -> StorageError:
-    """The storage error for what asyncpg or the socket raised."""
+    """Return the storage error for an exception of asyncpg or the socket."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = str(getattr(error, "sqlstate", "") or "")
         transient = sqlstate[:2] in _TRANSIENT_SQLSTATE_CLASSES or sqlstate in _TRANSIENT_SQLSTATES
         return (StorageUnavailable if transient else StorageError)(f"Postgres: {error} ({sqlstate})")
     if isinstance(error, ValueError):  # asyncpg.DataError: an argument of the wrong type or range
         return StorageError(f"argument refused: {error}")
-    # A timeout of ours has no text, and a log line without a reason helps nobody.
+    # A timeout of ours has no text, and a log line without a reason is useless.
     reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     return StorageUnavailable(f"Postgres unavailable: {reason}")
 
 
 @asynccontextmanager
 async def translated_errors() -> AsyncGenerator[None, None]:
-    """Raises storage errors in place of asyncpg's and the socket's; a timeout is an OSError too."""
+    """Raise storage errors in place of asyncpg's and the socket's; a timeout is an OSError too."""
     try:
         yield
     except (*_CONNECTION_ERRORS, asyncpg.PostgresError) as error:
@@ -128,7 +129,7 @@ def _lost_connection(error: StorageUnavailable) -> bool:
 
 
 def lock_not_available(error: Exception) -> bool:
-    """Whether Postgres gave up waiting for a lock."""
+    """True if Postgres gave up waiting for a lock."""
     return str(getattr(error, "sqlstate", "")) == "55P03"
 
 
@@ -137,10 +138,10 @@ def _retried(error: StorageError) -> bool:
 
 
 class Pool:
-    """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else StorageUnavailable.
+    """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else they raise StorageUnavailable.
 
-    A connection that has done its work well stays at hand for the next call: to give it back to asyncpg and take it
-    again costs as much as a small statement.
+    A healthy connection stays at hand for the next call: returning it to asyncpg and acquiring it again costs as much
+    as a small statement.
     """
 
     def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float) -> None:
@@ -148,13 +149,14 @@ class Pool:
         self._acquire_timeout_s = acquire_timeout_s
         self._at_hand: list[_PooledConnection] = []
         self._waiting = 0
-        """Calls that asyncpg's pool has been asked for a connection by: what is freed is theirs."""
+        """Calls that wait in asyncpg's pool; a freed connection belongs to them."""
         self._expired = 0
-        """How often all connections were given up: one that was taken before does not stay at hand."""
+        """How often all connections were expired. A connection acquired before the last expiry does not stay at
+        hand."""
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection, None]:
-        """A connection for a unit of work of the caller; raises storage errors only."""
+        """Provide a connection for the caller's unit of work. Raise storage errors only."""
         async with translated_errors():
             connection = await self._take()
             try:
@@ -195,7 +197,7 @@ class Pool:
                 raise _translated(error) from error
         except StorageUnavailable as error:
             if _lost_connection(error):
-                # The others were most likely lost with it: without this each would fail one more call.
+                # The other connections were probably lost too, and each would fail one more call.
                 await self._expire()
             raise
 
@@ -205,7 +207,7 @@ class Pool:
             try:
                 closed = connection.is_closed()
             except asyncpg.InterfaceError:
-                continue  # asyncpg took it back when its server went
+                continue  # asyncpg reclaimed it when its server died
             if not closed:
                 return connection
             await self._let_go(connection)
@@ -216,7 +218,7 @@ class Pool:
             self._waiting -= 1
 
     async def _expire(self) -> None:
-        """Every connection is opened anew before it is used again."""
+        """Reopen every connection before its next use."""
         self._expired += 1
         await self._pool.expire_connections()
         await self._release_idle()
@@ -226,7 +228,7 @@ class Pool:
             await self._let_go(self._at_hand.pop())
 
     async def _let_go(self, connection: _PooledConnection) -> None:
-        """What is wrong with one that nobody uses any more is nobody's error, and hides none."""
+        """Release a connection and ignore errors, so that they do not mask the caller's error."""
         with suppress(*_CONNECTION_ERRORS):
             await self._pool.release(connection)
 
@@ -237,7 +239,7 @@ class Pool:
         return await self.run(lambda connection: connection.fetchrow(query, *args))
 
     async def fetch_value(self, query: str, *args: object) -> Any:
-        """The first column of the first row, None if there is none."""
+        """Return the first column of the first row, or None without a row."""
         return await self.run(lambda connection: connection.fetchval(query, *args))
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -251,7 +253,7 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return self._pool.get_size()
 
     async def close(self, timeout_s: float) -> None:
@@ -265,8 +267,8 @@ class Pool:
 
 
 async def connect(url: str, settings: Mapping[str, str], **options: float) -> Any:
-    """A connection of asyncpg beside the pools, to the database at `url` as somebody wrote it, with `settings` pinned
-    as the pools' are; `options` are asyncpg's. It looks at no history, and raises what asyncpg raises."""
+    """Open an asyncpg connection outside the pools, to the database at `url` as the user wrote it. `settings` are
+    pinned as in the pools; `options` are asyncpg's. The connection checks no history and raises what asyncpg raises."""
     connection = await cast(
         Awaitable[Any],
         asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
@@ -318,9 +320,9 @@ async def _open_pool(
         "statement_timeout": str(statement_timeout_ms),
         "lock_timeout": str(min(statement_timeout_ms, 5000)),
         "idle_in_transaction_session_timeout": "15000",
-        # A quiet pool is no reason to lose it.
+        # An idle pool must not lose its connections.
         "idle_session_timeout": "0",
-        # From 17 on a default of the database could end a commit that only waits for its disk.
+        # From Postgres 17 on a default of the database could end a commit that only waits for its disk.
         "transaction_timeout": "0",
     }
     pool = await cast(
@@ -334,7 +336,7 @@ async def _open_pool(
             init=_prepare_session(settings, guard),
             reset=_no_reset,
             timeout=connect_timeout_s,
-            # The server cancels first and says so; this catches a server that does not answer at all.
+            # The server cancels first and reports it. This timeout catches a server that does not answer at all.
             command_timeout=statement_timeout_ms / 1000 + 2,
             max_cached_statement_lifetime=0,
             server_settings={"application_name": APPLICATION_NAME},
@@ -345,7 +347,7 @@ async def _open_pool(
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One Postgres database with Sluice's schema. `migrate` it before use."""
+    """One Postgres database with Sluice's schema. Call `migrate` before use."""
 
     hot: Pool
     cold: Pool
@@ -365,8 +367,8 @@ class Database:
         acquire_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
     ) -> Database:
-        """Connects the pools. StorageUnavailable if Postgres cannot be reached, StorageError if what is reached does
-        not keep a session."""
+        """Open the pools. Raise StorageUnavailable if Postgres cannot be reached, and StorageError if a pooler in
+        front of it does not keep sessions."""
         pools: list[Pool] = []
         guard = HistoryGuard()
         try:
@@ -388,14 +390,14 @@ class Database:
         return cls(*pools, url=url, guard=guard)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Waits for calls under way, at most `timeout_s`, then cuts them off."""
+        """Wait for calls in progress for at most `timeout_s`, then cut them off."""
         await asyncio.gather(*(pool.close(timeout_s) for pool in (self.hot, self.cold, self.control)))
 
 
 async def _require_sessions(first: Pool, second: Pool) -> None:
-    """StorageError unless each connection keeps its server: prepared statements, LISTEN and the pinned settings are a
-    server's. A pooler in transaction mode gives the server that has just been used to whoever asks next, or another
-    one to the first while somebody else has it."""
+    """Raise StorageError unless each connection keeps its server, because prepared statements, LISTEN and the pinned
+    settings belong to a server. A pooler in transaction mode hands a free server to the next client that asks. So
+    the second connection gets the server of the first, or the first gets another one afterwards."""
     query = statement("backend")
     try:
         async with first.connection() as one, second.connection() as other:

@@ -1,8 +1,8 @@
-"""Producer ids and how long producers are remembered.
+"""Producer ids, and how long producers are remembered.
 
-The one idea: ids come in blocks, so InitProducerId seldom needs the database, and a block is given once in the life of
-the database: what a process did not use when it ended is skipped, never reused. The state that recognises duplicates is
-written by `storage.log` alone; here it is only forgotten.
+The one idea: ids are allocated in blocks, so InitProducerId seldom needs the database. A block is allocated once in the
+life of the database: ids that a process did not use are skipped, never reused. `storage.log` alone writes the state
+that recognises duplicates; this module only removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK_SIZE = 1000
 """As in upstream's ProducerIdsBlock."""
 
 _LOOKED_AT = 10_000
-"""Producers that one statement looks at."""
+"""Producers that one statement examines."""
 
 
 class ProducerStore:
@@ -29,7 +29,7 @@ class ProducerStore:
         self._lock = asyncio.Lock()
 
     async def allocate_producer_id(self) -> int:
-        """An id that no producer of this cluster has had."""
+        """Return an id that no producer of this cluster has had."""
         async with self._lock:
             if self._next_id == self._block_end:
                 first = int(await self._database.hot.fetch_value(statement("take_producer_ids"), BLOCK_SIZE))
@@ -39,10 +39,10 @@ class ProducerStore:
             return producer_id
 
     async def expire(self, idle_ms: int, limit: int) -> int:
-        """Forgets producers idle for more than `idle_ms` by Postgres' clock, about `limit` of them at most; how many it
-        forgot.
+        """Remove about `limit` producers that were idle for more than `idle_ms` by Postgres' clock. Return their
+        number.
 
-        Upstream: producer.id.expiration.ms. A forgotten producer may go on with any sequence.
+        Upstream: producer.id.expiration.ms. A removed producer may continue with any sequence.
         """
         forgotten = 0
         partition_key, producer_id = -1, -1

@@ -1,9 +1,9 @@
-"""Functions of releases that no node runs any more.
+"""Drop the functions of releases that no node runs any more.
 
 The one idea: each release's functions are a schema of their own (`storage/schema.py`), so upgrades leave schemas
-behind. Nodes say which one they call; what no live node has called for a long time is dropped, under the lock that a
-starting node holds while it makes its own. A node of which nobody knows what it calls keeps them all. With the last of
-those that take a partition's row for the end of its log, appends stop writing it (`append_chunks`).
+behind. Nodes report which schema they use. A schema that no live node has used for a long time is dropped, under the
+lock that a starting node holds while it creates its own. If a node has not reported its schema, all schemas stay. When
+the last release goes that reads the end of a log from the partition's row, appends stop writing it (`append_chunks`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 
 GRACE_MS = 24 * 60 * 60 * 1000
-"""Longer than a process may be between its start and its registration, and than an upgrade that is taken back."""
+"""Longer than the time between a process' start and its registration, and longer than an upgrade that is taken back."""
 
 _NAME = re.compile(rf"{schema.TABLE_SCHEMA}_[0-9a-f]{{12}}")
 
 
 async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS) -> list[str]:
-    """Drops schemas of functions that nobody has called for `grace_ms`; their names. Raises StorageError."""
+    """Drop function schemas that no node has used for `grace_ms`, and return their names. Raise StorageError."""
 
     async def drop(connection: Connection) -> list[str]:
         await connection.execute(statement("lock_migrations"))

@@ -1,10 +1,10 @@
 """What nodes remember of their database's history from one run to the next, in files beside the log's bytes.
 
-The one idea: a database whose files were put back while no node ran looks like itself. What tells is kept where it was
-not put back with it: how long the write-ahead log had been, and which transactions were acknowledged last. Each node
-has a file of its own, so nothing is shared but the directory; what was written of another history says nothing.
+The one idea: a database whose files were put back while no node ran looks like itself. So the evidence is kept where it
+is not put back too: how long the write-ahead log had been, and which transactions were acknowledged last. Each node has
+its own file, so nodes share nothing but the directory. A file about another history proves nothing.
 
-A file that cannot be read is as good as none: it is here to find out more, and nothing depends on it.
+An unreadable file is ignored, because nothing depends on this evidence.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAME = "sluice-history-{}.json"
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was known of a history, and of which database's."""
+    """What was known of a history, and which database it belongs to."""
 
     identity: str
     known: Known
 
 
 def write(directory: Path, node_id: int, remembered: Remembered) -> None:
-    """In place of what this node remembered before. Blocks; raises StorageError."""
+    """Replace what this node remembered before. Blocks; raises StorageError."""
     known = remembered.known
     path = directory / _NAME.format(node_id)
     text = json.dumps(
@@ -52,7 +52,7 @@ def write(directory: Path, node_id: int, remembered: Remembered) -> None:
 
 
 def read(directory: Path) -> list[Remembered]:
-    """What any node has remembered. Blocks."""
+    """Return what any node has remembered. Blocks."""
     found: list[Remembered] = []
     for path in sorted(directory.glob(_NAME.format("*"))):
         try:

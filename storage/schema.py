@@ -1,11 +1,11 @@
-"""Where Sluice's tables and functions live in a database, and the SQL files that make them.
+"""The schemas of Sluice's tables and functions, and the SQL files that create them.
 
-The one idea: tables are shared by every release that serves, functions belong to one. Tables and views live in the
-schema `sluice` and change by numbered migrations, each of which must leave the previous release able to read and write.
-Functions are files as they are now: each set of them lives in a schema named by its digest, which is written once and
-never changed. So a node of the previous release and one of the new call their own functions on the same tables, and a
-function may change its parameters without a copy of it in the next migration. Functions that no node calls any more are
-dropped by `storage/releases.py`.
+The one idea: tables are shared by every release that serves, functions belong to one release. Tables and views live in
+the schema `sluice` and change by numbered migrations. Each migration must leave the previous release able to read and
+write. Each release's set of function files lives in a schema named by its digest, which is created once and never
+changed. So nodes of the previous and the new release call their own functions on the same tables, and a function may
+change its parameters without a copy in the next migration. `storage/releases.py` drops functions that no node calls any
+more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
 
 def migrations() -> list[tuple[int, str, str]]:
-    """(number, file name, SQL) in order; numbers run from 1 without gaps."""
+    """Return (number, file name, SQL) in order; numbers run from 1 without gaps."""
     found = sorted(
         (int(match[1]), file.name, file.read_text(encoding="utf-8"))
         for file in files("storage").joinpath("migrations").iterdir()
@@ -34,7 +34,7 @@ def migrations() -> list[tuple[int, str, str]]:
 
 
 def functions() -> list[tuple[str, str]]:
-    """(file name, SQL) in the order of their names, which is the order they are applied in."""
+    """Return (file name, SQL) in the order of the names, which is the order of application."""
     return sorted(
         (file.name, file.read_text(encoding="utf-8"))
         for file in files("storage").joinpath("functions").iterdir()
@@ -43,7 +43,7 @@ def functions() -> list[tuple[str, str]]:
 
 
 def function_schema_of(known: list[tuple[str, str]]) -> str:
-    """The schema's name for these files: any change of one gives another name."""
+    """Return the schema's name for these files: any change of a file yields another name."""
     digest = hashlib.sha256("\0".join(part for file in known for part in file).encode())
     return f"{TABLE_SCHEMA}_{digest.hexdigest()[:12]}"
 

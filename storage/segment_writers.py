@@ -1,10 +1,10 @@
-"""Who may append to which segment: one open file for each append that is under way, each registered in Postgres.
+"""Assign segments to appends: one open file for each append in progress, each registered in Postgres.
 
-The one idea: a file is registered before it is made and sealed when nobody will append to it any more; an append's
-transaction looks whether its file is still open. So a sealed file's references can only become fewer, and whoever
-counts them may delete it.
+The one idea: a file is registered before it is created, and sealed when no writer will append to it any more. An
+append's transaction checks that its file is still open. So references to a sealed file can only become fewer, and a
+node that finds none may delete the file.
 
-It decides no offsets; what is written where is `storage/log.py`'s.
+This module decides no offsets. `storage/log.py` decides what is written where.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from storage.segments import Buffer, OpenSegment, SegmentDirectory
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 MAX_AGE_S = 600.0
-"""A file is left for a new one after this time, full or not, long before others seal it (SEAL_AFTER_MS)."""
+"""A file is replaced by a new one after this time, full or not, long before other nodes seal it (SEAL_AFTER_MS)."""
 
 MAX_WRITERS = 32
 
 
 class SegmentWriters:
-    """Gives out open segments. `take` and `give_back` are called around each append."""
+    """Hands out open segments. `take` and `give_back` surround each append."""
 
     def __init__(
         self, database: Database, directory: SegmentDirectory, *, monotonic: Callable[[], float] = time.monotonic
@@ -45,10 +45,8 @@ class SegmentWriters:
         self._sealing: set[asyncio.Task[None]] = set()
 
     async def take(self, size_bytes: int) -> OpenSegment:
-        """A segment with room for so many bytes, the caller's alone until it is given back or dropped.
-
-        StorageUnavailable where neither Postgres nor the directory gives one.
-        """
+        """Return a segment with room for `size_bytes`. It belongs to the caller until it is given back or dropped.
+        Raise StorageUnavailable if Postgres or the directory cannot provide one."""
         while self._idle:
             segment = self._idle.pop()
             if segment.has_room(size_bytes) and self._monotonic() - segment.opened_at < MAX_AGE_S:
@@ -63,27 +61,27 @@ class SegmentWriters:
         return await self._create()
 
     def write(self, segment: OpenSegment, buffers: Sequence[Buffer], position: int) -> asyncio.Future[None]:
-        """Begins to write, off the event loop; done once the bytes are on disk."""
+        """Begin to write off the event loop. The future completes once the bytes are on disk."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._threads, segment.append, buffers, position)
 
     def give_back(self, segment: OpenSegment) -> None:
-        """The last append into it has ended well."""
+        """Accept a segment back after a successful append."""
         self._idle.append(segment)
 
     def drop(self, segment: OpenSegment) -> None:
-        """Nobody appends to it any more."""
+        """Give a segment up: no append uses it any more."""
         task = asyncio.create_task(self._seal(segment), name="seal segment")
         self._sealing.add(task)
         task.add_done_callback(self._sealing.discard)
 
     def retire(self, segment: OpenSegment) -> None:
-        """It has been sealed by others while it was open here."""
+        """Note that other nodes sealed the segment while it was open here."""
         self._idle.remove(segment)
         self.drop(segment)
 
     async def close(self) -> None:
-        """Seals what is open; appends under way must have ended."""
+        """Seal the open segments. Appends in progress must have ended."""
         spare, self._spare = self._spare, None
         if spare is not None:
             await asyncio.wait([spare])
@@ -101,12 +99,12 @@ class SegmentWriters:
         try:
             return await asyncio.shield(made)
         except OSError as error:
-            # There is none of this number. While a disk is full, producers ask for another several times a second.
+            # No file of this number exists. While a disk is full, producers ask for another one several times a second.
             with suppress(StorageError):
                 await self._database.hot.fetch(statement("forget_objects"), [object_id])
             raise StorageUnavailable(f"cannot make a segment in {self._directory.directory}: {error}") from error
         except asyncio.CancelledError:
-            # The thread makes it all the same.
+            # The thread creates the file in any case.
             await asyncio.wait([made])
             if made.exception() is None:
                 self.drop(made.result())
@@ -117,11 +115,12 @@ class SegmentWriters:
             await asyncio.get_running_loop().run_in_executor(self._threads, segment.close)
             await self._database.hot.fetch_value(statement("seal_object"), segment.object_id, segment.end)
         except (OSError, StorageError) as error:
-            # It is sealed by its age instead.
+            # Other nodes will seal it because of its age.
             logger.warning("a segment could not be sealed", object_id=segment.object_id, error=str(error))
 
 
 def _look_at(task: asyncio.Task[OpenSegment]) -> None:
-    """Whoever needs the segment tries again and sees the error; asyncio would report it as lost."""
+    """Retrieve the error, so that asyncio does not report it as lost. The next caller tries again and sees the
+    error."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""Values that cross the door between the gateway and Postgres.
+"""Values exchanged between the gateway and Postgres.
 
-The one idea: what storage takes and gives are frozen values in Kafka's words, so that neither a connection, a row
-object nor a protocol message leaks through. Refusals that Postgres decides (fences, dedupe, bounds) are enum members
-here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
+The one idea: storage accepts and returns frozen values in Kafka's terms, so neither a connection, a row object nor a
+protocol message leaks through. Refusals that Postgres decides (fences, deduplication, bounds) are enum members here.
+`gateway/net/errors.py` maps them to Kafka's codes in one table.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Address = tuple[str, int]
 
 
 class Refusal(Enum):
-    """Why Postgres refused one element of a call; the rest of the call stands."""
+    """The reason why Postgres refused one element of a call; the rest of the call stands."""
 
     UNKNOWN_PARTITION = "unknown_partition"
     PARTITION_BUSY = "partition_busy"
-    """Another transaction holds the partition, and the caller did not want to wait for it."""
+    """Another transaction holds the partition's lock, and the caller asked not to wait."""
     DAMAGED = "damaged"
-    """Records are in the log, but their bytes are missing or wrong."""
+    """The records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
     INVALID_PRODUCER_ID_MAPPING = "invalid_producer_id_mapping"
-    """The transactional id is not known, or belongs to another producer id."""
+    """The transactional id is unknown or belongs to another producer id."""
     NOT_IN_TRANSACTION = "not_in_transaction"
-    """A batch of a transaction that the partition is not, or no longer, part of; offsets, likewise of the group."""
+    """The partition, or the group for offsets, is not part of the transaction, or no longer."""
     INVALID_TXN_STATE = "invalid_txn_state"
-    """A batch outside of the transaction that its producer has open in the partition."""
+    """The batch is not part of the transaction that its producer has open in the partition."""
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
     NOT_COORDINATOR = "not_coordinator"
     ILLEGAL_GENERATION = "illegal_generation"
@@ -55,11 +55,11 @@ class Assignment(NamedTuple):
     """The nodes that an administrator has named for a partition."""
 
     replicas: tuple[int, ...]
-    """In the order in which they are to lead."""
+    """Replicas in order of preference for leading."""
     leader: int | None = None
-    """Of them, who leads while it is alive, until another is elected; None: the first that is alive."""
+    """The replica that leads while it is alive, until another is elected; None: the first live one leads."""
     in_sync: tuple[int, ...] | None = None
-    """Of them, who alone may lead where `eligible.leader.replicas.version` is 0; None: all of them."""
+    """The replicas that may lead if `eligible.leader.replicas.version` is 0; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Partition:
     partition_key: PartitionKey
     leader_epoch: int
     assignment: Assignment | None = None
-    """None: nobody has named any nodes."""
+    """None: no administrator has named nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the catalog holds it. `configs` holds only what was set on the topic, as strings."""
+    """A topic as the catalog holds it. `configs` holds only settings of the topic itself, as strings."""
 
     topic_id: UUID
     name: str
@@ -82,24 +82,25 @@ class Topic:
     partitions: tuple[Partition, ...]
     """Ordered by partition_index, without gaps: partitions[i].partition_index == i."""
     created_revision: int = 0
-    """Of two topics of one name the one with the greater is the later."""
+    """Orders topics of the same name: the greater is the later topic."""
     changed_revision: int = 0
-    """Of two states of one topic the one with the greater is the later."""
+    """Orders states of the same topic: the greater is the later state."""
 
 
 class ClientQuota(NamedTuple):
-    """One value of whom it is for. A name is None where it does not matter, DEFAULT_NAME for all without their own."""
+    """One quota value and its entity. A name is None if it does not matter, and DEFAULT_NAME for all entities
+    without a quota of their own."""
 
     user_name: str | None
     client_id: str | None
     address: str | None
     name: str
     value: float | None
-    """None: it is to be taken away."""
+    """None: remove the quota."""
 
 
 class ScramKey(NamedTuple):
-    """One credential."""
+    """Names one credential."""
 
     user: str
     mechanism: int
@@ -107,7 +108,7 @@ class ScramKey(NamedTuple):
 
 
 class ScramInfo(NamedTuple):
-    """What may be told of a credential."""
+    """The part of a credential that may be shown."""
 
     user: str
     mechanism: int
@@ -116,7 +117,7 @@ class ScramInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """By what a server knows a user's password (RFC 5802)."""
+    """The values by which a server verifies a user's password (RFC 5802)."""
 
     user: str
     mechanism: int
@@ -127,7 +128,7 @@ class ScramCredential:
 
 
 class NewDelegationToken(NamedTuple):
-    """What is stored of a token before anyone knows when. Owner, requester and renewers are names of users."""
+    """A new token before its times are known. Owner, requester and renewers are user names."""
 
     token_id: str
     hmac_digest: bytes
@@ -135,7 +136,7 @@ class NewDelegationToken(NamedTuple):
     requester: str
     renewers: tuple[str, ...]
     credentials: tuple[ScramCredential, ...]
-    """By mechanism, from the first on, all with as many iterations."""
+    """One credential per mechanism, in order, all with the same number of iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +155,13 @@ class DelegationToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenCredential:
-    """By what who logs in by a token is known, and whom that is."""
+    """The credential and the owner of a token that a client uses to log in."""
 
     credential: ScramCredential
     owner: str
     hmac_digest: bytes = field(repr=False)
     remaining_ms: int
-    """For how long the token holds; negative: it has expired."""
+    """How long the token remains valid; negative: it has expired."""
 
 
 class Acl(NamedTuple):
@@ -176,27 +177,27 @@ class Acl(NamedTuple):
 
 
 DEFAULT_NAME = ""
-"""No user, no client id and no address that has a quota is called so."""
+"""Reserved: no user, client id or address with a quota has this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogChanges:
-    """From the catalog of one revision to that of `revision`."""
+    """The changes of the catalog from one revision to `revision`."""
 
     revision: int
     whole: bool
-    """`topics` are all there are; what is not among them has been deleted."""
+    """True if `topics` contains all topics, so that any other topic has been deleted."""
     topics: tuple[Topic, ...]
-    """Created or altered, in the order of their last changes."""
+    """Created or altered topics, in the order of their last changes."""
     deleted: tuple[UUID, ...]
     broker_configs: Mapping[str, Mapping[str, str]] | None
-    """All dynamic broker settings, by the broker's id (empty: those of all brokers); None where none changed."""
+    """All dynamic broker settings, by the broker's id (empty: those of all brokers); None if none changed."""
     group_configs: Mapping[str, Mapping[str, str]] | None
-    """All settings of single groups, by group id; None where none changed."""
+    """All settings of single groups, by group id; None if none changed."""
     client_quotas: Sequence[ClientQuota] | None = None
-    """All quotas; None where none changed."""
+    """All quotas; None if none changed."""
     acls: Sequence[Acl] | None = None
-    """All ACLs, as new as `revision` or newer; None where none changed."""
+    """All ACLs, as new as `revision` or newer; None if none changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class NewTopic:
     configs: Mapping[str, str]
     internal: bool = False
     replicas: tuple[tuple[int, ...], ...] | None = None
-    """Of each partition, the nodes that are to lead it; None: nobody has named any."""
+    """For each partition, the nodes that lead it; None: no nodes are named."""
 
 
 # --- log ----------------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class NewBatch(NamedTuple):
     partition_key: PartitionKey
     records: bytearray | memoryview
     record_count: int
-    """last_offset_delta + 1: how many offsets the batch takes."""
+    """last_offset_delta + 1: how many offsets the batch occupies."""
     max_timestamp_ms: int
     producer_id: int = -1
     producer_epoch: int = -1
@@ -238,17 +239,17 @@ class Appended(NamedTuple):
     leader_epoch: int
     duplicate: bool = False
     open_since_offset: int | None = None
-    """Where the first transaction began that is under way in the partition; None: there is none."""
+    """The offset at which the first open transaction of the partition began; None: no transaction is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The truth of one partition, read in one statement."""
+    """The present state of one partition, read in one statement."""
 
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
-    """Where the first transaction that is under way began, or the high watermark."""
+    """The offset at which the first open transaction began, or the high watermark."""
     leader_epoch: int
     size_bytes: int
 
@@ -259,11 +260,11 @@ class ReadRequest:
     offset: int
     max_bytes: int
     committed: bool = False
-    """Nothing from the last stable offset on, and what is to be left out below it."""
+    """Return nothing from the last stable offset on, and list the aborted ranges below it."""
 
 
 class AbortedTransaction(NamedTuple):
-    """Batches of the producer from `first_offset` up to its marker belong to no reader with read_committed."""
+    """Readers with read_committed must skip the producer's batches from `first_offset` up to its marker."""
 
     producer_id: int
     first_offset: int
@@ -284,14 +285,14 @@ class ReadResult:
     state: PartitionState
     batches: tuple[StoredBatch, ...]
     aborted: tuple[AbortedTransaction, ...] = ()
-    """Of transactions of which `batches` hold records, where the request is for what is committed."""
+    """Aborted transactions with records in `batches`, if the request reads committed records only."""
 
 
 # --- groups and offsets -------------------------------------------------------------------------------------------
 
 
 class LeaseKind(Enum):
-    """What a lease is leave to coordinate; each kind has shards of its own."""
+    """What a lease permits its holder to coordinate. Each kind has shards of its own."""
 
     GROUPS = "groups"
     TRANSACTIONS = "transactions"
@@ -304,7 +305,7 @@ SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSAC
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLease:
-    """Leave to coordinate what is in one shard. `lease_epoch` rises with every change of owner and fences writes."""
+    """Permission to coordinate one shard. `lease_epoch` rises with every change of owner and fences writes."""
 
     shard: int
     node_id: NodeId
@@ -313,12 +314,12 @@ class CoordinatorLease:
 
 
 Document = Mapping[str, Any]
-"""JSON that storage keeps and does not read: strings, numbers, booleans, None, lists, mappings."""
+"""JSON that storage keeps without reading it: strings, numbers, booleans, None, lists, mappings."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """`member_epoch` fences offset commits that name the member."""
+    """A stored member. `member_epoch` fences offset commits that name the member."""
 
     member_id: str
     document: Document
@@ -331,19 +332,21 @@ class GroupRecord:
 
     group_id: str
     group_type: str
-    """Who can read the documents."""
+    """The group's type, which says which machine can read the documents."""
     state: str
     protocol_type: str | None
     generation_id: int
     document: Document
     members: tuple[MemberRecord, ...]
     silent_ms: int | None = None
-    """Since when a coordinator waits to hear all members again; None: it was just read for the first time since."""
+    """For how long a coordinator has been waiting to hear from all members again; None: the group was just read for
+    the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """What is to be written of one group. Repeating it is harmless: it says what is so, not what to do."""
+    """The change to write for one group. Repeating a write is harmless, because it describes a state and not a
+    change."""
 
     lease: CoordinatorLease
     group_id: str
@@ -354,14 +357,14 @@ class GroupChange:
     document: Document
     all_heard: bool
     changed: tuple[MemberRecord, ...] = ()
-    """Members that are new or different."""
+    """New or changed members."""
     gone: tuple[str, ...] = ()
     replaced: bool = False
-    """Members that are not in `changed` are gone."""
+    """Remove members that are not in `changed`."""
 
 
 class Saved(Enum):
-    """What became of one change: `BUSY` was not written, because somebody else holds the group at this moment."""
+    """The outcome of one change. `BUSY` was not written, because another transaction holds the group's lock."""
 
     SAVED = "saved"
     FENCED = "fenced"
@@ -370,24 +373,25 @@ class Saved(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """One partition's commit. The fence: the shard's lease, and the group's stored generation or the member's epoch.
+    """One partition's commit. The fence is the shard's lease, and the group's stored generation or the member's epoch.
 
-    With `member_id`, `generation_id` is that member's epoch. Without, −1 is the simple consumer or admin commit: it
-    stands only while the stored group has no members (or does not exist, in which case an Empty group without
-    protocol_type is created). Commits are dated, and expire, by Postgres' clock.
+    With `member_id`, `generation_id` is that member's epoch. Without it, −1 is the commit of a simple consumer or an
+    administrator. Such a commit is accepted only while the stored group has no members. If the group does not exist, an
+    Empty group without protocol_type is created. Commits are dated, and expire, by Postgres' clock.
     """
 
     lease: CoordinatorLease
     group_id: str
     generation_id: int | None
-    """None: by whoever has the transaction that the commit is part of, members or not; else as −1."""
+    """None: the commit is part of a transaction, whose producer may commit with or without members. Otherwise like
+    −1."""
     topic_id: UUID
     partition_index: int
     committed_offset: int
     leader_epoch: int
     metadata: str
     retention_ms: int | None = None
-    """How long it is kept; None: as the cluster is set."""
+    """How long the offset is kept; None: as the cluster's setting says."""
     member_id: str | None = None
 
 
@@ -400,12 +404,12 @@ class CommittedOffset:
     metadata: str
     commit_timestamp_ms: int
     is_pending: bool = False
-    """A transaction that is under way has an offset for the partition: what will be committed is not known yet."""
+    """True if an open transaction has an offset for the partition, so the next committed offset is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetAsStored:
-    """A committed offset with all that is kept of it."""
+    """A committed offset with everything that is stored about it."""
 
     topic: str
     topic_id: UUID
@@ -415,26 +419,27 @@ class OffsetAsStored:
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int | None
-    """None: as the cluster is set."""
+    """None: as the cluster's setting says."""
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
 TRANSACTION_VERSION = 2
-"""Of this release, by upstream's feature: 2: producers name no partitions, and each transaction raises the epoch."""
+"""The highest level of upstream's feature that this release serves. At level 2 producers name no partitions, and
+each transaction raises the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a node is in the cluster (upstream: `process.roles`), and where it is asked as a controller."""
+    """The roles of a node (upstream: `process.roles`), and the listeners on which it answers as a controller."""
 
     is_broker: bool = True
-    """Clients are told of it: it leads partitions and coordinates groups."""
+    """True if the node leads partitions and coordinates groups, and clients may use it."""
     is_controller: bool = True
-    """It does what one node does for all."""
+    """True if the node does background work that one node does for all."""
     controller_listeners: tuple[str, ...] = ()
-    """Names of listeners."""
+    """Listener names."""
 
 
 BOTH = Roles()
@@ -444,34 +449,34 @@ BOTH = Roles()
 class Node:
     node_id: NodeId
     listeners: Mapping[str, Address] = field(hash=False)
-    """Listener name → where clients of that listener are told to connect. Never mutated."""
+    """Listener name → the address that clients of that listener are sent to. Never mutated."""
     rack: str | None = None
     incarnation: int = field(default=0, compare=False)
     """Rises whenever a process registers under the id."""
     announced: int = field(default=0, compare=False)
-    """Announcements of appends that it had sent at its last renewal."""
+    """How many announcements of appends the node had sent at its last renewal."""
     transaction_version: int = field(default=TRANSACTION_VERSION, compare=False)
-    """By which it lets clients go."""
+    """The transaction.version that the node serves."""
     levels: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
-    """Features whose level an administrator has set → that level; the same for all nodes. Never mutated."""
+    """Levels of features that an administrator has set, the same for all nodes. Never mutated."""
     read_ms: int = field(default=0, compare=False)
-    """When this was read, by Postgres' clock (Unix ms)."""
+    """Time of this read by Postgres' clock (Unix ms)."""
     authorizer: str = field(default="", compare=False)
-    """By which it goes; empty: none."""
+    """The node's authorizer; empty: none."""
     roles: Roles = field(default=BOTH, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A live node, and how far it follows the catalog."""
+    """A live node and the catalog revision that it has reached."""
 
     node: Node
     revision: int | None
-    """What it had come to when it was last heard of; None: it has not said."""
+    """The revision at the node's last renewal; None: unknown."""
     heard_ms: int
-    """When that was, by Postgres' clock (Unix ms)."""
+    """Time of that renewal by Postgres' clock (Unix ms)."""
     lease_epoch: int | None
-    """At which it has the lease that was asked for; None: it has not."""
+    """The epoch at which the node holds the requested lease; None: it does not hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,20 +484,20 @@ class MetadataLog:
     """The catalog as a log whose offsets are revisions."""
 
     revision: int
-    """That is committed."""
+    """The committed revision."""
     read_ms: int
-    """When all this was read, by Postgres' clock (Unix ms)."""
+    """Time of this read by Postgres' clock (Unix ms)."""
     followers: tuple[Follower, ...]
-    """By id."""
+    """Followers in the order of their ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What Postgres knows of a live node."""
+    """A live node as Postgres knows it."""
 
     node: Node
     registered_ms_ago: int
     leases: Mapping[str, int] = field(hash=False)
-    """Kind of lease → shards held."""
+    """Kind of lease → number of shards held."""
     revision_lag: int | None
-    """Changes of the catalog that the node had not taken in at its last renewal; None: it has not said."""
+    """Catalog changes that the node had not read at its last renewal; None: unknown."""

@@ -14,7 +14,8 @@ _NAME = re.compile(r"^-- name: ([a-z][a-z0-9_]*)$")
 
 
 def parse_statements(source: str, text: str) -> dict[str, str]:
-    """The statements of one file, by name; ValueError where it breaks the rules above. `source` is its name."""
+    """Return the statements of one file by name. Raise ValueError if the file breaks the rules above. `source` is
+    its name."""
     statements: dict[str, str] = {}
     name: str | None = None
     description: list[str] = []
@@ -57,5 +58,5 @@ _STATEMENTS = _load()
 
 
 def statement(name: str) -> str:
-    """The SQL text of a named statement; KeyError if there is none."""
+    """Return the SQL text of a named statement. Raise KeyError if it does not exist."""
     return _STATEMENTS[name]
