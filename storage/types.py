@@ -67,8 +67,11 @@ class Partition:
     partition_index: int
     partition_key: PartitionKey
     leader_epoch: int
-    assignment: Assignment | None = None
+    assignment: Assignment | None
     """None: nobody has named any nodes."""
+    topic_id: UUID
+    partition_count: int
+    """Of its topic: by both the topic's leaders are spread."""
 
 
 @dataclass(frozen=True, slots=True)
