@@ -11,21 +11,19 @@ from dataclasses import dataclass
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded
-from storage.types import Assignment, PartitionKey
+from storage.types import Assignment, Partition, PartitionKey
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionEnds:
     topic: str
-    partition_index: int
-    partition_key: PartitionKey
+    partition: Partition
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
     """The offset at which the first open transaction began, or the high watermark."""
     size_bytes: int
     """Size of the stored batches."""
-    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +75,11 @@ class Monitor:
         return [
             PartitionEnds(
                 row["topic"],
-                row["partition"],
-                PartitionKey(row["partition_key"]),
+                _partition(row),
                 row["log_start_offset"],
                 row["log_end_offset"],
                 row["last_stable_offset"],
                 row["size_bytes"],
-                _assignment(row),
             )
             for row in await self._pool.fetch(statement("monitored_partitions"), limit)
         ]
@@ -111,8 +107,16 @@ class Monitor:
         return TransactionTotals(row["open"], row["oldest_s"])
 
 
-def _assignment(row: Row) -> Assignment | None:
-    if row["replicas"] is None:
-        return None
-    in_sync = row["in_sync"]
-    return Assignment(tuple(row["replicas"]), row["leader"], None if in_sync is None else tuple(in_sync))
+def _partition(row: Row) -> Partition:
+    assignment = None
+    if row["replicas"] is not None:
+        in_sync = row["in_sync"]
+        assignment = Assignment(tuple(row["replicas"]), row["leader"], None if in_sync is None else tuple(in_sync))
+    return Partition(
+        row["partition"],
+        PartitionKey(row["partition_key"]),
+        row["leader_epoch"],
+        assignment,
+        row["topic_id"],
+        row["partition_count"],
+    )

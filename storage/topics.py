@@ -53,13 +53,14 @@ def _topic(row: Row) -> Topic:
         int(index): Assignment(tuple(replicas), leader, None if in_sync is None else tuple(in_sync))
         for index, (leader, replicas, in_sync) in named.items()
     }
+    topic_id, count = cast(UUID, row["topic_id"]), len(row["partition_keys"])
     return Topic(
-        topic_id=row["topic_id"],
+        topic_id=topic_id,
         name=row["name"],
         internal=row["internal"],
         configs={name: loaded(value) for name, value in configs.items()},
         partitions=tuple(
-            Partition(index, PartitionKey(key), leader_epoch, assigned.get(index))
+            Partition(index, PartitionKey(key), leader_epoch, assigned.get(index), topic_id, count)
             for index, (key, leader_epoch) in enumerate(
                 zip(cast(list[int], row["partition_keys"]), cast(list[int], row["leader_epochs"]), strict=True)
             )

@@ -67,8 +67,11 @@ class Partition:
     partition_index: int
     partition_key: PartitionKey
     leader_epoch: int
-    assignment: Assignment | None = None
+    assignment: Assignment | None
     """None: no administrator has named nodes."""
+    topic_id: UUID
+    partition_count: int
+    """Number of partitions of the topic. With `topic_id` it decides how the topic's leaders are spread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Placement:
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return self._leaders.leader(partition.partition_key, partition.assignment)
+        return self._leaders.leader(partition)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
@@ -149,7 +149,7 @@ class Led:
     def of(self, partition: Partition) -> tuple[int, int]:
         """Leader and leader epoch."""
         leaders = self._context.services.membership.leaders
-        leader = leaders.leader(partition.partition_key, partition.assignment)
+        leader = leaders.leader(partition)
         self._named.add(leader)
         return leader, partition.leader_epoch
 

@@ -162,7 +162,7 @@ def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assign
     if assignment is None:
         # Its leader is the first of its replicas.
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
-    leader, preferred = leaders.leader(partition.partition_key, assignment), assignment.replicas[0]
+    leader, preferred = leaders.leader(partition), assignment.replicas[0]
     living = [node_id for node_id in assignment.replicas if node_id in leaders.node_ids]
     if election_type == PREFERRED:
         if leader == preferred:

@@ -335,7 +335,7 @@ def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     partition = as_it_is(part, context)
     if partition is None or not _is_led_elsewhere(part):
         return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
-    leader = context.services.membership.leaders.leader(partition.partition_key, partition.assignment)
+    leader = context.services.membership.leaders.leader(partition)
     return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
 
 

@@ -34,7 +34,6 @@ from storage.types import (
     Node,
     NodeId,
     Partition,
-    PartitionKey,
     Roles,
 )
 
@@ -155,14 +154,14 @@ class Membership:
         """When (loop time) this node saw last that the live nodes are others."""
         return self._changed_s
 
-    def leader_of(self, partition_key: PartitionKey) -> Node:
-        """The node that clients are pointed to for what nobody has named nodes for."""
-        leader = self._leaders.leader(partition_key)
+    def leader_of(self, key: int) -> Node:
+        """The node that clients are pointed to for a key that is no partition's."""
+        leader = self._leaders.heaviest(key)
         return next(node for node in self._brokers if node.node_id == leader)
 
     def leader_of_partition(self, partition: Partition) -> Node | None:
         """The node that clients of the partition are pointed to; None where nobody may lead it."""
-        leader = self._leaders.leader(partition.partition_key, partition.assignment)
+        leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
 
     @property
@@ -299,7 +298,7 @@ class Membership:
             leaders = Leaders(self.broker_ids, only_in_sync=only_in_sync, only_named=self.only_named_lead)
             node_id = self.node_id
             self._leaders = leaders
-            self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
+            self.leads = lambda part: leaders.leader(part) == node_id
             self.placed()
         if before != after or brokers is not self.broker_ids:
             self._changed_s = asyncio.get_running_loop().time()

@@ -86,7 +86,7 @@ class Snapshot(Collector):
             "kafka_topic_partitions", "Partitions of a topic.", ("topic",), [((t,), n) for t, n in counts.items()]
         )
         labels = ("topic", "partition")
-        rows = [((ends.topic, str(ends.partition_index)), ends, leader) for ends, leader in self.partitions]
+        rows = [((ends.topic, str(ends.partition.partition_index)), ends, leader) for ends, leader in self.partitions]
         yield _gauge(
             "kafka_topic_partition_current_offset",
             "Offset of the next record.",
@@ -241,7 +241,7 @@ class Exporter:
         leaders = self._membership.leaders
         return Snapshot(
             brokers,
-            tuple((ends, leaders.leader(ends.partition_key, ends.assignment)) for ends in partitions[:limit]),
+            tuple((ends, leaders.leader(ends.partition)) for ends in partitions[:limit]),
             tuple(lag[:limit]),
             tuple(groups[:limit]),
             deletions,

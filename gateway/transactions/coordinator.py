@@ -98,7 +98,7 @@ class Transactions:
             leader = self._membership.leader_of_partition(partition)
             if leader is not None:
                 return leader
-        return self._membership.leader_of(PartitionKey(_PLACEMENT + shard_of(transactional_id)))
+        return self._membership.leader_of(_PLACEMENT + shard_of(transactional_id))
 
     def coordinates(self, transactional_id: str) -> bool:
         """Whether that is this one."""

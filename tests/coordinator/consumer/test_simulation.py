@@ -18,7 +18,7 @@ from .simulation.play import run
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "4"))
 SEEDS_PER_BLOCK = 20
 """Some 300 ms each."""
-SEEDS_PER_MUTANT = 60
+SEEDS_PER_MUTANT = 100
 FIND_THE_RAREST = (41,)
 """Seeds that have found late requests that are believed."""
 
@@ -43,7 +43,7 @@ def nothing_doubted(*arguments: Any) -> bool:
     return has_let_go(*arguments[:-1], NOTHING)
 
 
-def no_topics_change(draft: Draft) -> bool:
+def no_topics_change(draft: Draft, _: str = "") -> bool:
     draft.seen = draft.cluster
     return False
 

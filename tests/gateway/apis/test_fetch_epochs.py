@@ -31,7 +31,7 @@ def context(*, storage: bool = True) -> Any:
     now_s = asyncio.get_running_loop().time()
     state = PartitionState(0, END, END, EPOCH, 100)
     tail.observe(KEY, state, now_s)
-    topic = Topic(TOPIC, "t", internal=False, configs={}, partitions=(Partition(0, KEY, EPOCH),))
+    topic = Topic(TOPIC, "t", internal=False, configs={}, partitions=(Partition(0, KEY, EPOCH, None, TOPIC, 1),))
 
     async def known(asked: object) -> None:
         """Nothing is asked of Postgres."""

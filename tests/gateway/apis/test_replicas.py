@@ -170,7 +170,7 @@ async def test_a_node_that_starts_reads_assignments(database_url: str) -> None:
             assert await shown(four, "named") == [(1, (1, 3), (1, 3), ())]
             assert four.catalog.get("named") == nodes[0].catalog.get("named")
             (ends,) = await Monitor(four.database).partitions(10)
-            assert ends.assignment == Assignment((1, 3)), "metrics name the same leader"
+            assert ends.partition.assignment == Assignment((1, 3)), "metrics name the same leader"
 
 
 async def test_added_partitions_are_where_they_were_named(database_url: str) -> None:

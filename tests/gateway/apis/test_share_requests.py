@@ -151,12 +151,12 @@ def asking(topics: tuple[Topic, ...]) -> Any:
 
 
 def wide_topic(count: int = COUNT) -> Topic:
-    partitions = tuple(Partition(index, PartitionKey(index), 0) for index in range(count))
+    partitions = tuple(Partition(index, PartitionKey(index), 0, None, TOPIC, count) for index in range(count))
     return Topic(TOPIC, "wide", internal=False, configs={}, partitions=partitions)
 
 
 def narrow_topics(count: int) -> tuple[Topic, ...]:
-    one = (Partition(0, PartitionKey(0), 0),)
+    one = (Partition(0, PartitionKey(0), 0, None, TOPIC, 1),)
     return tuple(
         Topic(TOPIC if not number else UUID(int=100 + number), f"t{number}", internal=False, configs={}, partitions=one)
         for number in range(count)

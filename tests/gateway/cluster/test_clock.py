@@ -138,7 +138,9 @@ async def test_append_time_is_by_it(partitions: int) -> None:
         "t",
         internal=False,
         configs={},
-        partitions=tuple(Partition(index, PartitionKey(index), 0) for index in range(partitions)),
+        partitions=tuple(
+            Partition(index, PartitionKey(index), 0, None, UUID(int=1), partitions) for index in range(partitions)
+        ),
     )
     validator = BatchValidator()
     services = SimpleNamespace(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.in_sync import NO_LEADER, followed, leader, members
 from gateway.cluster.placement import Leaders
-from storage.types import Assignment
+from storage.types import Assignment, Partition, PartitionKey
 
 NODE_IDS = st.integers(0, 6)
 SOME = st.lists(NODE_IDS, min_size=1, max_size=4, unique=True).map(tuple)
@@ -49,6 +51,10 @@ def test_who_stays_in_sync(
     if led_by != 1 or in_sync is None:
         assert leader(known, alive) == led_by
     assert followed(known, alive, unclean=unclean) == expected
+
+
+def placed(key: int, assignment: Assignment | None = None) -> Partition:
+    return Partition(0, PartitionKey(key), 0, assignment, UUID(int=key), 1)
 
 
 def test_the_elected_leads_while_it_is_in_sync_and_alive() -> None:
@@ -107,7 +113,7 @@ def test_who_leads_goes_on_while_it_lives(known: Assignment, looks: list[frozens
 @given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
 def test_at_level_1_it_makes_no_difference_who_is_in_sync(alive: frozenset[int], known: Assignment, key: int) -> None:
     leaders, forgotten = Leaders(alive), known._replace(in_sync=None)
-    assert leaders.leader(key, known) == leaders.leader(key, forgotten) != NO_LEADER
+    assert leaders.leader(placed(key, known)) == leaders.leader(placed(key, forgotten)) != NO_LEADER
     assert leaders.in_sync(known) == tuple(node for node in known.replicas if node in alive)
     assert not leaders.leaves_unled(known)
 
@@ -115,7 +121,7 @@ def test_at_level_1_it_makes_no_difference_who_is_in_sync(alive: frozenset[int],
 @given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
 def test_at_level_0_it_does(alive: frozenset[int], known: Assignment, key: int) -> None:
     leaders = Leaders(alive, only_in_sync=True)
-    assert leaders.leader(key, known) == leader(known, alive)
+    assert leaders.leader(placed(key, known)) == leader(known, alive)
     assert leaders.in_sync(known) == members(known)
     assert leaders.leaves_unled(known) is (leader(known, alive) == NO_LEADER)
-    assert leaders.leader(key) == Leaders(alive).leader(key), "where nobody has named any"
+    assert leaders.leader(placed(key)) == Leaders(alive).leader(placed(key)), "where nobody has named any"

@@ -129,7 +129,7 @@ async def test_without_brokers_nobody_leads_and_without_controllers_brokers_stan
     controller, broker = Node(database, 9092, roles=CONTROLLER), Node(database, 9093, roles=BROKER)
     await controller.membership.join()
     assert controller.membership.brokers() == []
-    assert controller.membership.leaders.leader(7) == NO_LEADER
+    assert controller.membership.leaders.heaviest(7) == NO_LEADER
     await broker.membership.join()
     assert _ids(broker.membership.controllers()) == [1]
     await controller.membership.withdraw()

@@ -43,7 +43,10 @@ def topic(number: int, revision: int = 1, partitions: int = 1) -> Topic:
         f"t{number % 3}",
         False,
         {},
-        tuple(Partition(index, PartitionKey(100 * number + index), 0) for index in range(partitions)),
+        tuple(
+            Partition(index, PartitionKey(100 * number + index), 0, None, UUID(int=number), partitions)
+            for index in range(partitions)
+        ),
         number,
         revision,
     )
@@ -93,16 +96,15 @@ def test_operations_lead_to_what_is_committed_and_then_there_are_none(
     assert list(decide(catalog.held, changes)) == []
 
     for held in list(catalog.held.values()):
-        operation = decide_owned(held, lambda part: leaders.leader(part.partition_key) == own_id)
+        operation = decide_owned(held, lambda part: leaders.leader(part) == own_id)
         if operation is not None:
             catalog.perform(operation)
             catalog.perform(operation)
     assert all(
-        decide_owned(held, lambda part: leaders.leader(part.partition_key) == own_id) is None
-        for held in catalog.held.values()
+        decide_owned(held, lambda part: leaders.leader(part) == own_id) is None for held in catalog.held.values()
     )
     assert catalog.owned == sum(
-        leaders.leader(part.partition_key) == own_id for held in catalog.held.values() for part in held.topic.partitions
+        leaders.leader(part) == own_id for held in catalog.held.values() for part in held.topic.partitions
     )
 
     for confirm in decide_confirmed(catalog.removed_ids, ()):
@@ -137,7 +139,7 @@ def test_a_node_that_comes_takes_partitions_and_one_that_goes_gives_them_back() 
     for node_ids in ([1], [1, 2], [1, 2, 3], [1]):
         leaders = Leaders(node_ids)
         (held,) = catalog.held.values()
-        operation = decide_owned(held, lambda part, leaders=leaders: leaders.leader(part.partition_key) == 1)
+        operation = decide_owned(held, lambda part, leaders=leaders: leaders.leader(part) == 1)
         assert operation is not None
         catalog.perform(operation)
         assert abs(catalog.owned - 60 / len(node_ids)) <= 12
@@ -341,12 +343,12 @@ async def test_partitions_change_hands_when_the_live_nodes_are_others(node: Data
     await node.create_topic("t", 40)
     leads = Leaders([1])
     node.catalog.leads = lambda: lead
-    lead = lambda part: leads.leader(part.partition_key) == 1  # noqa: E731
+    lead = lambda part: leads.leader(part) == 1  # noqa: E731
     passes = Passes(node)
     await passes.run()
     assert node.catalog.owned == 40
     both = Leaders([1, 2])
-    lead = lambda part: both.leader(part.partition_key) == 1  # noqa: E731
+    lead = lambda part: both.leader(part) == 1  # noqa: E731
     assert not await passes.run("nodes"), "no revision has changed, and there is work"
     assert 10 < node.catalog.owned < 30
     assert await passes.run()

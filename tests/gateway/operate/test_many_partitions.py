@@ -31,7 +31,10 @@ def catalog() -> Any:
             f"t{number}",
             internal=False,
             configs={},
-            partitions=tuple(Partition(index, PartitionKey(number * 100 + index), 0) for index in range(PARTITIONS)),
+            partitions=tuple(
+                Partition(index, PartitionKey(number * 100 + index), 0, None, UUID(int=number), PARTITIONS)
+                for index in range(PARTITIONS)
+            ),
         )
         for number in range(TOPICS)
     ]

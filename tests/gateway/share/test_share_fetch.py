@@ -126,7 +126,10 @@ class Node:
         self.tail = Tail(1 << 30)
         self.leader = NODE
         keys = [PartitionKey(number) for number in range(partitions)]
-        topic = SimpleNamespace(name="t", partitions=[Partition(number, key, 1) for number, key in enumerate(keys)])
+        topic = SimpleNamespace(
+            name="t",
+            partitions=[Partition(number, key, 1, None, self.topic_id, partitions) for number, key in enumerate(keys)],
+        )
 
         async def resolved(_: Any) -> None: ...
 
@@ -139,7 +142,7 @@ class Node:
         )
         membership = SimpleNamespace(
             leads=lambda partition: self.leader == NODE,  # pyright: ignore[reportUnknownLambdaType]
-            leaders=SimpleNamespace(leader=lambda key, assignment: self.leader),  # pyright: ignore[reportUnknownLambdaType]
+            leaders=SimpleNamespace(leader=lambda partition: self.leader),  # pyright: ignore[reportUnknownLambdaType]
             brokers=list,
             broker_ids=(),
             levels={},
@@ -289,7 +292,7 @@ async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> Non
     node = Node(1)
     catalog, membership = node.services.catalog, node.services.membership
     leaders = membership.leaders = Leaders((NODE, OTHER))
-    membership.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == NODE  # pyright: ignore
+    membership.leads = lambda part: leaders.leader(part) == NODE  # pyright: ignore
     (partition,) = catalog.get_by_id(node.topic_id).partitions
     named = catalog.get_by_id(node.topic_id).partitions
     named[0] = replace(partition, assignment=Assignment((NODE,)))
