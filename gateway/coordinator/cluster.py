@@ -1,7 +1,7 @@
-"""What a machine may know of the cluster: topics as values, the same for everything that one step decides.
+"""What a machine may know of the cluster: topics as values, the same for all decisions of one step.
 
-The one idea: a step is given what it needs and asks nobody. The runner hands the snapshot that stands, and sends
-`ClusterChanged` to groups whose machine watches the cluster when another has taken its place.
+The one idea: a step receives what it needs and asks no other module. The runner passes the current snapshot, and sends
+`ClusterChanged` to groups whose machine watches the cluster when a new snapshot replaces it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class ClusterTopic:
 
 
 Reader = tuple[str, str]
-"""Principals at hosts that are all answered alike."""
+"""Principals at hosts that all get the same answers."""
 
 
 class Describing(Protocol):
-    """Who may describe which topic, as the ACLs of one moment have it. Any thread may ask."""
+    """Which principals may describe which topics, by the ACLs of one moment. Thread-safe."""
 
     def like(self, principal: str, host: str) -> Reader | None:
-        """None: who may describe every topic."""
+        """Return the reader, or None if it may describe every topic."""
         ...
 
     def allows(self, reader: Reader, topic: str) -> bool: ...
@@ -36,17 +36,18 @@ class Describing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Live topics by name and by id. Where `topics` is the same mapping, nothing about topics has changed."""
+    """Live topics by name and by id. If `topics` is the same mapping, no topic has changed."""
 
     topics: Mapping[str, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     by_id: Mapping[UUID, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     revision: int = 0
-    """All changes up to this one are in it. Revisions are the cluster's: two nodes may compare theirs."""
+    """The snapshot contains all changes up to this revision. Revisions belong to the cluster, so two nodes may
+    compare theirs."""
     describing: Describing | None = None
-    """Another object when an ACL has changed. None: everybody may describe every topic."""
+    """Another object after each change of an ACL. None: every client may describe every topic."""
 
     def partition_count(self, names: Iterable[str]) -> int:
-        """Of those topics that there are."""
+        """Return the number of partitions of those topics that exist."""
         return sum(self.topics[name].partition_count for name in names if name in self.topics)
 
 

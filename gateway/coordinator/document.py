@@ -1,8 +1,9 @@
-"""Values as JSON documents and back, by what their dataclasses declare.
+"""Convert values to JSON documents and back, by what their dataclasses declare.
 
-The one idea: a field is declared once, in the value that holds it, and is stored from then on; what must not be stored
-says so there (`volatile`). A document that lacks a field (an older release wrote it) gives the field's default, and one
-that has a field too many (a newer one did) loses it, so a field can come and go while two releases share a database.
+The one idea: a field is declared once, in the value that holds it, and is stored from then on; a field that must not be
+stored is marked `volatile`. If a document lacks a field (an older release wrote it), the field gets its default. If it
+has an extra field (a newer release wrote it), that field is dropped. So fields can be added and removed while two
+releases share a database.
 
 Storable are None, bool, int, str, bytes (as base64), UUID, enums (by value), and tuples, frozensets, mappings and
 dataclasses of these. Keys of mappings must be storable as a string.
@@ -29,7 +30,7 @@ _Field = tuple[str, Convert, Convert]
 
 
 def dump(value: Any) -> dict[str, Any]:
-    """The document of a dataclass: its fields that are not volatile, by name."""
+    """Return the document of a dataclass: its fields that are not volatile, by name."""
     return {name: to_json(getattr(value, name)) for name, to_json, _ in _fields(value.__class__)}
 
 
@@ -59,7 +60,7 @@ def _to_base64(value: bytes) -> str:
 
 
 def _converters(hint: Any) -> tuple[Convert, Convert]:
-    """To JSON and back, for one declared type."""
+    """Return the functions to JSON and back for one declared type."""
     while isinstance(hint, NewType):
         hint = hint.__supertype__
     if hint in (int, str, bool, type(None)):
@@ -108,7 +109,7 @@ def _fixed_tuple(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
 
 
 def _sequence(kind: Callable[[Any], Any], arg: Any) -> tuple[Convert, Convert]:
-    """Sets are sorted, so that equal values have equal documents."""
+    """Convert a sequence. Sets are sorted, so that equal values have equal documents."""
     to_json, from_json = _converters(arg)
     ordered: Convert = sorted if kind is frozenset else _same
     return (

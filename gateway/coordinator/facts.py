@@ -1,12 +1,12 @@
-"""What happened to a group, as typed values: the facts that a step tells besides its replies.
+"""Typed values for what happened to a group: the facts that a step emits besides its replies.
 
-The one idea: a machine tells each thing once, and everyone who must know reads it there. Storage writes the rows of
-the members that facts touch, the log prints `str(fact)`, metrics count by type. A machine says which of its facts must
-be in Postgres before any reply leaves (`Machine.durable`), since the same fact may bind one machine and not another: a
-member that waits in a classic group's join phase is not stored, a member of a consumer group is.
+The one idea: a machine emits each fact once, and every listener reads it there. Storage writes the rows of the members
+that facts touch, the log prints `str(fact)`, metrics count by type. A machine declares which of its facts must be in
+Postgres before any reply leaves (`Machine.durable`), because the same fact may bind one machine and not another. For
+example, a member that waits in a classic group's join phase is not stored, and a member of a consumer group is.
 
-A fact names its member by id and says why in an enum of its own or in the client's words; it holds no group, no member
-and no assignment, so it stays small and can be kept.
+A fact names its member by id, and its reason by an enum of its own or in the client's words. It holds no group, member
+or assignment, so it is small and can be kept.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from uuid import UUID
 MemberId = NewType("MemberId", str)
 
 MAX_NAMED = 10
-"""Members and partitions that one fact names."""
+"""Members and partitions that one fact names at most."""
 MAX_REASON_CHARS = 255
-"""As clients cut the reasons that they send (KIP-800); whoever does not is cut here."""
+"""Clients cut the reasons that they send to this length (KIP-800); longer reasons are cut here."""
 
 
 class Departure(Enum):
-    """Why a member is no more in the group."""
+    """The reason why a member left the group."""
 
     LEFT = "left"
     SESSION_EXPIRED = "was not heard within its session"
@@ -37,7 +37,7 @@ class Departure(Enum):
 
 
 class Trigger(Enum):
-    """Why a rebalance began."""
+    """The reason why a rebalance began."""
 
     MEMBER_JOINED = "a member joined"
     MEMBER_REJOINED = "a member re-joined"
@@ -51,7 +51,7 @@ class Trigger(Enum):
 
 
 class Conversion(Enum):
-    """Why another machine plays an id."""
+    """The reason why another machine plays an id."""
 
     EMPTY = "it had no members"
     UPGRADE = "a member of the consumer protocol joined"
@@ -59,7 +59,7 @@ class Conversion(Enum):
 
 
 class Violation(Enum):
-    """How members of type `consumer` and their leader depart from what KIP-429 and the assignors promise."""
+    """How members of protocol type `consumer` and their leader deviate from KIP-429 and from what assignors promise."""
 
     UNREADABLE_SUBSCRIPTION = "a subscription cannot be read"
     UNREADABLE_ASSIGNMENT = "an assignment cannot be read"
@@ -81,7 +81,8 @@ class Violation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`touches`: the members whose stored form the fact may have changed, made or ended."""
+    """Something that happened. `touches` names the members whose stored form may have been created, changed or
+    removed."""
 
     def touches(self) -> tuple[MemberId, ...]:
         return ()
@@ -111,10 +112,8 @@ class MemberJoined(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberRejoined(MemberFact):
-    """A member joined again: with other metadata, as the leader that wants to assign anew, or because it was asked to.
-
-    In the classic protocol it waits at the join barrier.
-    """
+    """A member joined again: with other metadata, as the leader that wants to assign anew, or because the group
+    asked it to. In the classic protocol it waits until all members have joined."""
 
     reason: str | None = None
 
@@ -133,7 +132,7 @@ class MemberLeft(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberReplaced(MemberFact):
-    """A static member came back as `member_id`, in the place of `former_id`."""
+    """A static member came back as `member_id` and replaces `former_id`."""
 
     former_id: MemberId
     group_instance_id: str
@@ -148,7 +147,7 @@ class MemberReplaced(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberAway(MemberFact):
-    """A static member left for a while: its partitions or tasks wait for it while its session lasts."""
+    """A static member left for a while. Its partitions or tasks wait for it during its session."""
 
     def __str__(self) -> str:
         return f"static member {self.member_id} left for a while"
@@ -156,8 +155,8 @@ class MemberAway(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged(MemberFact):
-    """What is stored of the member changed in a way that no other fact tells: its client, its rack, its timeout,
-    what it says that it has taken over."""
+    """The stored form of the member changed in a way that no other fact describes: its client, rack or timeout, or
+    the partitions that it reports as owned."""
 
     def __str__(self) -> str:
         return f"member {self.member_id} changed"
@@ -165,7 +164,7 @@ class MemberChanged(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberSilent(Fact):
-    """A member spoke so late that it has missed a heartbeat. Nothing follows from it."""
+    """A member spoke so late that it has missed a heartbeat. This has no consequences."""
 
     member_id: MemberId
     silent_ms: int
@@ -176,7 +175,7 @@ class MemberSilent(Fact):
 
 @dataclass(frozen=True, slots=True)
 class MemberFenced(Fact):
-    """Whoever still speaks as `member_id` is refused from here on: another process has its instance or its epoch."""
+    """Requests as `member_id` are refused from now on: another process has its instance id or its epoch."""
 
     member_id: MemberId
     group_instance_id: str | None = None
@@ -187,7 +186,7 @@ class MemberFenced(Fact):
 
 @dataclass(frozen=True, slots=True)
 class MemberDisconnected(Fact):
-    """The member's connection closed; it may come back on another until the grace ends."""
+    """The member's connection closed. The member may return on another one during the grace period."""
 
     member_id: MemberId
 
@@ -207,7 +206,7 @@ class PendingMemberExpired(Fact):
 
 @dataclass(frozen=True, slots=True)
 class AssignmentGiven(MemberFact):
-    """What the member is to read was decided: by the leader in generation `epoch`, or by the group at that epoch."""
+    """The member's assignment was decided: by the leader in generation `epoch`, or by the group at that epoch."""
 
     epoch: int
 
@@ -217,7 +216,7 @@ class AssignmentGiven(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberSynced(Fact):
-    """A member of a classic group is sent its assignment, the first time in this generation."""
+    """A member of a classic group receives its assignment for the first time in this generation."""
 
     member_id: MemberId
 
@@ -232,7 +231,7 @@ class MemberSynced(Fact):
 class RebalanceBegun(Fact):
     trigger: Trigger
     member_id: MemberId | None = None
-    """Whose doing it was, where it was one member's."""
+    """The member that caused it, if a single one did."""
 
     def __str__(self) -> str:
         return f"rebalance: {self.trigger.value}" + (f" ({self.member_id})" if self.member_id else "")
@@ -240,7 +239,7 @@ class RebalanceBegun(Fact):
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted(Fact):
-    """A join phase ended. All members' assignments of the generation before are void. Without members: it is empty."""
+    """A join phase ended. All assignments of the previous generation are void. Without members the group is empty."""
 
     generation_id: int
     protocol_name: str | None
@@ -257,7 +256,7 @@ class GenerationStarted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class GenerationAssigned(Fact):
-    """The leader's assignments are in; each member's own is an `AssignmentGiven`."""
+    """The leader's assignments arrived; each member's own is an `AssignmentGiven`."""
 
     generation_id: int
     leader_id: MemberId
@@ -268,12 +267,12 @@ class GenerationAssigned(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TargetComputed(Fact):
-    """Who should own what in a consumer group was decided anew, at `epoch`."""
+    """The target assignment of a consumer group was computed anew, at `epoch`."""
 
     epoch: int
     assignor: str
     members: tuple[MemberId, ...]
-    """Those whose share changed."""
+    """Members whose share changed."""
 
     def touches(self) -> tuple[MemberId, ...]:
         return self.members
@@ -284,7 +283,7 @@ class TargetComputed(Fact):
 
 @dataclass(frozen=True, slots=True)
 class EveryoneHeard(Fact):
-    """Since a coordinator took the group over, each of its members has spoken or gone."""
+    """Every member has spoken or left since a coordinator took the group over."""
 
     def __str__(self) -> str:
         return "all members were heard since the restart"
@@ -292,7 +291,7 @@ class EveryoneHeard(Fact):
 
 @dataclass(frozen=True, slots=True)
 class GroupTypeChanged(Fact):
-    """Another machine plays this id from here on; every member is stored anew."""
+    """Another machine plays this id from now on; every member is stored anew."""
 
     before: str
     after: str
@@ -310,10 +309,8 @@ class GroupDeleted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ProtocolViolated(Fact):
-    """The observer has seen something that should not be. Nothing follows from it but what `PartitionsWithheld` says.
-
-    At most `MAX_NAMED` members and partitions are named; the counts are of all.
-    """
+    """The observer has seen a violation. Its only possible consequence is `PartitionsWithheld`. At most `MAX_NAMED`
+    members and partitions are named; the counts include all."""
 
     violation: Violation
     generation_id: int
@@ -330,7 +327,8 @@ class ProtocolViolated(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PartitionsWithheld(Fact):
-    """`group.cooperative.guard`: partitions were taken out of the leader's assignment; others still claim them."""
+    """`group.cooperative.guard`: partitions were removed from the leader's assignment because other members still
+    claim them."""
 
     generation_id: int
     members: tuple[MemberId, ...]
@@ -344,11 +342,11 @@ class PartitionsWithheld(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OffsetsCommitted(Fact):
-    """Offsets are durable. Told by whoever stored them: offsets do not pass through a step."""
+    """Offsets are durable. The writer of the offsets emits this, because offsets do not pass through a step."""
 
     member_id: MemberId
     epoch: int
-    """The generation or member epoch under which they were committed; −1 for a simple consumer or admin."""
+    """The generation or member epoch under which they were committed; −1 for a simple consumer or an administrator."""
     offsets: tuple[tuple[UUID, int, int], ...]
     """(topic id, partition, committed offset)."""
 
@@ -358,7 +356,8 @@ class OffsetsCommitted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TransactionCommitted(Fact):
-    """Offsets of the group became durable with a transaction. Told by whoever ended it, who does not know which."""
+    """Offsets of the group became durable with a transaction. The node that ended it emits this, and does not know
+    which offsets."""
 
     def __str__(self) -> str:
         return "a transaction committed offsets"
@@ -369,7 +368,7 @@ def shortened(reason: str | None) -> str | None:
 
 
 def _because(what: str, reason: str | None) -> str:
-    """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
+    """Add the client's own reason (KIP-800), which means nothing to the protocol."""
     return f"{what}: {reason}" if reason else what
 
 

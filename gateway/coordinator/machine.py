@@ -1,9 +1,10 @@
-"""What a machine is: the pure protocol of one kind of group, as the runner plays it.
+"""The interface of a machine: the pure protocol of one kind of group, as the runner plays it.
 
-The one idea: the runner (`gateway/groups/runtime.py`) knows load, step, store, reply and unload, and nothing else. All
-that differs between classic groups, consumer groups and whatever comes is behind `Machine`: the value, the events that
-it takes, the replies that it gives, which facts must be stored first, what its rows hold. `Machines` finds the machine
-by the value's type and the event's, so one id may go on under another machine (`adopt`) without the runner's noticing.
+The one idea: the runner (`gateway/groups/runtime.py`) knows load, step, store, reply and unload, and nothing else.
+Every difference between classic groups, consumer groups and later kinds is behind `Machine`: the value, the events that
+it accepts, the replies that it gives, which facts must be stored first, and the contents of its rows. `Machines` finds
+the machine by the types of the value and the event. So a group id may continue under another machine (`adopt`), and the
+runner does not notice.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, Member
 from protocol.errors import ErrorCode
 
 RequestId = NewType("RequestId", int)
-"""Names one request that awaits exactly one reply; the runner's key to the connection that sent it."""
+"""Identifies one request that is owed exactly one reply; the runner's key to the connection that sent it."""
 
 ConnectionId = NewType("ConnectionId", str)
 
 Value = Any
-"""A machine's group: a frozen value, of a type that no other machine has."""
+"""A machine's group: a frozen value of a type that no other machine uses."""
 
 Document = Mapping[str, Any]
-"""What is stored of a value that Postgres need not understand: JSON (`document.py`)."""
+"""The part of a stored value that Postgres need not understand: JSON (`document.py`)."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -41,21 +42,21 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[ReplyT]):
-    """An event that someone waits for: it gets exactly one reply, now or in a later step."""
+    """An event with a waiting sender: it gets exactly one reply, now or in a later step."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest(Request[ReplyT]):
-    """A request that speaks for a member: the group is told when its connection closes."""
+    """A request on behalf of a member. The group receives ConnectionClosed when its connection closes."""
 
     connection_id: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """The peer closed (or lost) a connection; its parked requests can no longer be answered."""
+    """The peer closed or lost a connection; its parked requests can no longer be answered."""
 
     connection_id: ConnectionId
 
@@ -67,20 +68,20 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChanged:
-    """Topics came, went or grew. Sent where the machine `watches` the cluster."""
+    """Topics were created or deleted, or gained partitions. Sent if the machine `watches` the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event that nobody waits for, of a kind that only some machines know."""
+    """An event without a waiting sender, of a kind that only some machines know."""
 
 
 Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged | News
 
 MANY = 1_000
-"""Topics, partitions or tasks: a look at so many takes some milliseconds."""
+"""Topics, partitions or tasks: examining this many takes some milliseconds."""
 LONG_BYTES = 32 * 1024
-"""Of embedded subscriptions or assignments: some thousand topics or partitions."""
+"""Size of embedded subscriptions or assignments: some thousand topics or partitions."""
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------
@@ -88,8 +89,8 @@ LONG_BYTES = 32 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event did. If one of `facts` is durable, the group is stored before any reply is sent; if storing fails
-    the runner keeps the group it had or reads it again, so a refused step has changed nothing."""
+    """The result of one event. If one of `facts` is durable, the group is stored before any reply is sent. If
+    storing fails, the runner keeps the previous group or reads it again, so a refused step has changed nothing."""
 
     group: Value
     replies: tuple[tuple[RequestId, Any], ...] = ()
@@ -98,7 +99,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Another machine's group as one's own, what those are answered whose requests it held, and what became of that."""
+    """Another machine's group converted to this machine, the replies to the requests it had parked, and the facts
+    about it."""
 
     group: Value
     conversion: Conversion
@@ -108,10 +110,10 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
-    """Why another machine's group may not go on as one's own."""
+    """The reason why another machine's group may not be converted."""
 
     reply: Any
-    """What the request is answered that would have made it so."""
+    """The reply to the request that would have converted it."""
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -119,7 +121,8 @@ class NotAdopted:
 
 @dataclass(frozen=True, slots=True)
 class StoredMember:
-    """`member_epoch` fences offset commits that name this member; 0 where the group's generation does."""
+    """A stored member. `member_epoch` fences offset commits that name this member; 0 if the group's generation
+    fences them."""
 
     document: Document
     member_epoch: int = 0
@@ -127,89 +130,94 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group but for its members: what Postgres must understand has a name here, the rest is the machine's own."""
+    """A stored group without its members. Fields that Postgres must understand have names here; the rest is the
+    machine's own."""
 
     state: str
     protocol_type: str | None
     generation_id: int
-    """Classic generation or group epoch: what commits are fenced by that name no member epoch."""
+    """Classic generation or group epoch. It fences commits that name no member epoch."""
     document: Document
     all_heard: bool = True
-    """Nobody is still to be heard from since the group was taken over: its sessions have their full length again."""
+    """True if every member has been heard from since the group was taken over, so sessions have their full length
+    again."""
     clock_lead_ms: int | None = None
-    """Of a group that is read: how far the reader's clock is ahead of the one that times in the document are by, which
-    is another node's, or was before a restart. None: nobody said so when it was stored."""
+    """How far the reader's clock is ahead of the clock that dated the document, which belonged to another node or an
+    earlier process. None: the document does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What anyone may ask of a group, whatever its type."""
+    """Facts about a group of any type that every caller may ask for."""
 
     group_id: str
     group_type: str
     exists: bool
-    """False: an id that nobody has used."""
+    """False: the id was never used."""
     state: str
     protocol_type: str
-    """"" if it has none."""
+    """"" if the group has none."""
     generation_id: int
     member_count: int
     subscribed_topics: frozenset[str] | None
-    """Topics that its members read; None where that cannot be known."""
+    """Topics that its members read; None if they cannot be known."""
     is_stable: bool
-    """Nothing about who reads what is about to change."""
+    """True if no change of owners is pending."""
 
 
 class Machine(Protocol):
     group_type: str
-    """As stored, and as ListGroups shows it."""
+    """The type as stored, and as ListGroups shows it."""
     events: frozenset[type]
-    """The requests that this machine takes. One that several take goes to the machine that the group has."""
+    """The requests that this machine accepts. If several machines accept one, it goes to the machine that the group
+    has."""
     beats: frozenset[type]
-    """Those of them that, without a fact, at most put a deadline off: no timer need be set earlier after them."""
+    """The requests that, if they yield no fact, only postpone a deadline. No timer needs to be set earlier after
+    them."""
     durable: frozenset[type[Fact]]
 
     def missing(self, group_id: str) -> Value:
-        """The group of an id that nobody has used."""
+        """Return the group of an id that was never used."""
         ...
 
     def takes(self, group: Value, event: Any) -> bool:
-        """Whether it answers this request of another machine's itself: its group has members that speak like that."""
+        """True if this machine answers the request of another machine itself, because its group has members of that
+        protocol."""
         ...
 
     def adopt(
         self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any
     ) -> Adopted | NotAdopted | None:
-        """Another machine's group as one of this machine's, if `event`, which is this machine's, may make it so; None
-        where all there is to say is that the group is of another kind."""
+        """Convert another machine's group, if `event`, which belongs to this machine, permits that. Return None if
+        the only answer is that the group is of another kind."""
         ...
 
     def step(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
-        """What `event` does at `now_ms`. An event that is refused, or changes nothing, gives back the same object. The
-        value may be another machine's from here on; then the step tells `GroupTypeChanged`."""
+        """Apply `event` at `now_ms`. If the event is refused or changes nothing, the step holds the same object. The
+        new value may belong to another machine; then the step emits `GroupTypeChanged`."""
         ...
 
     def is_long(self, group: Value, event: Any, cluster: Cluster) -> bool:
-        """Whether the step may take more than a few milliseconds: it looks at very many topics, partitions or tasks.
-        The group may be another machine's, which `adopt` is to be asked about."""
+        """True if the step may take more than a few milliseconds because it examines very many topics, partitions or
+        tasks. The group may belong to another machine and be about to be converted by `adopt`."""
         ...
 
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Any:
-        """The reply that says only `error`; `loading`: the group could not be read, so nothing is known of it."""
+        """Return the reply that says only `error`. `loading`: the group could not be read, so its state is unknown."""
         ...
 
     def next_deadline(self, group: Value) -> int | None: ...
 
     def postponed(self, group: Value, by_ms: int) -> Value:
-        """The group with every deadline later: time stood still for it, while it was stored or the node did not run."""
+        """Return the group with every deadline later, because the group was being stored or the node did not run."""
         ...
 
     def watches(self, group: Value) -> bool:
-        """Whether the group is to hear ClusterChanged."""
+        """True if the group must receive ClusterChanged."""
         ...
 
     def is_idle(self, group: Value) -> bool:
-        """All of it is in Postgres: it may be forgotten."""
+        """True if all of the group is in Postgres, so it may be forgotten."""
         ...
 
     def is_deleted(self, group: Value) -> bool: ...
@@ -219,18 +227,19 @@ class Machine(Protocol):
     def stored(self, group: Value) -> StoredGroup: ...
 
     def stored_member(self, group: Value, member_id: MemberId) -> StoredMember | None:
-        """None: there is no such member (any more)."""
+        """Return the stored form of the member, or None if it does not exist."""
         ...
 
     def member_ids(self, group: Value) -> Sequence[MemberId]: ...
 
     def connection_numbers(self, group: Value) -> Mapping[MemberId, int]:
-        """The newest connection by which each member has spoken to this node, where one has. Not stored: it means
-        nothing to another node, nor after a restart."""
+        """Return the newest connection by which each member has spoken to this node. Not stored: the numbers mean
+        nothing to another node or after a restart."""
         ...
 
     def with_connection_numbers(self, group: Value, numbers: Mapping[MemberId, int]) -> Value:
-        """A group that was just read, with what this node knew of it before; members may be others by now."""
+        """Return a group that was just read, with the connection numbers that this node knew before. Members may
+        have changed."""
         ...
 
     def restore(
@@ -242,16 +251,16 @@ class Machine(Protocol):
         now_ms: int,
         settings: Any,
     ) -> Value:
-        """The group for a coordinator that has just begun. `silent_ms`: how long ago one began that has not heard all
-        members since; None: the last one had."""
+        """Build the group for a coordinator that has just started. `silent_ms`: how long ago a coordinator started
+        that has not heard from all members since; None: the last one had."""
         ...
 
 
 class Machines:
-    """The machines that may play one kind of id. The first is the one of an id that nobody has used."""
+    """The machines that may play one kind of id. The first one plays ids that were never used."""
 
     def __init__(self, machines: Mapping[type, Machine]) -> None:
-        """By the type of their values."""
+        """`machines` maps the type of a value to its machine."""
         self._by_value = dict(machines)
         self._by_event: dict[type, Machine] = {}
         for machine in machines.values():
@@ -273,10 +282,8 @@ class Machines:
         return self._by_event[type(event)].refuse(event, error, loading=loading)
 
     def step(self, group: Value, event: Event, cluster: Cluster, now_ms: int, settings: Any) -> Step:
-        """Played by the group's machine; a request of another one is played by that, if it can take the group over.
-
-        If it cannot, or refuses the request, the group stays what it was.
-        """
+        """Let the group's machine play the event. If the request belongs to another machine, that machine plays it
+        if it can convert the group. If it cannot, or refuses the request, the group does not change."""
         machine = self._by_value[type(group)]
         if type(event) in machine.events or not isinstance(event, Request) or machine.takes(group, event):
             return machine.step(group, event, cluster, now_ms, settings)
@@ -292,7 +299,7 @@ class Machines:
         return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *adopted.facts, *taken.facts))
 
     def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
-        """Whether the step is better not taken where others wait for it."""
+        """True if the step should run where it does not delay others."""
         machine = self._by_value[type(group)]
         if machine.is_long(group, event, cluster):
             return True
@@ -301,7 +308,7 @@ class Machines:
         return self._by_event[type(event)].is_long(group, event, cluster)
 
     def must_store(self, taken: Step) -> bool:
-        """Whether something in the step must be in Postgres before its replies leave."""
+        """True if part of the step must be in Postgres before its replies leave."""
         if not taken.facts:
             return False
         durable = self.of(taken.group).durable
