@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from storage.pool import Database
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
 from tests.postgres import Databases, databases, shared_databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
-from tests.run import PARTS
+from tests.rotation import PARTS, part_of, rotated
 
 NO_SETTINGS: Mapping[str, str] = {}
 
@@ -58,20 +57,22 @@ def pytest_unconfigure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=int, help=f"of the long tests the Nth of {PARTS} parts")
+    parser.addoption(
+        "--rotate", type=int, help="all tests of the modules of part N, and the first one of other modules"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part: int | None = config.getoption("part")
-    if part is None:
-        return
-    left_out = [item for item in items if item.get_closest_marker("long") and part_of(item.nodeid) != part]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
-
-
-def part_of(test: str) -> int:
-    """The part, from 1, to which a long test belongs whatever others there are."""
-    return zlib.crc32(test.encode()) % PARTS + 1
+    rotate: int | None = config.getoption("rotate")
+    tests = [item.nodeid for item in items]
+    kept = set(tests) if rotate is None else rotated(tests, rotate)
+    if part is not None:
+        kept -= {item.nodeid for item in items if item.get_closest_marker("long") and part_of(item.nodeid) != part}
+    left_out = [item for item in items if item.nodeid not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid in kept]
 
 
 async def _migrate(url: str) -> None:

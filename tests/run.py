@@ -6,11 +6,6 @@ Tests marked `long` run only with --long-tests: all of them, or one of PARTS par
 
 --ask-again runs failed tests once more, to tell flaky ones. It makes no run green: a flaky test fails the run unless
 FLAKY, a committed list, gives the reason.
-
-Rotation: continuous integration (.ci/run) runs one part of PARTS of the long tests, and one part of the clients' suites
-whole; of the other suites it asks the core. The part follows from the number of commits (`python -m tests.run
---say-part`), so a run of the same commit runs the same part; CI_PART names another. A long test belongs to a part by a
-checksum of its id, a client's suite by its suite.toml. `.ci/run` says at its end which part ran.
 """
 
 from __future__ import annotations
@@ -20,10 +15,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.rotation import PARTS, part_whose_turn_it_is
 
 ROOT = Path(__file__).parents[1]
 FLAKY = Path(__file__).parent / "flaky.json"
@@ -33,8 +29,6 @@ OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 WORKERS_PER_CPU = 3
 MAX_ASKED_AGAIN = 10
 """More failures than this are no accident."""
-PARTS = 5
-DAY_SECONDS = 86_400
 NOTHING_COLLECTED = 5
 
 
@@ -98,21 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         codes = [_pytest(*(["-m", kind] if options.long_tests else []), *common)]
     ended = max((code for code in codes if code != NOTHING_COLLECTED), default=NOTHING_COLLECTED)
     return _ask_again(options.cache) if ended == 1 and options.ask_again else ended
-
-
-def part_whose_turn_it_is() -> int:
-    """From 1. A clone that does not have all commits goes by the day."""
-    named = os.environ.get("CI_PART")
-    if named:
-        return int(named)
-    if _git("rev-parse", "--is-shallow-repository") == "false":
-        return int(_git("rev-list", "--count", "HEAD")) % PARTS + 1
-    return int(time.time() / DAY_SECONDS) % PARTS + 1
-
-
-def _git(*arguments: str) -> str:
-    ended = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return ended.stdout.strip()
 
 
 def _ask_again(cache: str) -> int:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.conftest import part_of
-from tests.run import FLAKY, PARTS, judge, part_whose_turn_it_is
+from tests.rotation import PARTS, part_of, part_whose_turn_it_is, rotated
+from tests.run import FLAKY, judge
 
 KNOWN = {"a": "a reason"}
 
@@ -51,3 +51,12 @@ def test_the_part_follows_from_the_commits_unless_it_is_named(monkeypatch: pytes
     for part in range(1, PARTS + 1):
         monkeypatch.setenv("CI_PART", str(part))
         assert part_whose_turn_it_is() == part
+
+
+def test_every_test_is_run_in_some_part_and_every_module_in_each() -> None:
+    tests = [f"tests/test_{module}.py::test_{number}" for module in range(20) for number in range(3)]
+    runs = [rotated(tests, part) for part in range(1, PARTS + 1)]
+    assert set().union(*runs) == set(tests)
+    for run in runs:
+        assert {test.partition("::")[0] for test in run} == {test.partition("::")[0] for test in tests}
+        assert len(run) < len(tests)

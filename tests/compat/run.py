@@ -36,7 +36,7 @@ from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
 from tests.postgres import short_directory
-from tests.run import PARTS
+from tests.rotation import PARTS
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compat.scenarios import CORE
-from tests.run import PARTS
+from tests.rotation import PARTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent

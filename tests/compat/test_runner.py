@@ -24,7 +24,7 @@ from tests.compat.process import Limit
 from tests.compat.report import Outcome, Row, SuiteResult, red, reds, write, write_oracle
 from tests.compat.run import FLAKY, ask_again, main, run_suite
 from tests.compat.suites import FOLDER, ROOT, Suite, SuiteError, discover, load
-from tests.run import PARTS
+from tests.rotation import PARTS
 
 LOG_LINES = [
     {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
