@@ -36,6 +36,8 @@ _CODES = {
 }
 """Name of a string field, or of an array of strings → the code that refuses it."""
 
+ID_NAMES = frozenset(_CODES)
+
 _GROUP, _SHARE = 0, 2
 """Types of FindCoordinator's keys that are a group id, or begin with one."""
 

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from bench import worst
-from bench.worst import WIDE_PARTITIONS, administration, of_share_groups, whole_apis
+from bench import worst_requests
+from bench.worst_requests import WIDE_PARTITIONS, administration, of_share_groups, whole_apis
 from gateway.apis import SERVED
 from gateway.coordinator.share.heartbeat import is_member_id
 from protocol.codec import decode_request, encode, has_more_elements
@@ -23,7 +23,7 @@ def test_every_api_is_asked() -> None:
 
 @pytest.mark.parametrize("api", ["create_topics: topics", "share_fetch: topics.partitions", "join_group: protocols"])
 def test_no_request_has_more_elements_than_its_api_takes(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worst, "ELEMENTS", 100_000)
+    monkeypatch.setattr(worst_requests, "ELEMENTS", 100_000)
     (case,) = whole_apis(lambda name: name == api)
     (request,) = case.requests
     most = LINES[int(case.api_key)].max_elements
@@ -46,7 +46,7 @@ def test_what_is_asked_one_after_the_other_can_be_read() -> None:
         body = b"".join(bytes(chunk) for chunk in encode(request, case.version))
         assert decode_request(case.api_key, case.version, body) == request
         assert (
-            has_more_elements(request, min(WIDE_PARTITIONS, worst.ADMINISTERED) - 1)
+            has_more_elements(request, min(WIDE_PARTITIONS, worst_requests.ADMINISTERED) - 1)
             or "describe_share" in case.name
             or "join_group" in case.name
             or case.name == "describe_configs: a node and its loggers"  # wide by what is answered

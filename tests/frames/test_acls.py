@@ -16,7 +16,7 @@ from uuid import UUID
 import aiohttp
 import pytest
 
-from bench.worst import MEMBER, addressed, filled
+from bench.worst_requests import MEMBER, addressed, filled
 from gateway.apis import SERVED
 from gateway.apis.permissions import DEMANDS, FREE, of_topology
 from gateway.coordinator.streams.topology import StatusCode

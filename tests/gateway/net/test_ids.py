@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.worst import filled
+from bench.worst_requests import filled
 from gateway.apis import SERVED
 from gateway.net.dispatch import Served
 from gateway.net.ids import MAX_ID_BYTES, MAX_SHARE_KEY_BYTES, check_ids, id_fields
