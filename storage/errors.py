@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these four.
+=======
+"""What storage raises. The one idea: nothing of asyncpg leaves this room; a caller sees one of these five.
+>>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
 
 Refusals that Postgres decides about one element of a call are values (`storage.types.Refusal`), not exceptions.
 """
@@ -21,3 +25,7 @@ class RecordsUnreadable(StorageError):  # noqa: N818 - a state, not a mistake
 
 class StorageConflict(StorageError):  # noqa: N818 - a state, not a mistake
     """Fenced: a lease, registration or revision that the write relied on has been superseded. Nothing was written."""
+
+
+class TransactionTooLarge(StorageError):  # noqa: N818 - a state, not a mistake
+    """The transaction may not enlist so many partitions and groups. Nothing was written."""

@@ -59,12 +59,18 @@ def _as_stored(row: Row) -> OffsetAsStored:
 DELETED_AT_A_TIME = 10_000
 
 
+MAX_PENDING = 50_000
+"""They are settled by one statement, when their transaction ends."""
+
+
 class OffsetStore:
     """Commits, reads, deletes and expires offsets."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, max_pending: int = MAX_PENDING) -> None:
+        """`max_pending`: offsets of one transaction."""
         self._hot = database.hot
         self._cold = database.cold
+        self._max_pending = max_pending
 
     async def commit(self, commits: Sequence[OffsetCommit]) -> list[Refusal | None]:
         """Writes all that stand, in one durable transaction; None or the refusal per commit.
@@ -87,8 +93,8 @@ class OffsetStore:
         """Writes all that stand, to be committed with the transaction; None or the refusal per commit.
 
         All are refused alike, as the first of these that holds: INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,
-        and NOT_IN_TRANSACTION: none is under way, or one of the groups is not in it. Else each as `commit` does. Their
-        retention says nothing.
+        NOT_IN_TRANSACTION: none is under way, or one of the groups is not in it, and TRANSACTION_TOO_LARGE. Else each
+        as `commit` does. Their retention says nothing.
         """
         if not commits:
             return []
@@ -98,6 +104,7 @@ class OffsetStore:
             producer_id,
             producer_epoch,
             *_columns(commits),
+            self._max_pending,
         )
         return _refusals(refusals)
 

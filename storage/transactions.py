@@ -2,7 +2,9 @@
 
 The one idea: a transaction ends in one of Postgres' own. The markers in every partition, the offsets of every group
 and the producer's row become visible together, so there is nothing half-way to go on with after a crash, and whichever
-node is asked may do it. Who decides reads a row, decides by its values, and writes by the revision of that row: where
+node is asked may do it. A large transaction ends in several, so that none holds its partitions for long: the first
+writes down how it ends, and any node goes on with the next partitions. Each partition's share becomes visible at once.
+Who decides reads a row, decides by its values, and writes by the revision of that row: where
 somebody else was faster nothing is written, and it is decided anew.
 
 It does not decide (`gateway/coordinator/transactions.py` does), and knows of a marker only that it is a batch.
@@ -12,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import repeat
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from storage.chunks import write_head
+from storage.errors import TransactionTooLarge
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
@@ -26,7 +30,8 @@ from storage.types import PartitionKey
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """The row of a transactional id. `state`: Empty, Ongoing, CompleteCommit or CompleteAbort."""
+    """The row of a transactional id. `state`: Empty, Ongoing, CompleteCommit or CompleteAbort; while partitions of a
+    large transaction are still to be marked, PrepareCommit or PrepareAbort."""
 
     producer_id: int
     producer_epoch: int
@@ -34,6 +39,14 @@ class ProducerRecord:
     previous_producer_id: int
     timeout_ms: int
     state: str
+
+
+class Ending(NamedTuple):
+    """How a transaction ends that has partitions without its marker."""
+
+    producer_id: int
+    marker: bytes
+    committed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,8 @@ class StoredProducer:
     """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
     last_started_ms: int | None = None
     """Since when the last one was, which is over; None: none since the producer was initialized."""
+    ending: Ending | None = None
+    """None: no end is decided that is not carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,8 @@ class OverdueTransaction(NamedTuple):
 
     transactional_id: str
     started_ms: int
+    started_at: datetime
+    """The same, exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,8 @@ class EndedTransaction:
     markers: tuple[AppendedMarker, ...]
     group_ids: tuple[str, ...]
     """Groups of which offsets were committed with it."""
+    has_more: bool = False
+    """Whether there are partitions left to mark: `StoredProducer.ending`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +170,24 @@ class RememberedProducer:
     """Whether a transactional id has it."""
 
 
+MAX_SIZE = 20_000
+MARKED_AT_A_TIME = 500
+"""Partitions whose rows one statement locks, for some 50 ms: appends to them wait for it."""
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 class TransactionStore:
     """Reads and writes transactional producers; safe for any number of processes."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, *, max_size: int = MAX_SIZE, marked_at_a_time: int = MARKED_AT_A_TIME
+    ) -> None:
+        """`max_size`: partitions and groups that one transaction may enlist."""
         self._hot = database.hot
         self._cold = database.cold
         self._guard = database.guard
+        self._max_size = max_size
+        self._marked_at_a_time = marked_at_a_time
 
     async def read(self, transactional_id: str) -> StoredProducer:
         """As it is now; revision 0 where nobody has used the id."""
@@ -207,6 +237,7 @@ class TransactionStore:
         begins_at_zero: bool = False,
     ) -> bool:
         """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer so.
+        Raises TransactionTooLarge, and takes none of them.
 
         `begins_at_zero`: its producer numbers batches anew in each transaction, so a partition that does not know it
         waits for the one with sequence 0."""
@@ -217,16 +248,20 @@ class TransactionStore:
             list(partition_keys),
             [stored(group_id) for group_id in group_ids],
             begins_at_zero,
+            self._max_size,
         )
+        if added is None:
+            raise TransactionTooLarge(f"a transaction may enlist {self._max_size} partitions and groups")
         return bool(added)
 
     async def end(
         self, read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
     ) -> EndedTransaction | None:
-        """Ends the transaction that is under way: `marker` to each of its partitions, offsets, and the row becomes
-        `record`. None where `read` is no longer so. On StorageUnavailable it may or may not have ended."""
+        """Ends the transaction that is under way: `marker` to its partitions, offsets, and the row becomes `record`. If
+        it has more partitions than are marked at a time, `continue_end` marks the others. None where `read` is no
+        longer so. On StorageUnavailable it may or may not have ended."""
         asked = self._guard.history
-        rows = await self._hot.fetch(
+        row = await self._hot.fetch_row(
             statement("end_transaction"),
             stored(read.transactional_id),
             read.revision,
@@ -234,25 +269,38 @@ class TransactionStore:
             committed,
             marker,
             timestamp_ms,
+            self._marked_at_a_time,
         )
-        first = rows[0]
-        if not first["ended"]:
+        return self._ended(row, marker, asked)
+
+    async def continue_end(self, read: StoredProducer) -> EndedTransaction | None:
+        """Marks the next partitions of a transaction whose end is decided. None where `read` is no longer so. On
+        StorageUnavailable it may or may not have happened."""
+        assert read.ending is not None
+        asked = self._guard.history
+        row = await self._hot.fetch_row(
+            statement("continue_end"), stored(read.transactional_id), read.revision, self._marked_at_a_time
+        )
+        return self._ended(row, read.ending.marker, asked)
+
+    def _ended(self, row: Row | None, marker: bytes, asked: int) -> EndedTransaction | None:
+        assert row is not None
+        if not row["ended"]:
             return None
-        if first["transaction_id"] is not None:
-            self._guard.acknowledged(asked, first["transaction_id"], first["written_lsn"])
-        markers: list[AppendedMarker] = []
-        async for row in in_turns(rows, 1):
-            markers += map(
-                AppendedMarker,
-                cast(list[PartitionKey], row["partition_keys"] or ()),
-                cast(list[int], row["base_offsets"] or ()),
-                cast(list[int], row["log_start_offsets"] or ()),
-                cast(list[int], row["leader_epochs"] or ()),
-                cast(list[int], row["last_stable_offsets"] or ()),
-                cast(list[int | None], row["first_offsets"] or ()),
-                repeat(marker),
-            )
-        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in first["group_ids"] or ()))
+        if row["transaction_id"] is not None:
+            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
+        markers = map(
+            AppendedMarker,
+            cast(list[PartitionKey], row["partition_keys"] or ()),
+            cast(list[int], row["base_offsets"] or ()),
+            cast(list[int], row["log_start_offsets"] or ()),
+            cast(list[int], row["leader_epochs"] or ()),
+            cast(list[int], row["last_stable_offsets"] or ()),
+            cast(list[int | None], row["first_offsets"] or ()),
+            repeat(marker),
+        )
+        group_ids = tuple(loaded(group) for group in row["group_ids"] or ())
+        return EndedTransaction(tuple(markers), group_ids, row["has_more"])
 
     async def commit_in_partition(
         self,
@@ -331,10 +379,14 @@ class TransactionStore:
             for row in rows
         ]
 
-    async def overdue(self, limit: int) -> list[OverdueTransaction]:
-        """Transactions that have been under way for longer than their timeout, by Postgres' clock."""
-        rows = await self._hot.fetch(statement("overdue_transactions"), limit)
-        return [OverdueTransaction(loaded(row["transactional_id"]), row["started_ms"]) for row in rows]
+    async def overdue(self, limit: int, behind: OverdueTransaction | None = None) -> list[OverdueTransaction]:
+        """The next transactions that have been under way for longer than their timeout, by Postgres' clock, and those
+        whose end is decided and nobody goes on with: the oldest first."""
+        started_at, transactional_id = (_EPOCH, "") if behind is None else (behind.started_at, behind.transactional_id)
+        rows = await self._hot.fetch(statement("overdue_transactions"), started_at, stored(transactional_id), limit)
+        return [
+            OverdueTransaction(loaded(row["transactional_id"]), row["started_ms"], row["started_at"]) for row in rows
+        ]
 
     async def expire(self, idle_ms: int, limit: int) -> int:
         """Forgets ids that have begun no transaction for `idle_ms`; how many.
@@ -388,6 +440,9 @@ def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
         ),
         row["started_ms"],
         row["last_started_ms"],
+        None
+        if row["ending_producer_id"] is None
+        else Ending(row["ending_producer_id"], row["ending_marker"], row["state"] == "PrepareCommit"),
     )
 
 

@@ -66,7 +66,7 @@ AT_A_TIME = 1_000
 NOT_OPEN = -1
 """Where a transaction's start would stand, as a time or as an offset."""
 
-UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareCommit", "PrepareAbort", "PrepareEpochFence", "Dead"}
+UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareEpochFence", "Dead"}
 """That may be asked for. Nothing is ever in one that is upstream's alone."""
 
 

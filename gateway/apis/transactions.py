@@ -27,6 +27,7 @@ from protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from storage.types import Partition, PartitionKey
 
 FIRST_VERSION_WITH_FENCED = 2
+FIRST_VERSION_WITH_ABORTABLE = 4
 FIRST_VERSION_THAT_RAISES_EPOCH = 5
 FIRST_VERSION_OF_BROKERS = 4
 """From which on AddPartitionsToTxn holds many transactions."""
@@ -170,6 +171,9 @@ def _require_id(transactional_id: str) -> None:
 
 
 def _as_of(code: ErrorCode, version: int) -> ErrorCode:
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < FIRST_VERSION_WITH_ABORTABLE:
+        # A transaction that is too large. Clients fail it, or the producer, by any code that they do not retry.
+        return ErrorCode.POLICY_VIOLATION
     if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code

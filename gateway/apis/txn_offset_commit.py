@@ -60,6 +60,7 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
         codes = {Refusal.UNKNOWN_TOPIC: unknown}
         if version >= ABORTABLE_KNOWN_FROM:
             codes[Refusal.NOT_IN_TRANSACTION] = ErrorCode.TRANSACTION_ABORTABLE
+            codes[Refusal.TRANSACTION_TOO_LARGE] = ErrorCode.TRANSACTION_ABORTABLE
         committer = Committer(
             group_id=request.group_id,
             member_id=request.member_id,

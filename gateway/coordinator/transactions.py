@@ -1,8 +1,8 @@
 """What a transactional producer may do next: functions from its row and a request to a decision.
 
-The one idea: a transaction ends in one step, so a producer is either in a transaction or not, and none of upstream's
-states between (PrepareCommit, PrepareAbort, PrepareEpochFence) is ever seen. Where upstream answers
-CONCURRENT_TRANSACTIONS until markers are written, the answer here comes when they are.
+The one idea: a transaction usually ends in one step, so a producer is either in a transaction or not. A large one is in
+PrepareCommit or PrepareAbort until every partition has its marker, and nothing else is decided in the meantime. Kafka
+answers an end before its markers are written; here the answer comes when they are.
 
 Mirrors upstream's TransactionCoordinator and TransactionMetadata (KIP-98, KIP-360, KIP-588), also for clients whose
 epoch rises with every transaction (KIP-890). It reads and writes nothing, and knows neither partitions nor time:
@@ -31,8 +31,13 @@ class TransactionState(StrEnum):
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
     COMPLETE_COMMIT = "CompleteCommit"
     COMPLETE_ABORT = "CompleteAbort"
+
+
+_ENDING = frozenset((TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
     takes over makes the coordinator forget the last epoch, so the owner before is fenced for good."""
     if producer is None:
         return Decision(after=Producer(fresh_id, 0, asked.timeout_ms))
+    if producer.state in _ENDING:
+        return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     ongoing = producer.state is TransactionState.ONGOING
     if asked.names_itself:
         if not ongoing and _is_last(producer, asked.producer_id, asked.producer_epoch):
@@ -124,7 +131,7 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
 def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Decision:
     """Whether partitions or groups may be taken in (AddPartitionsToTxn, AddOffsetsToTxn); the first begins the
     transaction."""
-    if error := _judge(producer, producer_id, producer_epoch):
+    if error := verify(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
     return Decision(after=replace(producer, state=TransactionState.ONGOING))
@@ -132,11 +139,16 @@ def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Dec
 
 def verify(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
     """Whether may be told what the producer's transaction has taken in (AddPartitionsToTxn that only asks)."""
-    return _judge(producer, producer_id, producer_epoch)
+    error = _judge(producer, producer_id, producer_epoch)
+    if not error and producer is not None and producer.state in _ENDING:
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    return error
 
 
 def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, committed: bool) -> Decision:
     """EndTxn below version 5. Asked again for what was done, it is answered again."""
+    if producer is not None and producer.state in _ENDING:
+        return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     if error := _judge(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
@@ -155,6 +167,8 @@ def end_and_raise_epoch(
 
     The producer may not know whether any of its batches has arrived, so it may abort a transaction that has not begun.
     At the last epoch it hears how its transaction ended: by an end whose answer was lost, or by a time-out."""
+    if producer is not None and producer.state in _ENDING:
+        return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
     if producer is not None and _is_last(producer, producer_id, producer_epoch):
         if producer.state is ended:

@@ -1,7 +1,12 @@
 """A transactional id as the record that Kafka keeps in `__transaction_state`.
 
+<<<<<<< HEAD
 The one idea: one key, and the value of the present state. Kafka also writes the states in which markers are pending;
 those states do not exist here (`gateway/coordinator/transactions.py`).
+=======
+The one idea: one key, and the value of what is so. The states between, which Kafka writes while markers are under way,
+are seen of large transactions alone (`gateway/coordinator/transactions.py`).
+>>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
 """
 
 from __future__ import annotations
@@ -14,8 +19,20 @@ from protocol.coordinator_records import encode_key, encode_value
 from storage.transactions import ProducerRecord, RecordedProducer
 
 EMPTY = "Empty"
+<<<<<<< HEAD
 _STATUS = {EMPTY: 0, "Ongoing": 1, "CompleteCommit": 4, "CompleteAbort": 5}
 """Codes of Kafka's TransactionState."""
+=======
+_STATUS = {
+    EMPTY: 0,
+    "Ongoing": 1,
+    "PrepareCommit": 2,
+    "PrepareAbort": 3,
+    "CompleteCommit": 4,
+    "CompleteAbort": 5,
+}
+"""TransactionState's."""
+>>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
 _NOT_OPEN = -1
 VERSION = 1
 """Version of the value from transaction.version 1 on."""

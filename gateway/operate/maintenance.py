@@ -245,9 +245,7 @@ class Maintenance:
 
     async def abort_overdue(self) -> None:
         """Abort transactions that took longer than their timeout: readers with read_committed wait behind them."""
-        for _ in range(ROUNDS_PER_PASS):
-            if not await self.transactions.abort_overdue():
-                return
+        await self.transactions.abort_overdue()
 
     async def expire_transactional_ids(self) -> None:
         """Forget ids that have begun no transaction for transactional.id.expiration.ms."""

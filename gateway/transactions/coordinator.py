@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -26,9 +27,19 @@ from gateway.net.shared_read import SharedRead
 from gateway.transactions.taken_in import TakenIn
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
-from storage.errors import StorageError
+from storage.errors import StorageError, TransactionTooLarge
 from storage.producers import ProducerStore
+<<<<<<< HEAD
 from storage.transactions import EndedTransaction, ListedProducer, ProducerRecord, StoredProducer, TransactionStore
+=======
+from storage.transactions import (
+    EndedTransaction,
+    OverdueTransaction,
+    ProducerRecord,
+    StoredProducer,
+    TransactionStore,
+)
+>>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
 from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 
 logger = structlog.get_logger(__name__)
@@ -37,6 +48,12 @@ ATTEMPTS = 20
 """How often a row may be written by others before who asks is told to ask again."""
 
 OVERDUE_AT_A_TIME = 100
+FAILED_AT_A_TIME = 3
+"""Of the overdue transactions that could not be ended before, how many one pass tries again: each may take as long as a
+statement may."""
+MAX_FAILED = 10_000
+FIRST_DELAY_S, LAST_DELAY_S = 5.0, 300.0
+"""Before one that could not be ended is tried again; the delay doubles."""
 ENDS_AT_ONCE = 3
 """Each may wait in Postgres for whoever holds one of its partitions, and occupies a connection meanwhile: some are left
 to those who append elsewhere."""
@@ -53,12 +70,25 @@ Decide = Callable[[Producer | None, int], Decision]
 class Transactions:
     """Of one node."""
 
-    def __init__(self, store: TransactionStore, producers: ProducerStore, tail: Tail, membership: Membership) -> None:
+    def __init__(
+        self,
+        store: TransactionStore,
+        producers: ProducerStore,
+        tail: Tail,
+        membership: Membership,
+        *,
+        overdue_at_a_time: int = OVERDUE_AT_A_TIME,
+        first_delay_s: float = FIRST_DELAY_S,
+    ) -> None:
         self._store = store
         self._producers = producers
         self._tail = tail
         self._membership = membership
+        self._overdue_at_a_time = overdue_at_a_time
+        self._first_delay_s = first_delay_s
         self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
+        self._failed: dict[tuple[str, int], tuple[float, float]] = {}
+        """Overdue transactions that could not be ended: the last delay, and the loop time of the next attempt."""
         self.taken_in = TakenIn()
         self.listing = SharedRead(self._list)
         """Every transactional producer there is, for ListTransactions."""
@@ -137,7 +167,11 @@ class Transactions:
                     raise KafkaError(ErrorCode.PRODUCER_FENCED)
             if decision.error:
                 raise KafkaError(decision.error)
-            if await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named):
+            try:
+                added = await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named)
+            except TransactionTooLarge as error:
+                raise KafkaError(ErrorCode.TRANSACTION_ABORTABLE, str(error)) from error
+            if added:
                 self.taken_in.note(producer_id, producer_epoch, partition_keys)
                 self._told(transactional_id)
                 return
@@ -176,34 +210,76 @@ class Transactions:
         return await self._carry_out(transactional_id, decide, outcome, raises_epoch=raise_epoch)
 
     async def abort_overdue(self) -> int:
-        """Aborts transactions that have been under way for longer than their timeout; how many."""
-        aborted = 0
+        """Abort every transaction that has been under way for longer than its timeout, and complete ends that no node
+        continues. Return how many ended. Raises StorageError if one failed.
+
+        One that could not be ended is tried again later, after all the others."""
+        ended = 0
         failure: StorageError | None = None
-        for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
+        seen: set[tuple[str, int]] = set()
+        again: list[OverdueTransaction] = []
+        page = await self._store.overdue(self._overdue_at_a_time)
+        while page:
+            for overdue in page:
+                seen.add(overdue[:2])
+                if overdue[:2] in self._failed:
+                    again.append(overdue)
+                    continue
+                try:
+                    ended += await self._abort_overdue(overdue)
+                except StorageError as error:
+                    failure = error
+                    self._postpone(overdue)
+            more = len(page) == self._overdue_at_a_time
+            page = await self._store.overdue(self._overdue_at_a_time, page[-1]) if more else []
+        self._failed = {key: delay for key, delay in self._failed.items() if key in seen}
+        now_s = asyncio.get_running_loop().time()
+        due = [overdue for overdue in again if self._failed[overdue[:2]][1] <= now_s]
+        due.sort(key=lambda overdue: self._failed[overdue[:2]][1])
+        for overdue in due[:FAILED_AT_A_TIME]:
             try:
-                await self._carry_out(
-                    overdue.transactional_id,
-                    rules.time_out,
-                    "timed_out",
-                    started_ms=overdue.started_ms,
-                    raises_epoch=True,
-                )
-            except KafkaError as error:
-                if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
-                    logger.warning(
-                        "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
-                    )
+                ended += await self._abort_overdue(overdue)
+                del self._failed[overdue[:2]]
             except StorageError as error:
-                # One that cannot be ended, for whatever reason, does not keep the others from it.
                 failure = error
-            else:
-                aborted += 1
-                logger.info(
-                    "transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id
-                )
+                self._postpone(overdue)
         if failure is not None:
             raise failure
-        return aborted
+        return ended
+
+    def _postpone(self, overdue: OverdueTransaction) -> None:
+        delay_s = min(2 * self._failed.pop(overdue[:2], (self._first_delay_s / 2, 0.0))[0], LAST_DELAY_S)
+        if len(self._failed) >= MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
+        self._failed[overdue[:2]] = delay_s, asyncio.get_running_loop().time() + delay_s
+        logger.warning(
+            "an overdue transaction could not be ended; it is tried again later",
+            transactional_id=overdue.transactional_id,
+            delay_s=delay_s,
+        )
+
+    async def _abort_overdue(self, overdue: OverdueTransaction) -> bool:
+        """Whether it has ended by this. Raises StorageError."""
+        try:
+            read = await self._store.read(overdue.transactional_id)
+            if read.ending is not None:
+                await self._complete(read)
+                return True
+            await self._carry_out(
+                overdue.transactional_id,
+                rules.time_out,
+                "timed_out",
+                started_ms=overdue.started_ms,
+                raises_epoch=True,
+            )
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
+                logger.warning(
+                    "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
+                )
+            return False
+        logger.info("transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id)
+        return True
 
     async def mark(
         self,
@@ -295,7 +371,7 @@ class Transactions:
                 timestamp_ms=now_ms,
             )
 
-        return await self._append_markers(write, producer_id, committed=True)
+        return await self._append_markers(write, producer_id, committed=True) is not None
 
     async def _carry_out(
         self,
@@ -313,6 +389,9 @@ class Transactions:
         fresh_id = rules.NO_ID
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            if read.ending is not None:
+                await self._complete(read)
+                read = await self._store.read(transactional_id)
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
             producer = _producer(read)
@@ -351,17 +430,29 @@ class Transactions:
         def write() -> Awaitable[EndedTransaction | None]:
             return self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
 
-        if not await self._append_markers(write, read.record.producer_id, committed=committed):
+        ended = await self._append_markers(write, read.record.producer_id, committed=committed)
+        if ended is None:
             return False
         self.taken_in.forget(read.record.producer_id)
         self.observe_end(outcome)
+        if ended.has_more:
+            await self._complete(await self._store.read(read.transactional_id))
         self._told(read.transactional_id)
         return True
 
+    async def _complete(self, read: StoredProducer) -> None:
+        """Mark the remaining partitions of a transaction whose end is decided. Several may do so at once: each step is
+        one's alone. Raises StorageError; the steps before it stand, and any node may continue."""
+        while read.ending is not None:
+            producer_id, _, committed = read.ending
+            await self._append_markers(partial(self._store.continue_end, read), producer_id, committed=committed)
+            read = await self._store.read(read.transactional_id)
+        self._told(read.transactional_id)
+
     async def _append_markers(
         self, write: Callable[[], Awaitable[EndedTransaction | None]], producer_id: int, *, committed: bool
-    ) -> bool:
-        """Writes, and tells this node's readers of what has ended; False where nothing was written."""
+    ) -> EndedTransaction | None:
+        """Writes, and tells this node's readers of what has ended; None where nothing was written."""
         async with self._ending:
             known = False
             try:
@@ -374,7 +465,7 @@ class Transactions:
                     # It may have happened, and then other readers of this node must not miss it.
                     self._tail.doubt(asyncio.get_running_loop().time())
                     self.in_doubt()
-        return ended is not None
+        return ended
 
     def _told(self, transactional_id: str) -> None:
         if self.changed is not None:

@@ -38,8 +38,9 @@ begin
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),
         last_producer_epoch  = t.producer_epoch,
         previous_producer_id = -1,
-        state                = case when t.state = 'Ongoing' then t.state else 'CompleteAbort' end,
-        last_started_at      = case when t.state = 'Ongoing' then null else coalesce(t.last_started_at, clock_timestamp()) end,
+        state                = case when t.started_at is null then 'CompleteAbort' else t.state end,
+        ending_state         = case when t.ending_state is not null then 'CompleteAbort' end,
+        last_started_at      = case when t.started_at is null then coalesce(t.last_started_at, clock_timestamp()) end,
         started_at           = t.started_at - (t.timeout_ms + 1) * interval '1 millisecond',
         revision             = t.revision + 1000,
         updated_at           = clock_timestamp();

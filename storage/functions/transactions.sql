@@ -35,7 +35,7 @@ begin
             last_started_at      = case when p_state <> 'Empty' then clock_timestamp() end,
             revision             = t.revision + 1,
             updated_at           = clock_timestamp()
-        where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state <> 'Ongoing';
+        where t.transactional_id = p_transactional_id and t.revision = p_revision and t.started_at is null;
     end if;
     return found;
 end
@@ -46,20 +46,55 @@ create function add_to_transaction(
     p_revision          bigint,
     p_partition_keys    bigint[],
     p_group_ids         text[],
-    p_begins_at_zero    boolean   -- whether the producer numbers its batches anew in each transaction
+    p_begins_at_zero    boolean,  -- whether the producer numbers its batches anew in each transaction
+    p_max_size          integer   -- partitions and groups that one transaction may enlist
 ) returns boolean
 language plpgsql volatile
 as $$
--- Begins the transaction if none is under way. False: somebody else has written the row.
+-- Begins the transaction if none is under way. False: somebody else has written the row. Null: the transaction would become
+-- too large, and nothing was added.
 declare
     producer record;
+    size     bigint;
 begin
+    -- Of the same revision nothing is added in the meantime: the update below finds the row, or another has added.
+    select
+        (select count(*) from open_transaction o where o.producer_id = t.producer_id)
+        + (select count(*) from transaction_group g where g.producer_id = t.producer_id)
+    into size
+    from transactional_producer t
+    where t.transactional_id = p_transactional_id and t.revision = p_revision;
+    if size + cardinality(p_partition_keys) + cardinality(p_group_ids) > p_max_size then
+        select
+            size
+            + (
+                select count(distinct added.partition_key) from unnest(p_partition_keys) added (partition_key)
+                where not exists (
+                    select from open_transaction o
+                    where o.partition_key = added.partition_key and o.producer_id = t.producer_id
+                )
+            )
+            + (
+                select count(distinct added.group_id) from unnest(p_group_ids) added (group_id)
+                where not exists (
+                    select from transaction_group g
+                    where g.producer_id = t.producer_id and g.group_id = added.group_id
+                )
+            )
+        into size
+        from transactional_producer t
+        where t.transactional_id = p_transactional_id;
+        if size > p_max_size then
+            return null;
+        end if;
+    end if;
     update transactional_producer t
     set state      = 'Ongoing',
         started_at = coalesce(t.started_at, clock_timestamp()),
         revision   = t.revision + 1,
         updated_at = clock_timestamp()
     where t.transactional_id = p_transactional_id and t.revision = p_revision
+        and t.state not in ('PrepareCommit', 'PrepareAbort')
     returning t.producer_id, t.producer_epoch into producer;
     if not found then
         return false;
@@ -91,6 +126,7 @@ create function commit_offsets_in_transaction(
     p_committed_offsets    bigint[],  -- per commit, as are the rest
     p_leader_epochs        integer[],
     p_metadata             text[],
+    p_max_pending          bigint,    -- offsets that one transaction may have
     out refusals           text[]
 )
 language plpgsql volatile
@@ -123,6 +159,11 @@ begin
             select from transaction_group g
             where g.producer_id = p_producer_id and g.group_id = any (p_group_ids) and g.marked_epoch > p_producer_epoch
         ) then 'invalid_producer_epoch'
+        when cardinality(p_topic_ids) + (
+            select count(*) from (
+                select from pending_offset o where o.producer_id = p_producer_id limit p_max_pending
+            ) pending
+        ) > p_max_pending then 'transaction_too_large'
     end;
     if unfit is not null then
         refusals := array_fill(unfit, array[cardinality(p_topic_ids)]);
@@ -224,7 +265,9 @@ create function end_transaction(
     p_committed             boolean,
     p_marker                bytea,   -- a control batch, as it is appended to every partition
     p_marker_timestamp_ms   bigint,
+    p_at_a_time             integer, -- partitions that are marked in one transaction of Postgres
     out ended                boolean,   -- false: somebody else has written the row, and nothing was done
+    out has_more             boolean,   -- the end is decided, but not every partition is marked: see continue_end
     out partition_keys       bigint[],  -- where markers were appended, and for each:
     out base_offsets         bigint[],
     out log_start_offsets    bigint[],
@@ -237,14 +280,11 @@ create function end_transaction(
 )
 language plpgsql volatile
 as $$
--- Ends the transaction that is under way, all at once: the marker in every partition of it, its offsets, the row. Nobody
--- sees a part of it, so there is no state between Ongoing and Complete.
+-- Ends the transaction that is under way: the row, its offsets, and the marker in the first partitions. Usually these are
+-- all of them, and nobody sees a part of it. Of a larger transaction the row says how it ends, whoever goes on with it.
 declare
-    producer  record;
-    keys      bigint[];
-    is_marked boolean;
-    groups    text[];
-    appended  record;
+    producer record;
+    groups   text[];
 begin
     -- The row's lock is held from here; who commits offsets in the transaction waits for it.
     select t.producer_id into producer
@@ -255,14 +295,25 @@ begin
     if not ended then
         return;
     end if;
+    has_more := (
+        select count(*) > p_at_a_time
+        from (select from open_transaction o where o.producer_id = producer.producer_id limit p_at_a_time + 1) first_ones
+    );
     update transactional_producer t
     set producer_id          = p_producer_id,
         producer_epoch       = p_producer_epoch,
         last_producer_epoch  = p_last_producer_epoch,
         previous_producer_id = p_previous_producer_id,
         timeout_ms           = p_timeout_ms,
-        state                = p_state,
-        started_at           = null,
+        state                = case
+            when not has_more then p_state
+            when p_committed then 'PrepareCommit'
+            else 'PrepareAbort' end,
+        ending_producer_id   = case when has_more then producer.producer_id end,
+        ending_marker        = case when has_more then p_marker end,
+        ending_timestamp_ms  = case when has_more then p_marker_timestamp_ms end,
+        ending_state         = case when has_more then p_state end,
+        started_at           = case when has_more then t.started_at end,
         last_started_at      = case when p_state <> 'Empty' then t.started_at end,
         revision             = t.revision + 1,
         updated_at           = clock_timestamp()
@@ -275,64 +326,13 @@ begin
         perform lock_what_offsets_refer_to(producer.producer_id, groups);
     end if;
 
-    select array_agg(o.partition_key order by o.partition_key), bool_or(o.marked_epoch is not null) into keys, is_marked
-    from open_transaction o where o.producer_id = producer.producer_id;
-    if is_marked then
-        -- Under the partitions' locks nothing comes behind the markers that are there.
-        perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
-        delete from open_transaction o
-        where o.producer_id = producer.producer_id and o.marked_epoch is not null and o.first_offset is null;
-        select array_agg(o.partition_key order by o.partition_key) into keys
-        from open_transaction o where o.producer_id = producer.producer_id;
-    end if;
-    if keys is not null then
-        select
-            a.refusals, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
-        into appended
-        from (select array_agg(i order by i)::integer[] as places from generate_series(1, cardinality(keys)) i) numbered
-        cross join lateral append_chunks(
-            keys, true, null, numbered.places, array_fill(null::bigint, array[cardinality(keys)]),
-            array_fill(p_marker, array[cardinality(keys)]), numbered.places,
-            array_fill(1, array[cardinality(keys)]), array_fill(1, array[cardinality(keys)]),
-            array_fill(p_marker_timestamp_ms, array[cardinality(keys)]),
-            array_fill(octet_length(p_marker), array[cardinality(keys)]), '{}', '{}',
-            array_fill(0, array[cardinality(keys)]), array_fill(-1, array[cardinality(keys)]),
-            array_fill(-1, array[cardinality(keys)]), array_fill(false, array[cardinality(keys)])
-        ) a;
-        transaction_id := appended.transaction_id;
-        written_lsn    := appended.written_lsn;
-        -- Under the partitions' locks, so no append of the transaction comes behind its marker.
-        with closed as (
-            delete from open_transaction o where o.producer_id = producer.producer_id
-            returning o.partition_key, o.first_offset
-        ), marked as (
-            select
-                m.partition_key, m.base_offset, m.log_start_offset, m.leader_epoch, closed.first_offset,
-                coalesce(
-                    (
-                        select min(other.first_offset) from open_transaction other
-                        where other.partition_key = m.partition_key and other.producer_id <> producer.producer_id
-                    ),
-                    m.base_offset + 1
-                ) as last_stable_offset
-            from unnest(
-                keys, appended.refusals, appended.base_offsets, appended.log_start_offsets, appended.leader_epochs
-            ) m (partition_key, refusal, base_offset, log_start_offset, leader_epoch)
-            join closed using (partition_key)
-            where m.refusal is null -- the partition may have been deleted
-        ), aborted as (
-            insert into aborted_transaction (partition_key, last_offset, producer_id, first_offset, last_stable_offset)
-            select m.partition_key, m.base_offset, producer.producer_id, m.first_offset, m.last_stable_offset
-            from marked m
-            where not p_committed and m.first_offset is not null
-        )
-        select
-            array_agg(m.partition_key order by m.partition_key), array_agg(m.base_offset order by m.partition_key),
-            array_agg(m.log_start_offset order by m.partition_key), array_agg(m.leader_epoch order by m.partition_key),
-            array_agg(m.last_stable_offset order by m.partition_key), array_agg(m.first_offset order by m.partition_key)
-        into partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets
-        from marked m;
-    end if;
+    select
+        m.partition_keys, m.base_offsets, m.log_start_offsets, m.leader_epochs, m.last_stable_offsets, m.first_offsets,
+        m.transaction_id, m.written_lsn
+    into
+        partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets,
+        transaction_id, written_lsn
+    from mark_partitions(producer.producer_id, p_committed, p_marker, p_marker_timestamp_ms, p_at_a_time) m;
 
     if groups is not null then
         perform settle_pending_offsets(producer.producer_id, groups, p_committed);
@@ -340,6 +340,149 @@ begin
             group_ids := groups;
         end if;
     end if;
+end
+$$;
+
+create function continue_end(
+    p_transactional_id      text,
+    p_revision              bigint,
+    p_at_a_time             integer,
+    out ended                boolean,   -- these as end_transaction has them
+    out has_more             boolean,
+    out partition_keys       bigint[],
+    out base_offsets         bigint[],
+    out log_start_offsets    bigint[],
+    out leader_epochs        integer[],
+    out last_stable_offsets  bigint[],
+    out first_offsets        bigint[],
+    out group_ids            text[],
+    out transaction_id       bigint,
+    out written_lsn          bigint
+)
+language plpgsql volatile
+as $$
+-- Marks the next partitions of a transaction whose end is decided; with the last of them it has ended.
+declare
+    producer record;
+begin
+    select t.ending_producer_id, t.ending_marker, t.ending_timestamp_ms, t.state into producer
+    from transactional_producer t
+    where t.transactional_id = p_transactional_id and t.revision = p_revision
+        and t.state in ('PrepareCommit', 'PrepareAbort')
+    for no key update;
+    ended := found;
+    if not ended then
+        return;
+    end if;
+    select
+        m.partition_keys, m.base_offsets, m.log_start_offsets, m.leader_epochs, m.last_stable_offsets, m.first_offsets,
+        m.transaction_id, m.written_lsn
+    into
+        partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets,
+        transaction_id, written_lsn
+    from mark_partitions(
+        producer.ending_producer_id, producer.state = 'PrepareCommit', producer.ending_marker,
+        producer.ending_timestamp_ms, p_at_a_time
+    ) m;
+    has_more := exists (select from open_transaction o where o.producer_id = producer.ending_producer_id);
+    update transactional_producer t
+    set state              = case when has_more then t.state else t.ending_state end,
+        ending_producer_id = case when has_more then t.ending_producer_id end,
+        ending_marker      = case when has_more then t.ending_marker end,
+        ending_timestamp_ms = case when has_more then t.ending_timestamp_ms end,
+        ending_state       = case when has_more then t.ending_state end,
+        started_at         = case when has_more then t.started_at end,
+        revision           = t.revision + 1,
+        updated_at         = clock_timestamp()
+    where t.transactional_id = p_transactional_id;
+end
+$$;
+
+create function mark_partitions(
+    p_producer_id           bigint,
+    p_committed             boolean,
+    p_marker                bytea,
+    p_marker_timestamp_ms   bigint,
+    p_at_a_time             integer,
+    out partition_keys       bigint[],
+    out base_offsets         bigint[],
+    out log_start_offsets    bigint[],
+    out leader_epochs        integer[],
+    out last_stable_offsets  bigint[],
+    out first_offsets        bigint[],
+    out transaction_id       bigint,
+    out written_lsn          bigint
+)
+language plpgsql volatile
+as $$
+-- The marker in the next partitions of the producer's transaction, each with all of what it has there.
+declare
+    keys      bigint[];
+    is_marked boolean;
+    appended  record;
+begin
+    select array_agg(o.partition_key order by o.partition_key), bool_or(o.marked_epoch is not null) into keys, is_marked
+    from (
+        select * from open_transaction o where o.producer_id = p_producer_id order by o.partition_key limit p_at_a_time
+    ) o;
+    if is_marked then
+        -- Under the partitions' locks nothing comes behind the markers that are there.
+        perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
+        delete from open_transaction o
+        where o.producer_id = p_producer_id and o.partition_key = any (keys)
+            and o.marked_epoch is not null and o.first_offset is null;
+        select array_agg(o.partition_key order by o.partition_key) into keys
+        from open_transaction o where o.producer_id = p_producer_id and o.partition_key = any (keys);
+    end if;
+    if keys is null then
+        return;
+    end if;
+    select
+        a.refusals, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
+    into appended
+    from (select array_agg(i order by i)::integer[] as places from generate_series(1, cardinality(keys)) i) numbered
+    cross join lateral append_chunks(
+        keys, true, null, numbered.places, array_fill(null::bigint, array[cardinality(keys)]),
+        array_fill(p_marker, array[cardinality(keys)]), numbered.places,
+        array_fill(1, array[cardinality(keys)]), array_fill(1, array[cardinality(keys)]),
+        array_fill(p_marker_timestamp_ms, array[cardinality(keys)]),
+        array_fill(octet_length(p_marker), array[cardinality(keys)]), '{}', '{}',
+        array_fill(0, array[cardinality(keys)]), array_fill(-1, array[cardinality(keys)]),
+        array_fill(-1, array[cardinality(keys)]), array_fill(false, array[cardinality(keys)])
+    ) a;
+    transaction_id := appended.transaction_id;
+    written_lsn    := appended.written_lsn;
+    -- Under the partitions' locks, so no append of the transaction comes behind its marker.
+    with closed as (
+        delete from open_transaction o where o.producer_id = p_producer_id and o.partition_key = any (keys)
+        returning o.partition_key, o.first_offset
+    ), marked as (
+        select
+            m.partition_key, m.base_offset, m.log_start_offset, m.leader_epoch, closed.first_offset,
+            coalesce(
+                (
+                    select min(other.first_offset) from open_transaction other
+                    where other.partition_key = m.partition_key and other.producer_id <> p_producer_id
+                ),
+                m.base_offset + 1
+            ) as last_stable_offset
+        from unnest(
+            keys, appended.refusals, appended.base_offsets, appended.log_start_offsets, appended.leader_epochs
+        ) m (partition_key, refusal, base_offset, log_start_offset, leader_epoch)
+        join closed using (partition_key)
+        where m.refusal is null -- the partition may have been deleted
+    ), aborted as (
+        insert into aborted_transaction (partition_key, last_offset, producer_id, first_offset, last_stable_offset)
+        select m.partition_key, m.base_offset, p_producer_id, m.first_offset, m.last_stable_offset
+        from marked m
+        where not p_committed and m.first_offset is not null
+    )
+    select
+        array_agg(m.partition_key order by m.partition_key), array_agg(m.base_offset order by m.partition_key),
+        array_agg(m.log_start_offset order by m.partition_key), array_agg(m.leader_epoch order by m.partition_key),
+        array_agg(m.last_stable_offset order by m.partition_key), array_agg(m.first_offset order by m.partition_key)
+    into partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets
+    from marked m;
 end
 $$;
 

@@ -33,6 +33,7 @@ from open_transaction o
 left join transactional_producer t
     on t.producer_id = o.producer_id and t.producer_epoch = o.producer_epoch and t.state = 'Ongoing'
 where t.producer_id is null
+    and not exists (select from transactional_producer e where e.ending_producer_id = o.producer_id)
 union all
 select 'begun_past_end', o.partition_key, o.producer_id, null, o.first_offset
 from open_transaction o

@@ -4,7 +4,7 @@ select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) as
 
 -- name: commit_offsets_in_transaction
 -- The same for offsets that are to be committed with a transaction: fences, then upserts; the refusal or null per commit.
-select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) as refusals;
+select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as refusals;
 
 -- name: fetch_all_offsets
 -- What some groups have committed for live topics, and if $2, behind it, which partitions a transaction that is under

@@ -4,7 +4,7 @@ select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
     (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms,
-    (extract(epoch from t.updated_at) * 1000)::bigint as updated_ms
+    (extract(epoch from t.updated_at) * 1000)::bigint as updated_ms, t.ending_producer_id, t.ending_marker
 from transactional_producer t
 where t.transactional_id = any ($1::text[]);
 
@@ -48,47 +48,43 @@ select not exists (select from release_without_transactions) or not exists (
 select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: add_to_transaction
--- Whether the row was as it had been read, and its transaction has taken in what is given.
-select add_to_transaction($1, $2, $3, $4, $5);
+-- Whether the row was as it had been read, and its transaction has taken in what is given; null: it would be too large.
+select add_to_transaction($1, $2, $3, $4, $5, $6);
 
 -- name: end_transaction
--- Markers, offsets and the row, in one transaction; nothing where the row is not as it had been read. A row for each
--- thousand markers, or one: a row is decoded in one go.
-with done as materialized (
-    select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
-)
-select
-    done.ended, done.group_ids, done.transaction_id, done.written_lsn,
-    done.partition_keys[begun:begun + 999] as partition_keys,
-    done.base_offsets[begun:begun + 999] as base_offsets,
-    done.log_start_offsets[begun:begun + 999] as log_start_offsets,
-    done.leader_epochs[begun:begun + 999] as leader_epochs,
-    done.last_stable_offsets[begun:begun + 999] as last_stable_offsets,
-    done.first_offsets[begun:begun + 999] as first_offsets
-from done
-cross join lateral generate_series(1, greatest(cardinality(done.partition_keys), 1), 1000) begun
-order by begun;
+-- Markers in the first partitions, offsets, and the row; nothing where the row is not as it had been read.
+select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: continue_end
+-- Markers in the next partitions of a transaction whose end is decided; nothing where the row is not as it had been read.
+select * from continue_end($1, $2, $3);
 
 -- name: commit_in_partition
 -- What a transaction has in one partition is committed; nothing where the row is not as it had been read.
 select * from commit_in_partition($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: overdue_transactions
--- Transactions that have been under way for longer than their timeout, the oldest first, at most $1. The longest timeout
--- of all never passes (KIP-939).
-select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
+-- Transactions that have been under way for longer than their timeout, or whose end nobody has gone on with for two
+-- seconds: the oldest first, at most $3, behind the one that began at $1 and has the id $2. The longest timeout of all never
+-- passes (KIP-939).
+select t.transactional_id, t.started_at, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
-where t.started_at is not null and t.timeout_ms < 2147483647
-    and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
-order by t.started_at
-limit $1;
+where t.started_at is not null and (t.started_at, t.transactional_id) > ($1::timestamptz, $2::text)
+    and case
+        when t.state = 'Ongoing' then
+            t.timeout_ms < 2147483647
+            and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
+        else t.updated_at + interval '2 seconds' < clock_timestamp()
+    end
+order by t.started_at, t.transactional_id
+limit $3;
 
 -- name: expire_transactional_producers
 -- Forgets at most $2 ids that have begun no transaction for $1 ms; how many.
 with idle as materialized (
     select t.transactional_id
     from transactional_producer t
-    where t.state <> 'Ongoing' and t.updated_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+    where t.started_at is null and t.updated_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
     order by t.transactional_id
     limit $2
     for update skip locked
@@ -104,7 +100,7 @@ select count(*) from forgotten;
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
-    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms,
+    (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms, t.ending_producer_id, t.ending_marker,
     o.producer_id is not null as takes_in, o.marked_epoch, o.coordinator_epoch, o.first_offset is not null as has_more,
     (
         select max(s.producer_epoch) from producer_state s

@@ -90,7 +90,7 @@ def test_what_was_left_open_is_aborted_by_markers_of_the_next_epoch(asked: InitP
     assert (decision.after.producer_epoch, decision.after.state) == (EPOCH + 1, TransactionState.EMPTY)
 
 
-@pytest.mark.parametrize("state", list(TransactionState))
+@pytest.mark.parametrize("state", [ONGOING.state, *(producer.state for producer in SETTLED)])
 @pytest.mark.parametrize("epoch", [EXHAUSTED_FROM_EPOCH, MAX_EPOCH])
 def test_epochs_that_are_used_up_bring_another_id(state: TransactionState, epoch: int) -> None:
     exhausted = Producer(ID, epoch, 60_000, state)
@@ -159,6 +159,20 @@ def test_a_timed_out_transaction_at_the_last_epoch_brings_another_id(epoch: int)
     assert initialize(after, itself(epoch=epoch), NO_ID).after == replace(
         after, timeout_ms=30_000, state=TransactionState.EMPTY
     )
+
+
+@pytest.mark.parametrize("state", [TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT])
+def test_nothing_is_decided_until_every_partition_has_its_marker(state: TransactionState) -> None:
+    ending = replace(TIMED_OUT, state=state)
+    busy = Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
+    for asked in (ASKED, itself(), itself(epoch=EPOCH + 1)):
+        assert initialize(ending, asked, NO_ID) == busy
+    assert add(ending, ID, EPOCH + 1) == busy
+    assert add(ending, ID, EPOCH) == Decision(FENCED)
+    for committed in (True, False):
+        assert end(ending, ID, EPOCH + 1, committed=committed) == busy
+        assert end_and_raise_epoch(ending, ID, EPOCH, NO_ID, committed=committed) == busy
+    assert time_out(ending, NO_ID) == Decision(INVALID)
 
 
 @pytest.mark.parametrize("producer", [None, *SETTLED])

@@ -121,6 +121,28 @@ async def test_offsets_count_once_the_transaction_is_committed(
     assert second.committed_offset == -1
 
 
+async def test_a_transaction_takes_no_more_offsets_than_its_end_can_settle(
+    database: Database, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    offsets = OffsetStore(database, max_pending=3)
+    await begun(transactions, "g")
+
+    async def take(*partitions: int) -> list[Refusal | None]:
+        asked = [commit(lease, topic, partition_index=partition) for partition in partitions]
+        return await offsets.commit_in_transaction(asked, T, PRODUCER, EPOCH)
+
+    too_large = Refusal.TRANSACTION_TOO_LARGE
+    assert await take(0, 1, 2, 3) == [too_large] * 4
+    assert await take(0, 1) == [None, None]
+    assert await take(2, 3) == [too_large] * 2
+    assert await take(2) == [None]
+    assert await take(3) == [too_large]
+    await ended(transactions)
+    assert await committed(offsets) == {0: 42, 1: 42, 2: 42}
+    await begun(transactions, "g")
+    assert await take(3) == [None]
+
+
 async def test_a_marker_commits_offsets_of_its_groups_once_and_later_ones_are_the_transactions(
     offsets: OffsetStore,
     transactions: TransactionStore,

@@ -73,7 +73,12 @@ async def end(transactions: TransactionStore, name: str, *, committed: bool) -> 
         read, replace(read.record, state=state), marker(), committed=committed, timestamp_ms=2_000
     )
     assert ended is not None
-    return ended
+    markers = [*ended.markers]
+    while (read := await transactions.read(name)).ending is not None:
+        step = await transactions.continue_end(read)
+        assert step is not None
+        markers += step.markers
+    return replace(ended, markers=tuple(markers))
 
 
 def marker() -> bytes:
