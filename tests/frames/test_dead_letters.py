@@ -41,10 +41,15 @@ async def set_configs(client: WireClient, kind: int, name: str, configs: dict[st
     assert [each.error_code for each in answer.responses] == [NONE]
 
 
-async def dead_letter_topic(client: WireClient, partitions: int = 1, **configs: str) -> str:
+async def dead_letter_topic(client: WireClient, *, partitions: int = 1, max_bytes: int = 1_048_588) -> str:
     name = fresh("dlq.topic")
     await create_topic(client, name, partitions)
-    await set_configs(client, TOPIC_RESOURCE, name, {"errors.deadletterqueue.group.enable": "true", **configs})
+    await set_configs(
+        client,
+        TOPIC_RESOURCE,
+        name,
+        {"errors.deadletterqueue.group.enable": "true", "max.message.bytes": str(max_bytes)},
+    )
     return name
 
 
@@ -129,7 +134,7 @@ async def test_dead_letters_keep_to_the_size_of_their_topic_and_one_too_large_ha
     gateway: GatewayProcess,
 ) -> None:
     async with scene(gateway) as one:
-        topic = await dead_letter_topic(one.client, **{"max.message.bytes": "1200"})
+        topic = await dead_letter_topic(one.client, max_bytes=1_200)
         copies = {"errors_deadletterqueue_topic_name": topic, "errors_deadletterqueue_copy_record_enable": "true"}
         await configure(one.client, one.group_id, **copies)
         values = [b"a" * 500, b"b" * 500, b"c" * 2_000, b"d" * 500]

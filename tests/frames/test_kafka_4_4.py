@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.wire import WireClient
 
 NONE = ErrorCode.NONE
 AWAY = -2
-SOFTWARE = {"client_software_name": "tests", "client_software_version": "1"}
+SOFTWARE: dict[str, Any] = {"client_software_name": "tests", "client_software_version": "1"}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ class Static:
         self.client, self.group_id, self.topology = client, group_id, reading(topic)
 
     async def beat(
-        self, member_id: str, epoch: int, *, code: ErrorCode = NONE, instance_id: str | None = "static", **more: object
+        self, member_id: str, epoch: int, *, code: ErrorCode = NONE, instance_id: str | None = "static", **more: Any
     ) -> StreamsGroupHeartbeatResponse:
         asked = StreamsGroupHeartbeatRequest(
             group_id=self.group_id, member_id=member_id, member_epoch=epoch, instance_id=instance_id, **more

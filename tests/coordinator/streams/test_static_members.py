@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.coordinator.facts import MemberId
@@ -12,7 +14,7 @@ from .scene import Scene, refused
 
 ALL = frozenset[Task](("0", index) for index in range(4))
 AWAY, GONE = -2, -1
-STATIC = {"instance_id": "i", "process_id": "one process"}
+STATIC: dict[str, Any] = {"instance_id": "i", "process_id": "one process"}
 
 
 def tasks_of(scene: Scene, member_id: str) -> Tasks:

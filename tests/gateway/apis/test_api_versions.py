@@ -12,6 +12,7 @@ import pytest
 
 from gateway.apis import SERVED
 from gateway.apis.api_versions import MAX_SOFTWARE_CHARS, api_versions
+from gateway.apis.features import supported
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
 from gateway.net.dispatch import served_as, served_versions

@@ -15,6 +15,13 @@ from gateway.config.group import check_group_configs
         ("consumer.session.timeout.ms", 44_999, "greater than or equal to group.consumer.min.session.timeout.ms"),
         ("share.heartbeat.interval.ms", 15_001, "less than or equal to group.share.max.heartbeat.interval.ms"),
         ("share.record.lock.duration.ms", 1, "greater than or equal to group.share.min.record.lock.duration.ms"),
+        ("share.delivery.count.limit", 1, "greater than or equal to group.share.min.delivery.count.limit"),
+        ("share.delivery.count.limit", 11, "less than or equal to group.share.max.delivery.count.limit"),
+        (
+            "share.partition.max.record.locks",
+            4_001,
+            "less than or equal to group.share.max.partition.max.record.locks",
+        ),
         ("streams.num.standby.replicas", 3, "less than or equal to group.streams.max.standby.replicas"),
     ],
 )
@@ -33,3 +40,8 @@ def test_a_session_is_longer_than_what_lies_between_heartbeats() -> None:
     with pytest.raises(ConfigError) as refused:
         check_group_configs(configs, broker)
     assert str(refused.value) == "consumer.session.timeout.ms must be greater than consumer.heartbeat.interval.ms"
+
+
+def test_dead_letters_may_not_go_to_an_internal_topic() -> None:
+    with pytest.raises(ConfigError, match="DLQ topic name must not start with '__'"):
+        check_group_configs({"errors.deadletterqueue.topic.name": "__consumer_offsets"}, BrokerConfig())
