@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these four.
-=======
-"""What storage raises. The one idea: nothing of asyncpg leaves this room; a caller sees one of these five.
->>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
+"""The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these five.
 
 Refusals that Postgres decides about one element of a call are values (`storage.types.Refusal`), not exceptions.
 """

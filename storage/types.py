@@ -35,13 +35,9 @@ class Refusal(Enum):
     INVALID_PRODUCER_ID_MAPPING = "invalid_producer_id_mapping"
     """The transactional id is unknown or belongs to another producer id."""
     NOT_IN_TRANSACTION = "not_in_transaction"
-<<<<<<< HEAD
     """The partition, or the group for offsets, is not part of the transaction, or no longer."""
-=======
-    """A batch of a transaction that the partition is not, or no longer, part of; offsets, likewise of the group."""
     TRANSACTION_TOO_LARGE = "transaction_too_large"
-    """Its transaction has as much as one may have: it can only be aborted, or committed without this."""
->>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
+    """The transaction is as large as one may be: it can only be aborted, or committed without this batch."""
     INVALID_TXN_STATE = "invalid_txn_state"
     """The batch is not part of the transaction that its producer has open in the partition."""
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"

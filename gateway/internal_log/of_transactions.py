@@ -1,12 +1,7 @@
 """A transactional id as the record that Kafka keeps in `__transaction_state`.
 
-<<<<<<< HEAD
 The one idea: one key, and the value of the present state. Kafka also writes the states in which markers are pending;
-those states do not exist here (`gateway/coordinator/transactions.py`).
-=======
-The one idea: one key, and the value of what is so. The states between, which Kafka writes while markers are under way,
-are seen of large transactions alone (`gateway/coordinator/transactions.py`).
->>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
+here only large transactions have them (`gateway/coordinator/transactions.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +14,6 @@ from protocol.coordinator_records import encode_key, encode_value
 from storage.transactions import ProducerRecord, RecordedProducer
 
 EMPTY = "Empty"
-<<<<<<< HEAD
-_STATUS = {EMPTY: 0, "Ongoing": 1, "CompleteCommit": 4, "CompleteAbort": 5}
-"""Codes of Kafka's TransactionState."""
-=======
 _STATUS = {
     EMPTY: 0,
     "Ongoing": 1,
@@ -31,8 +22,7 @@ _STATUS = {
     "CompleteCommit": 4,
     "CompleteAbort": 5,
 }
-"""TransactionState's."""
->>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
+"""Codes of Kafka's TransactionState."""
 _NOT_OPEN = -1
 VERSION = 1
 """Version of the value from transaction.version 1 on."""

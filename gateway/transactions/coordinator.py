@@ -29,17 +29,14 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
 from storage.errors import StorageError, TransactionTooLarge
 from storage.producers import ProducerStore
-<<<<<<< HEAD
-from storage.transactions import EndedTransaction, ListedProducer, ProducerRecord, StoredProducer, TransactionStore
-=======
 from storage.transactions import (
     EndedTransaction,
+    ListedProducer,
     OverdueTransaction,
     ProducerRecord,
     StoredProducer,
     TransactionStore,
 )
->>>>>>> d8140e16 (Bound transactions, and end large ones in steps)
 from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 
 logger = structlog.get_logger(__name__)
