@@ -15,7 +15,7 @@ from uuid import UUID
 
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from gateway.net.context import RequestContext, Services
-from gateway.net.pieces import PIECE
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.security.authorizer import may, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
@@ -85,7 +85,7 @@ async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> 
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
         await services.internal_topics.show(TRANSACTION_STATE, services)
-        return [services.transactions.coordinator_of(key) for key in keys]
+        return [services.transactions.coordinator_of(key) async for key in in_pieces(keys)]
     if key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
         return await _share_coordinators(keys, context)
     refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")

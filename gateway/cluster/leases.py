@@ -47,9 +47,9 @@ HASHED_CHARS = 1_024
 """Dispatch refuses longer ids (`gateway/net/ids.py`)."""
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)
 def shard_of(group_id: str) -> int:
-    """The shard of a group."""
+    """The shard of a group. What is remembered is bounded by its number, and an id may have a kilobyte."""
     return _positive_hash(group_id) % SHARDS
 
 
