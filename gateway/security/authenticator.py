@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Protocol
 
 from gateway.config.security import OAUTHBEARER, PLAIN, SaslSettings
@@ -31,6 +32,7 @@ from gateway.security.mechanisms import (
     ScramExchange,
 )
 from gateway.security.scram import MECHANISMS, TOKEN_AUTH, ScramMechanism, decoy
+from gateway.security.turns import Turns
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
 from protocol.codec import decode_request, encode_response
@@ -53,6 +55,10 @@ MAX_REQUEST_BYTES = 64 * 1024
 half here shares one bound with the requests of those who are known."""
 MAX_LOOKUPS = 2
 """Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
+ABSENT_S = 1.0
+"""For how long a name that was absent gets no look-up while others wait. Where nobody waits, a new user is known at once."""
+MAX_ABSENT = 1_000
+MAX_TOOK_S = 0.1
 MAX_SHOWN_NAME = 100
 
 _ALONE = Admission()
@@ -77,22 +83,44 @@ class Requests(RequestHandler, Protocol):
 class Users:
     """SCRAM credentials of users and of delegation tokens, from Postgres. `tokens`: None where there are none."""
 
-    def __init__(self, store: UserStore, tokens: DelegationTokens | None = None) -> None:
+    def __init__(
+        self,
+        store: UserStore,
+        tokens: DelegationTokens | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._tokens = tokens
-        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self._clock = clock
+        self._lookups = Turns(MAX_LOOKUPS)
         self._secret: bytes | None = None
+        self._absent: dict[tuple[str, ScramMechanism], float] = {}
+        """When a name was last found to be absent, the oldest first."""
+        self._took_s = 0.0
 
-    async def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential:
-        async with self._lookups:
+    async def find(self, user: str, mechanism: ScramMechanism, address: str) -> ScramCredential:
+        key = user, mechanism
+        absent = self._clock() < self._absent.get(key, float("-inf")) + ABSENT_S
+        if absent and self._secret is not None and self._lookups.busy:
+            # A shorter answer would tell that there is no such user.
+            await asyncio.sleep(self._took_s)
+            return decoy(user, mechanism, self._secret)
+        async with self._lookups.turn(address):
+            began_s = self._clock()
             secret = await self._decoy_secret()
             found = await self._store.credential(user, int(mechanism))
+            self._took_s = min(self._clock() - began_s, MAX_TOOK_S)
+        self._absent.pop(key, None)
+        if found is None:
+            while len(self._absent) >= MAX_ABSENT:
+                del self._absent[next(iter(self._absent))]
+            self._absent[key] = self._clock()
         # Made for those who are there, too, so that both take as long.
         substitute = decoy(user, mechanism, secret)
         return substitute if found is None else found
 
-    async def find_token(self, token_id: str, mechanism: ScramMechanism) -> TokenCredential:
-        async with self._lookups:
+    async def find_token(self, token_id: str, mechanism: ScramMechanism, address: str) -> TokenCredential:
+        async with self._lookups.turn(address):
             secret = await self._decoy_secret()
             found = None if self._tokens is None else await self._tokens.credential(token_id, mechanism)
         # A user of this name has another.
@@ -129,13 +157,15 @@ class ListenerSasl:
         self.tokens = None if settings.oauthbearer is None else Tokens(settings.oauthbearer)
         self.failures = Failures("a client failed to authenticate", listener=listener, clock=clock)
 
-    def exchange(self, mechanism: str) -> Exchange:
+    def exchange(self, mechanism: str, address: str) -> Exchange:
         if mechanism == PLAIN:
             return PlainExchange(self.settings.plain_users)
         if mechanism == OAUTHBEARER:
             assert self.tokens is not None
             return OAuthBearerExchange(self.tokens)
-        return ScramExchange(MECHANISMS[mechanism], self.users.find, self.users.find_token, self.clock)
+        find = partial(self.users.find, address=address)
+        find_token = partial(self.users.find_token, address=address)
+        return ScramExchange(MECHANISMS[mechanism], find, find_token, self.clock)
 
     async def close(self) -> None:
         if self.tokens is not None:
@@ -252,7 +282,7 @@ class Authenticator:
             return _encode(header, answer)
         self._with_requests = header.api_version >= FIRST_HANDSHAKE_WITH_REQUESTS
         self._mechanism = request.mechanism
-        self._exchange = self._shared.exchange(request.mechanism)
+        self._exchange = self._shared.exchange(request.mechanism, connection.client_host)
         self._state = State.TOKENS
         return _encode(header, answer)
 

@@ -45,16 +45,20 @@ language plpgsql volatile
 as $$
 -- Drops the partitions whose every row was written more than p_retention_ms ago; how many days were dropped. first_seq
 -- rises in the same transaction. The position is locked first, as a writer locks it first: neither waits for the other.
+-- A reader such as pg_dump may hold a day for hours, and every writer would wait behind this: so a day that is not free
+-- after a moment is left, with those after it, to a later call.
 declare
     parent text;
     day date;
     child text;
     last_seq bigint;
+    newest_of_day bigint;
     newest_dropped bigint := 0;
     dropped integer := 0;
 begin
     perform pg_advisory_xact_lock(5364219801234502);
     perform 1 from journal_position for update;
+    perform set_config('lock_timeout', '100ms', true);
     for day in
         select to_date(right(c.relname, 8), 'YYYYMMDD')
         from pg_inherits i join pg_class c on c.oid = i.inhrelid
@@ -63,14 +67,21 @@ begin
                 <= now() - p_retention_ms * interval '1 millisecond'
         order by 1
     loop
-        foreach parent in array
-            array['journal_event', 'journal_member', 'journal_ownership', 'journal_offset', 'journal_handoff']
-        loop
-            child := parent || to_char(day, '"_"YYYYMMDD');
-            execute format('select max(seq) from %I', child) into last_seq;
-            newest_dropped := greatest(newest_dropped, coalesce(last_seq, 0));
-            execute format('drop table %I', child);
-        end loop;
+        newest_of_day := 0;
+        begin
+            foreach parent in array
+                array['journal_event', 'journal_member', 'journal_ownership', 'journal_offset', 'journal_handoff']
+            loop
+                child := parent || to_char(day, '"_"YYYYMMDD');
+                execute format('lock table only %I, %I in access exclusive mode', parent, child);
+                execute format('select max(seq) from %I', child) into last_seq;
+                newest_of_day := greatest(newest_of_day, coalesce(last_seq, 0));
+                execute format('drop table %I', child);
+            end loop;
+        exception when lock_not_available then
+            exit;
+        end;
+        newest_dropped := greatest(newest_dropped, newest_of_day);
         dropped := dropped + 1;
     end loop;
     if newest_dropped > 0 then

@@ -76,6 +76,49 @@ begin
 end
 $$;
 
+create function shorten_what_is_from_the_future(p_node_id integer) returns integer
+language plpgsql volatile
+as $$
+-- The clock may be set back, as by a failover to a server whose clock is behind. A registration or lease of a node that
+-- died before would then last until the clock has caught up. So what was renewed later than now is counted as renewed
+-- now: live nodes renew theirs soon, dead ones run out after their time. Returns how many registrations and leases
+-- there were. The caller renews its own itself. Rows that another process has locked are that one's to mend.
+declare
+    margin constant interval := '1 second';
+    longest constant interval := '10 minutes';
+    shortened integer;
+    others integer;
+begin
+    with ages as (
+        select l.kind, l.shard,
+            coalesce(
+                case when isfinite(n.expires_at) then n.expires_at - greatest(n.registered_at, n.renewed_at) end, longest
+            ) as ttl
+        from coordinator_lease l left join node n on n.node_id = l.node_id
+        where l.node_id <> p_node_id and isfinite(l.expires_at)
+    ), late as (
+        select l.kind, l.shard, a.ttl from coordinator_lease l join ages a on a.kind = l.kind and a.shard = l.shard
+        where l.expires_at > clock_timestamp() + a.ttl + margin
+        for no key update of l skip locked
+    )
+    update coordinator_lease l set expires_at = clock_timestamp() + late.ttl
+    from late where l.kind = late.kind and l.shard = late.shard;
+    get diagnostics shortened = row_count;
+    with late as (
+        select n.node_id, n.expires_at - greatest(n.registered_at, n.renewed_at) as ttl from node n
+        where n.node_id <> p_node_id and isfinite(n.expires_at)
+            and greatest(n.registered_at, n.renewed_at) > clock_timestamp() + margin
+        for no key update skip locked
+    )
+    update node n
+    set expires_at = clock_timestamp() + late.ttl, renewed_at = clock_timestamp(),
+        registered_at = least(n.registered_at, clock_timestamp())
+    from late where n.node_id = late.node_id;
+    get diagnostics others = row_count;
+    return shortened + others;
+end
+$$;
+
 create function acquire_leases(
     p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_spare_shards integer[],
     p_grace_ms bigint, p_ttl_ms bigint

@@ -24,18 +24,19 @@ with registered as materialized (
 select node_id, incarnation from registered;
 
 -- name: renew_node
--- Whether the registration had run out, and how far the write-ahead log is on disk; no row if it has been superseded.
+-- Whether the registration had run out, and how far the write-ahead log is on disk; no row if it has been superseded. What
+-- others renewed by a clock that has been set back since is shortened.
 with before as (
     select node_id, expires_at from node where node_id = $1 and incarnation = $2 for no key update
 )
 update node n
 set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4, catalog_revision = $5,
-    renewed_at = clock_timestamp()
+    renewed_at = clock_timestamp(), registered_at = least(n.registered_at, clock_timestamp())
 from before b
 where n.node_id = b.node_id
 returning
     b.expires_at <= clock_timestamp() as lapsed, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint as flushed_lsn,
-    (select history from cluster) as history;
+    (select history from cluster) as history, shorten_what_is_from_the_future(n.node_id) as shortened;
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release

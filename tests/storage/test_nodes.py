@@ -309,3 +309,49 @@ async def test_an_id_that_was_asked_for(nodes: NodeStore, others: NodeStore, sql
     with pytest.raises(StorageConflict):
         await others.renew(NodeId(0), TTL_MS)
     assert await nodes.alive() == [Node(NodeId(0), at(3)), Node(NodeId(1), at(2))]
+
+
+CLOCK_SET_BACK = """
+update node set expires_at = expires_at + interval '1 hour', registered_at = registered_at + interval '1 hour',
+    renewed_at = renewed_at + interval '1 hour';
+update coordinator_lease set expires_at = expires_at + interval '1 hour' where isfinite(expires_at);
+"""
+"""What every row looks like then."""
+LASTS = """
+select node_id, max(round(extract(epoch from expires_at - clock_timestamp()) / 10) * 10)::integer as seconds
+from {} group by node_id order by node_id
+"""
+"""Within five seconds."""
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_dead_node_runs_out_after_its_time_though_the_clock_was_set_back(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection, renewed: bool
+) -> None:
+    dead, alive = await nodes.register("host:1", at(1), None, 300_000), await register(others, 2)
+    if renewed:
+        await nodes.renew(dead, 300_000)
+    await nodes.acquire_leases(dead, [0, 1], 300_000)
+    await sql.execute(CLOCK_SET_BACK)
+    assert not await others.renew(alive, TTL_MS)
+    assert [tuple(row) for row in await sql.fetch(LASTS.format("node"))] == [(dead, 300), (alive, 60)]
+    assert [tuple(row) for row in await sql.fetch(LASTS.format("coordinator_lease"))] == [(dead, 300)]
+    assert {report.node.node_id for report in await others.reports()} == {dead, alive}
+    assert all(report.registered_ms_ago >= 0 for report in await others.reports())
+
+
+async def test_nothing_is_shortened_while_the_clock_goes_on(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
+    """The other node's time is longer than that of the one that looks, and its leases were withdrawn with it."""
+    patient, hasty = (
+        await nodes.register("host:1", at(1), None, 600_000),
+        await others.register("host:2", at(2), None, 20_000),
+    )
+    await nodes.acquire_leases(patient, [0], 600_000)
+    await others.renew(hasty, 20_000)
+    assert [tuple(row) for row in await sql.fetch(LASTS.format("node"))] == [(patient, 600), (hasty, 20)]
+    assert [tuple(row) for row in await sql.fetch(LASTS.format("coordinator_lease"))] == [(patient, 600)]
+    await nodes.withdraw(patient)
+    await others.renew(hasty, 20_000)
+    assert [node.node_id for node in await others.alive()] == [hasty]

@@ -220,7 +220,7 @@ async def test_small_objects_are_put_together_and_thin_ones_rewritten(
     await log.delete_records(one, -1)
     await log.delete_records(two, 1)
     await retention.apply(database, [retention.RetentionPolicy(one, -1), retention.RetentionPolicy(two, -1)])
-    await sql.execute("update log_object set size_bytes = 10_000")
+    await sql.execute("update log_object set size_bytes = 10000")
     await rolls.sweep(grace_ms=0)
     assert await rolls.sweep(grace_ms=0) == 1
     (rewritten,) = await objects(bucket)

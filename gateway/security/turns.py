@@ -1,0 +1,74 @@
+"""Turns by address: work of which a node does little at once, shared fairly among those who ask.
+
+The one idea: each address has a line of its own, and the lines take turns. However many requests one address has
+waiting, another's first request is served after at most one request of every other address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+IPV6_PREFIX_BITS = 64
+"""One household or machine has all addresses of such a network."""
+
+
+class Turns:
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next has to wait."""
+        return not self._free or bool(self._lines)
+
+    @asynccontextmanager
+    async def turn(self, address: str) -> AsyncGenerator[None]:
+        """Wait until the address has its turn, and hold it."""
+        if self.busy:
+            await self._wait(network_of(address))
+        else:
+            self._free -= 1
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, network: str) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(network, deque()).append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._lines:
+            network = next(iter(self._lines))
+            line = self._lines.pop(network)
+            waiting = line.popleft()
+            if line:
+                self._lines[network] = line  # behind the others
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+        self._free += 1
+
+
+def network_of(address: str) -> str:
+    """The address as far as it tells one client from another."""
+    try:
+        found = ipaddress.ip_address(address.removeprefix("/").partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), IPV6_PREFIX_BITS), strict=False))
