@@ -82,6 +82,7 @@ class Membership:
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
         self._lapsed_s = float("-inf")
+        self._registered_until_s = float("-inf")
         self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
@@ -142,6 +143,12 @@ class Membership:
         """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own
         registration, which would have run out by then."""
         return self._known_since_s
+
+    @property
+    def registered_until_s(self) -> float:
+        """When (loop time) this node's registration runs out unless it is renewed: the others know of it until then. A
+        process that was stopped finds that this moment has passed, before it has asked Postgres."""
+        return self._registered_until_s
 
     @property
     def knows_who_is_gone(self) -> bool:
@@ -211,13 +218,16 @@ class Membership:
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
+        started_s = asyncio.get_running_loop().time()
         node_id = await self._store.register(
             self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self.authorizer, self._roles
         )
         self._self_node = Node(
             node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
         )
-        self._take(await self._store.alive())
+        alive = await self._store.alive()
+        self._registered_until_s = started_s + self._ttl_ms / 1000
+        self._take(alive)
         self._registered()
 
     async def renew(self) -> None:
@@ -229,6 +239,7 @@ class Membership:
         """
         if self._withdrawn:
             return
+        started_s = asyncio.get_running_loop().time()
         try:
             lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced(), self.catalog_revision())
         except StorageConflict as error:
@@ -246,7 +257,9 @@ class Membership:
             return
         if lapsed:
             self._lapsed_s = asyncio.get_running_loop().time()
-        self._take(await self._store.alive())
+        alive = await self._store.alive()
+        self._registered_until_s = started_s + self._ttl_ms / 1000
+        self._take(alive)
         if lapsed:
             logger.warning("the registration had run out: the others may not have known of this node")
             self._registered()

@@ -182,6 +182,9 @@ class Wakeups:
 
     def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
         """A pass has read who is alive. `gone`: somebody is not any more, perhaps with something unsaid."""
+        self._tail.trust_until(
+            self._membership.registered_until_s if self._membership.has_other_brokers else float("inf")
+        )
         me = self._membership.self_node
         others = {(int(node.node_id), node.incarnation): node.announced for node in alive if node.node_id != me.node_id}
         for sender, promised in self._promised.items():

@@ -219,6 +219,7 @@ class Tail:
         self._draining = False
         self._doubted_until_s = float("-inf")
         self._trusted_since_s = float("-inf")
+        self._trusted_until_s = float("inf")
 
     @property
     def size_bytes(self) -> int:
@@ -306,13 +307,19 @@ class Tail:
         holds until then. Infinite while nobody tells."""
         self._trusted_since_s = since_s
 
+    def trust_until(self, until_s: float) -> None:
+        """From this moment on (loop time) other nodes may no longer tell this one of their appends."""
+        self._trusted_until_s = until_s
+
     def doubtful(self, now_s: float) -> bool:
         """Whether what is known holds for a moment only."""
-        return now_s < max(self._doubted_until_s, self._trusted_since_s)
+        return now_s < max(self._doubted_until_s, self._trusted_since_s) or now_s >= self._trusted_until_s
 
     def max_age_s(self, now_s: float) -> float:
         """How old a known high watermark may be that is believed: any that was verified after every doubt, and while
         others' appends were told of; what is older may have been overtaken while nobody looked."""
+        if now_s >= self._trusted_until_s:
+            return DOUBTFUL_AGE_S
         return max(now_s - max(self._doubted_until_s, self._trusted_since_s), DOUBTFUL_AGE_S)
 
     def heard(self, key: PartitionKey, high_watermark: int) -> None:

@@ -6,18 +6,23 @@ import asyncio
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
 from protocol.errors import ErrorCode
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.heartbeat import HeartbeatRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from protocol.records import Record, build_batch
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, balanced
 from tests.frames.members import Member, fresh, settle
+from tests.frames.transactions import fetch, produce
 from tests.gateway_process import STOP_SECONDS, GatewayProcess
 from tests.wire import WireClient
 
@@ -125,6 +130,62 @@ async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: 
             await settle(one, two)
             assert one.generation_id > generation_id
             assert await offset_of(group, topic, others) == 7
+
+
+async def leaders_of(topic: str, client: WireClient) -> list[str]:
+    """Where the node of the client says that each partition is led."""
+    asked = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
+    answer = await client.send(asked, 9)
+    at = {node.node_id: f"{node.host}:{node.port}" for node in answer.brokers}
+    parts = sorted(answer.topics[0].partitions, key=lambda part: part.partition_index)
+    return [at[part.leader_id] for part in parts]
+
+
+def one_record(value: bytes) -> bytes:
+    return build_batch([Record(0, time.time_ns() // 1_000_000, None, value)])
+
+
+async def test_a_stopped_node_loses_its_partitions_within_its_registration_and_acknowledges_nothing_stale(
+    cluster: Cluster,
+) -> None:
+    """SIGSTOP: the connections of its clients stay open, so only the other nodes can tell them of another leader."""
+    nodes = cluster(3)
+    stopped, *others = nodes
+    topic = await asyncio.to_thread(create_topic, stopped.bootstrap, 3)
+    slow, slower, first, second = [await WireClient.connect(node.bootstrap) for node in (stopped, stopped, *others)]
+    try:
+        led = await leaders_of(topic, first)
+        assert sorted(led) == sorted(node.bootstrap for node in nodes), "one each"
+        moved = topic, led.index(stopped.bootstrap)
+        assert (await produce(slow, moved, one_record(b"before"))).base_offset == 0
+        assert (await fetch(slower, moved, 0, committed=False)).high_watermark == 1
+        stopped.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        late = asyncio.ensure_future(produce(slow, moved, one_record(b"late")))
+        reading = asyncio.ensure_future(fetch(slower, moved, 1, committed=False))
+        for client in (first, second):
+            while stopped.bootstrap in await leaders_of(topic, client):
+                assert time.monotonic() - started < LEASE_S + 7.0
+                await asyncio.sleep(0.02)
+        print(f"another node leads after {time.monotonic() - started:.2f} s, the target is {LEASE_S + 1.0} s")
+        after = await leaders_of(topic, first)
+        assert after == await leaders_of(topic, second)
+        assert sorted(Counter(after).values()) == [1, 2], "spread over the others"
+        successor = first if after[moved[1]] == others[0].bootstrap else second
+        assert (await produce(successor, moved, one_record(b"meanwhile"))).base_offset == 1
+        assert (await fetch(successor, moved, 0, committed=False)).high_watermark == 2
+
+        stopped.send_signal(signal.SIGCONT)
+        acknowledged, read = await asyncio.wait_for(asyncio.gather(late, reading), 30)
+        assert (acknowledged.error_code, acknowledged.base_offset) == (ErrorCode.NONE, 2)
+        assert read.error_code == ErrorCode.NONE
+        assert read.high_watermark >= 2, "it no longer believes what it knew before"
+        assert b"meanwhile" in bytes(cast("memoryview", read.records)), read
+        assert (await fetch(successor, moved, 0, committed=False)).high_watermark == 3
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+        for client in (slow, slower, first, second):
+            await client.close()
 
 
 async def test_shards_move_to_a_new_node_without_a_rebalance(cluster: Cluster) -> None:

@@ -237,8 +237,6 @@ ON_PURPOSE = [
     "  it does.",
     "- `min.insync.replicas` has no effect: a produce request is answered when Postgres has committed it, whatever its",
     "  acks.",
-    "- A topic that Metadata creates is in that answer at once, with its leaders. Kafka's first answer for it is",
-    "  UNKNOWN_TOPIC_OR_PARTITION or LEADER_NOT_AVAILABLE, after which clients ask again when their back-off is over.",
     "- The first ShareFetch of a new share group returns records of every partition that has some, up to its limits.",
     "  Kafka returns those of the partition that it initializes first, and the others with the next fetches.",
     "- A node that is alive cannot be unregistered (INVALID_REQUEST): it is to be stopped first. Kafka fences it and",

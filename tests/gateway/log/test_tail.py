@@ -217,6 +217,17 @@ def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_
     assert is_believed(tail, settled_s + 10**6)
 
 
+def test_an_end_is_not_believed_once_the_registration_has_run_out() -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 40.0)
+    tail.trust_until(60.0)
+    assert is_believed(tail, 59.9)
+    assert not is_believed(tail, 60.0)
+    assert tail.doubtful(60.0)
+    tail.trust_until(65.0)
+    assert is_believed(tail, 64.9)
+
+
 def test_an_announced_end_is_believed_until_it_has_been_read() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
