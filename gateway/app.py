@@ -41,6 +41,7 @@ from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
 from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.idle_owners import IdleOwners
 from gateway.groups.journal import Journal
 from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
@@ -250,6 +251,7 @@ class App:
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
             count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
+            count_withheld=metrics.group_withheld.inc,
             count_handoff=metrics.count_handoff,
             journal=journal,
             cluster_ms=clock.now_ms,
@@ -381,6 +383,7 @@ class App:
             clock=clock,
             internal_logs=internal_logs,
             marks=marks,
+            idle_owners=IdleOwners(groups, catalog, alone_serves),
             authorizer=authorizer,
             certificates=self._certificates,
             replicas_strict=catalog.broker.replicas_strict,

@@ -514,6 +514,12 @@ def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
 
 async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext, *, sent: bool) -> None:
     """Remembers how far a consumer is served, before it is; or, where nothing is `sent` to it yet, how far it was."""
+    idle_owners = context.services.idle_owners
+    if idle_owners is not None and idle_owners.watching and request.replica_id < 0:
+        async for asked in in_pieces(request.topics):
+            topic = _known_topic(asked, context)
+            if topic is not None:
+                idle_owners.fetched((topic.topic_id, part.partition) for part in asked.partitions)
     marks = context.services.marks
     if marks is None or request.replica_id >= 0 or not marks.wanted:
         return

@@ -198,7 +198,13 @@ async def _fetch_together(
     services, by_id = context.services, context.version >= BY_ID_FROM
     refusals = await _refusals(asked, context)
     told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
-    awaited = {group.group_id: _awaited(group.group_id, require_stable, context) for group in told}
+    if services.idle_owners is not None and services.idle_owners.watching:
+        client_id, connection = context.client_id or "", context.connection
+        for group in told:
+            services.idle_owners.asked_offsets(
+                group.group_id, connection.connection_id, client_id, connection.client_host
+            )
+    awaited = {group.group_id: _awaited(group, require_stable, context) for group in told}
     wanted = [
         (group.group_id, topic.topic_id, index)
         async for group in in_pieces(told)
@@ -257,18 +263,20 @@ def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], contex
     return None if code is None else KafkaError(code)
 
 
-def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
+def _awaited(asked: _AskedGroup, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
     """Partitions that the asker is to own, and whose old owner is not done with them. Looked at before the offsets are
     read: what is settled now is in them. A target that cannot be told to ask again goes on from what it is told, and
     the group hears of it."""
-    groups, connection = context.services.groups, context.connection
+    groups, connection, group_id = context.services.groups, context.connection, asked.group_id
     group = groups.settled(group_id)
     if isinstance(group, ConsumerGroup) and group.unsettled:
         return _awaited_since_classic(group, require_stable, context)
     if not isinstance(group, Group) or not group.handoffs:
         return frozenset()
     if require_stable:
-        return awaited_by(group, connection.connection_id, context.client_id or "", connection.client_host)
+        client_id, client_host = context.client_id or "", connection.client_host
+        named = asked.member_id or ""
+        return awaited_by(group, connection.connection_id, client_id, client_host, named)
     target = member_on(group, connection.connection_id)
     passed = awaited_by(group, connection.connection_id, "", "") if target is not None else frozenset[tuple[str, int]]()
     if target is not None and passed:

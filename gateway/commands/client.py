@@ -105,8 +105,9 @@ class _Connection:
 
         security.authenticate(send)
 
-    def serves(self, api_key: ApiKey) -> bool:
-        return api_key in self._served
+    def serves(self, api_key: ApiKey, version: int | None = None) -> bool:
+        lowest, highest = self._served.get(api_key, (0, -1))
+        return lowest <= (highest if version is None else version) <= highest
 
     def ask(self, request: Any, deadline: float, at_most: int | None) -> Any:
         schema = _schema(request)
@@ -200,10 +201,10 @@ class Cluster:
                 raise CommandError(f"{error}; broker {node_id} advertises that address") from error
             raise
 
-    def serves(self, api_key: ApiKey) -> bool:
-        """Whether the broker that is asked first serves an API."""
+    def serves(self, api_key: ApiKey, version: int | None = None) -> bool:
+        """Return whether the broker that is asked first serves an API, in this version if one is given."""
         deadline = time.monotonic() + self._timeout_s
-        return self._connection(self._any(deadline), deadline).serves(api_key)
+        return self._connection(self._any(deadline), deadline).serves(api_key, version)
 
     def ask_coordinator(
         self,

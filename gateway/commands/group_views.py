@@ -25,8 +25,17 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequestGroup,
 )
 from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from protocol.messages.share_group_describe import ShareGroupDescribeRequest
 from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
+
+MAX_MEMBERS_ASKED = 500
+"""Members of a classic group for each of which OffsetFetch is asked."""
+_OFFSET_FETCH_NAMES_MEMBERS = 9
 
 Held = Mapping[str, Iterable[int]]
 """Topic, or subtopology, to partitions."""
@@ -42,6 +51,8 @@ class GroupView:
     members: list[Row] = field(default_factory=list[Row])
     owners: dict[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
     """None of a share group: several members read one partition."""
+    pending: set[TopicPartition] = field(default_factory=set[TopicPartition])
+    """Partitions that their owners may not read yet, because the old ones are not done with them."""
 
     def add(self, member: Any, assigned: list[str], reads: Held, instance: str | None = None) -> None:
         self.members.append(
@@ -118,7 +129,28 @@ def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
             topics = ()
         reads = dict(topics)
         found.add(member, _told(reads), reads, member.group_instance_id)
+        if len(found.members) <= MAX_MEMBERS_ASKED:
+            found.pending |= _pending(cluster, group_id, member.member_id, reads)
     return found
+
+
+def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> set[TopicPartition]:
+    """Partitions of a classic member of which OffsetFetch says that their offsets are not stable."""
+    topics = tuple(
+        OffsetFetchRequestTopics(name=name, partition_indexes=tuple(indexes)) for name, indexes in reads.items()
+    )
+    if not topics or not cluster.serves(ApiKey.OFFSET_FETCH, _OFFSET_FETCH_NAMES_MEMBERS):
+        return set()
+    asked = OffsetFetchRequestGroup(group_id=group_id, member_id=member_id, member_epoch=-1, topics=topics)
+    request = OffsetFetchRequest(groups=(asked,), require_stable=True)
+    group = cluster.ask_coordinator(group_id, request, _code, at_most=_OFFSET_FETCH_NAMES_MEMBERS).groups[0]
+    refuse(group.error_code, f"offsets of group {group_id}")
+    return {
+        (topic.name, part.partition_index)
+        for topic in group.topics
+        for part in topic.partitions
+        if part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    }
 
 
 def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
@@ -130,6 +162,9 @@ def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
     for member in group.members:
         reads = {each.topic_name: each.partitions for each in member.assignment.topic_partitions}
         found.add(member, _told(reads), reads, member.instance_id)
+        for each in member.target_assignment.topic_partitions:
+            awaited = set(each.partitions) - set(reads.get(each.topic_name, ()))
+            found.pending |= {(each.topic_name, index) for index in awaited}
     return found
 
 

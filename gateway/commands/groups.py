@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -34,6 +34,9 @@ from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRespon
 EMPTY_STATES = frozenset({"Empty", "Dead"})
 _OFFSET_FETCH_OF_ONE_GROUP = 7
 _OFFSET_COMMIT_BY_NAME = 9
+_PARTITION_COLUMNS = (
+    *("topic", "partition", "committed", "log_start", "log_end", "lag", "never_committed", "owner", "handoff"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
     group = view(cluster, given.group)
-    partitions = _partition_rows(cluster, given.group, group.owners)
+    partitions = _partition_rows(cluster, given.group, group.owners, group.pending)
     head = {
         "group": group.group_id,
         "type": group.type,
@@ -109,7 +112,8 @@ def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
         "protocol_type": group.protocol_type,
         "assignor": group.assignor,
         "members": len(group.members),
-        "lag": sum(int(str(row["lag"])) for row in partitions if row["lag"] is not None),
+        "lag": _sum(partitions, "lag"),
+        "never_committed": _sum(partitions, "never_committed"),
     }
     if given.json:
         show([{**head, "members": group.members, "partitions": partitions}], (), as_json=True)
@@ -117,7 +121,7 @@ def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
     show([head], tuple(head), as_json=False)
     for title, rows, columns in (
         ("Members", group.members, ("member", "instance", "client", "host", "assigned")),
-        ("Partitions", partitions, ("topic", "partition", "committed", "log_start", "log_end", "lag", "owner")),
+        ("Partitions", partitions, _PARTITION_COLUMNS),
     ):
         print(f"\n{title}")
         if rows:
@@ -166,7 +170,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     absent: list[str] = []
     rows: list[Row] = []
     for group_id in names:
-        partitions = _partition_rows(cluster, group_id, {})
+        partitions = _partition_rows(cluster, group_id, _owners(cluster, group_id) if group_id in known else {})
         if not partitions and group_id not in known:
             absent.append(no_group(group_id, known))
             continue
@@ -174,11 +178,18 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
             rows += [{"group": group_id, **row} for row in partitions]
             continue
         lags = [int(str(row["lag"])) for row in partitions if row["lag"] is not None]
-        most = max(lags, default=0)
-        rows.append({"group": group_id, "partitions": len(partitions), "lag": sum(lags), "most_of_one": most})
-    columns = ("group", "partitions", "lag", "most_of_one")
+        rows.append(
+            {
+                "group": group_id,
+                "partitions": len(partitions),
+                "lag": _sum(partitions, "lag"),
+                "most_of_one": max(lags, default=None),
+                "never_committed": _sum(partitions, "never_committed"),
+            }
+        )
+    columns = ("group", "partitions", "lag", "most_of_one", "never_committed")
     if given.by_partition:
-        columns = ("group", "topic", "partition", "committed", "log_end", "lag")
+        columns = ("group", "topic", "partition", "committed", "log_end", "lag", "never_committed")
     if absent and not rows:
         raise CommandError("; ".join(absent))
     show(rows, columns, as_json=given.json)
@@ -187,12 +198,36 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     return 1 if absent else 0
 
 
-def _partition_rows(cluster: Cluster, group_id: str, owners: Mapping[TopicPartition, str]) -> list[Row]:
-    """What the group has committed or owns, or where a share group stands, with the log's bounds; None where there is
-    nothing to say."""
+def _sum(rows: Sequence[Row], column: str) -> int | None:
+    """None: no row says anything. Unknown is not zero."""
+    known = [int(str(row[column])) for row in rows if row[column] is not None]
+    return sum(known) if known else None
+
+
+def _owners(cluster: Cluster, group_id: str) -> Mapping[TopicPartition, str]:
+    try:
+        return view(cluster, group_id).owners
+    except CommandError:
+        return {}  # deleted since it was listed
+
+
+def _partition_rows(
+    cluster: Cluster,
+    group_id: str,
+    owners: Mapping[TopicPartition, str],
+    pending: Collection[TopicPartition] = (),
+) -> list[Row]:
+    """Return what the group has committed or owns, or where a share group stands, with the log's bounds; None where
+    there is nothing to say.
+
+    All partitions of a topic for which the group has committed are listed. Without a commit the lag is unknown: a new
+    member reads `never_committed` records if its auto.offset.reset is earliest, and none of them if it is latest.
+    """
     commits = _committed(cluster, group_id)
     starts = share_starts(cluster, group_id) if not commits else {}
-    wanted = sorted(commits.keys() | owners.keys() | starts.keys())
+    wanted = sorted(
+        commits.keys() | owners.keys() | starts.keys() | _all_partitions(cluster, {topic for topic, _ in commits})
+    )
     bounds = log.bounds(cluster, wanted)
     rows: list[Row] = []
     for topic, partition in wanted:
@@ -209,10 +244,24 @@ def _partition_rows(cluster: Cluster, group_id: str, owners: Mapping[TopicPartit
                 "log_start": None if found is None else found.start,
                 "log_end": None if found is None else found.end,
                 "lag": lag,
+                "never_committed": found.end - found.start if found is not None and offset is None else None,
                 "owner": owners.get((topic, partition)),
+                "handoff": "pending" if (topic, partition) in pending else None,
             }
         )
     return rows
+
+
+def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartition]:
+    """Return the partitions of those of these topics that still exist."""
+    if not names:
+        return set()
+    return {
+        (topic.name or "", partition.partition_index)
+        for topic in cluster.metadata(sorted(names)).topics
+        if not topic.error_code
+        for partition in topic.partitions
+    }
 
 
 def _committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:

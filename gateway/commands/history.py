@@ -97,12 +97,43 @@ async def _read(url: str, group_id: str, last: int) -> GroupHistory:
 
 def told(history: GroupHistory) -> list[Row]:
     """What happened, oldest first. Partitions that one member was given, or let go of, at one time are one row."""
-    rows = [_row(event, _event(event)) for event in history.events if event["group_id"] or _within(event, history)]
+    waits = _Waits(history.handoffs)
+    rows = [
+        _row(event, _event(event) + waits.left_at(event))
+        for event in history.events
+        if event["group_id"] or _within(event, history)
+    ]
     rows += _merged(history.ownership, ("change", "member_id", "generation_id", "at_ms"), _ownership)
     rows += _merged(history.refused_commits, ("error_code", "member_id", "generation_id", "at_ms"), _refusal)
     alike = ("phase", "source_member_id", "target_member_id", "generation_id", "reason", "at_ms")
     rows += _merged(history.handoffs, alike, _handoff)
     return sorted(rows, key=lambda row: int(str(row["seq"])))
+
+
+class _Waits:
+    """Who waited for whom at each event: members that have their assignment and may not read all of it yet."""
+
+    def __init__(self, handoffs: Sequence[Record]) -> None:
+        self._handoffs = sorted(handoffs, key=lambda record: record["seq"])
+
+    def left_at(self, event: Record) -> str:
+        kind, member_id = event["kind"], event["member_id"]
+        if kind not in ("member_synced", "rebalance_completed"):
+            return ""
+        pending: dict[tuple[Any, ...], Record] = {}
+        for each in self._handoffs:
+            if each["seq"] > event["seq"]:
+                break
+            key = each["topic"], each["partition"], each["source_member_id"], each["target_member_id"]
+            if each["phase"] == "begun":
+                pending[key] = each
+            else:
+                pending.pop(key, None)
+        if kind == "member_synced":
+            own = [each for each in pending.values() if each["target_member_id"] == member_id]
+            return f", but may not read {_partitions(own)} yet" if own else ""
+        targets = sorted({each["target_member_id"] for each in pending.values()})
+        return f"; {', '.join(targets)} may not read {_partitions(list(pending.values()))} yet" if targets else ""
 
 
 def _within(event: Record, history: GroupHistory) -> bool:
@@ -242,7 +273,8 @@ def _event(event: Record) -> str:
             return f"{member}{client} {verb}" + (f", {waited} into the rebalance" if waited else "") + said
         case "generation_created":
             leader = f", led by {member}" if member else ""
-            return f"generation {event['generation_id']}: {count} members, {event['protocol_name']}{leader}"
+            late = f"; {event['detail']} joined last, after {waited}" if event["detail"] else ""
+            return f"generation {event['generation_id']}: {count} members, {event['protocol_name']}{leader}{late}"
         case "assignment_stored":
             return f"assignment decided after {waited}" if waited else "assignment decided"
         case "member_synced":
@@ -256,6 +288,8 @@ def _event(event: Record) -> str:
             return f"{member}{client} is lost{because}{silent}{said}"
         case "heartbeat_gap":
             return f"{member} was silent for {waited}"
+        case "observed":
+            return f"seen{client}: {event['detail']}"
         case "member_fenced":
             return f"{member} is fenced{because}{said}"
         case "deleted":

@@ -38,6 +38,7 @@ STANDBY_REPLICAS = "streams.num.standby.replicas"
 INITIAL_REBALANCE_DELAY = "streams.initial.rebalance.delay.ms"
 HANDOFF_MODE = "group.handoff.mode"
 HANDOFF_TIMEOUT = "group.handoff.timeout.ms"
+COOPERATIVE_GUARD = "group.cooperative.guard"
 
 _DEFAULT = ConfigSource.DEFAULT_CONFIG
 
@@ -169,6 +170,14 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 between(1, 3_600_000),
                 synonyms=(Synonym(HANDOFF_TIMEOUT),),
             ),
+            ConfigKey(
+                COOPERATIVE_GUARD,
+                ConfigType.BOOLEAN,
+                False,
+                "Whether a partition that one member of a cooperative group claims is withheld from another to whom "
+                "the leader gives it, until it is released. Not a Kafka setting.",
+                synonyms=(Synonym(COOPERATIVE_GUARD),),
+            ),
         )
     }
 )
@@ -229,6 +238,12 @@ def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str
     has let through."""
     mode = configs.get(HANDOFF_MODE, broker.group_handoff_mode).strip()
     return mode, int(configs.get(HANDOFF_TIMEOUT, broker.group_handoff_timeout_ms))
+
+
+def group_guard(configs: Mapping[str, str], broker: BrokerConfig) -> bool:
+    """Return `group.cooperative.guard` of a group with these settings, which `check_group_configs` has let through."""
+    own = configs.get(COOPERATIVE_GUARD)
+    return broker.group_cooperative_guard if own is None else bool(GROUP_CONFIGS[COOPERATIVE_GUARD].parse(own))
 
 
 def group_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> tuple[ConfigSource, str | None]:

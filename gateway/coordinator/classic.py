@@ -69,7 +69,7 @@ def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: C
 
     An event that is refused, or changes nothing, gives back the same `group` object.
     """
-    if type(event) is SyncGroup and settings.group_cooperative_guard:
+    if type(event) is SyncGroup and settings.guards(group.group_id):
         event, withheld = guarded(group, event)
         taken = TABLE[SyncGroup][group.state].handler(group, event, now_ms, settings)
         return withhold(observe(group, event, taken, cluster, now_ms), withheld, now_ms)

@@ -382,13 +382,18 @@ def member_on(group: Group, connection_id: str) -> MemberId | None:
     return next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
 
 
-def awaited_by(group: Group, connection_id: str, client_id: str, client_host: str) -> frozenset[Partition]:
+def awaited_by(
+    group: Group, connection_id: str, client_id: str, client_host: str, member_id: str = ""
+) -> frozenset[Partition]:
     """Partitions whose committed offsets are not settled for who asks on this connection: a member that is not their
     source. It is the target, or has been one and does not know yet that another assignment is made. It is known by the
-    connection that speaks for it; on a connection that speaks for nobody, by client id and host."""
+    connection that speaks for it; on a connection that speaks for nobody, by client id and host. A request that names a
+    member gets what is pending for that member, as an administrator asks."""
     awaited = [each for each in group.handoffs if not each.forced]
     if not awaited:
         return frozenset()
+    if member_id:
+        return frozenset((each.topic, each.partition) for each in awaited if each.target == member_id)
     asker = member_on(group, connection_id)
     if asker is not None:
         askers = {asker}

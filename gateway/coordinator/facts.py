@@ -68,6 +68,10 @@ class Violation(Enum):
     UNDELIVERED_CLAIM = "partitions are claimed that were not delivered to the member"
     DELIVERED_UNCLAIMED = "partitions that were delivered are not claimed"
     NOTHING_TAKEN = "a member claims nothing of what it was delivered: its rebalance callback may misuse assign"
+    NOTHING_READ = (
+        "a member reads nothing of what it was assigned, nor asks where to begin: its rebalance callback misuses "
+        "assign where a cooperative protocol needs incremental_assign, or is stuck"
+    )
     MOVED_WHILE_CLAIMED = "the leader moves partitions that another member still claims"
     ASSIGNED_TWICE = "the leader gives partitions to several members"
     UNKNOWN_MEMBER = "the leader assigns to somebody who is no member"

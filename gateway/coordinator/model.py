@@ -77,6 +77,8 @@ class ConsumerSettings:
     assignors: tuple[str, ...] = ("uniform", "range")
     """The first assignor is used if no member asks for one."""
     handoff: HandoffSettings = DEFAULTS
+    cooperative_guard: bool = False
+    """Of the classic group of that id (`Settings.group_cooperative_guard`)."""
     migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
 
 
@@ -140,6 +142,10 @@ class Settings:
     share: ShareSettings = ShareSettings()
     share_of: Mapping[str, ShareSettings] = field(default_factory=dict[str, ShareSettings])
     """By group id, for groups with settings of their own."""
+
+    def guards(self, group_id: str) -> bool:
+        own = self.consumer_of.get(group_id)
+        return self.group_cooperative_guard if own is None else own.cooperative_guard
 
     def handoff_of(self, group_id: str) -> HandoffSettings:
         own = self.consumer_of.get(group_id)

@@ -186,7 +186,9 @@ def _generation_started(group: Group, found: _Findings, now_ms: int) -> Watch:
     for member_id, claim in claims.items():
         if member_id in watch.absent:
             continue
-        _compare_with_delivered(watch, member_id, claim, found, is_cooperative(group.protocol_name))
+        # Of a member that offers an eager protocol, too, KIP-429 makes an eager one: it claims nothing when it joins.
+        keeps = all(is_cooperative(name) for name, _ in group.members[member_id].protocols)
+        _compare_with_delivered(watch, member_id, claim, found, keeps and is_cooperative(group.protocol_name))
     cooperative = is_cooperative(group.protocol_name)
     if not cooperative:
         for member in group.members.values():

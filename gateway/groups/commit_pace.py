@@ -5,8 +5,9 @@ commits never reach the end of what it was served. Whether more commits are to c
 after a record was served the commit of that record came (the delay), and how long the commits of the partition are
 apart (the gap). If the next uncommitted record is overdue by both, the member does not work on it.
 
-A commit since the revocation was asked for is most likely one of the whole position. Then the gap does not count beyond
-the delay: an application that commits every five seconds all that it has processed need not be waited for that long.
+A last commit between the request to revoke and the release is most likely one of the whole position. Then the gap does
+not count beyond the delay: an application that commits every five seconds all that it has processed need not be waited
+for that long. A commit after the release shows that the application works on what it has released.
 
 A member that has never committed has no pace, and neither has one whose fetches this node does not know. Memory only.
 """
@@ -42,13 +43,13 @@ class Pace:
     delays_s: deque[float] = field(default_factory=_samples)
     gaps_s: deque[float] = field(default_factory=_samples)
 
-    def overdue_s(self, next_served_s: float, asked_s: float | None) -> float | None:
+    def overdue_s(self, next_served_s: float, asked_s: float | None, released_s: float) -> float | None:
         """When the commit of the next record is overdue, which was served at `next_served_s`. None: that is unknown.
         `asked_s`: when the member was asked to revoke the partition, if that is known."""
         if not self.delays_s:
             return None
         delay_s = max(self.delays_s)
-        if asked_s is not None and self.at_s >= asked_s:
+        if asked_s is not None and asked_s <= self.at_s <= released_s:
             gap_s = min(max(self.gaps_s, default=delay_s), delay_s)
         elif self.gaps_s:
             gap_s = max(self.gaps_s)

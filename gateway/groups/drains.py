@@ -12,6 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 import structlog
@@ -47,6 +48,7 @@ for at most."""
 SHORTEST_POLL_S = 0.01
 MAX_REBALANCING = 10_000
 """Groups of which the last rebalance's begin is remembered."""
+MAX_RELEASED = 20_000
 MAX_LOOKS = 4
 """At a time; they must not take all connections."""
 _NEWS = (HandoffBegun, HandoffAcknowledged, HandoffsChanged)
@@ -83,6 +85,8 @@ class Drains:
         self._paces = CommitPaces()
         self._rebalanced_s: OrderedDict[str, float] = OrderedDict()
         """When the last rebalance of a group began."""
+        self._released_s: OrderedDict[tuple[str, Draining], float] = OrderedDict()
+        """When each of the partitions that are to be drained was first seen so: its source has released it."""
         self._looking: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -94,10 +98,9 @@ class Drains:
         if facts and self._marks.wanted:
             self._note(group_id, facts)
         news = self._looking.get(group_id)
-        if news is not None:
-            if not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts):
-                news.set()
-        elif not facts or any(isinstance(fact, _NEWS) for fact in facts):
+        if news is not None and (not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts)):
+            news.set()
+        if not facts or any(isinstance(fact, _NEWS) for fact in facts):
             # The step is told of before its value is what the group shows.
             self._loop.call_soon(self._begin, group_id, context=NO_REQUEST.copy())
 
@@ -130,7 +133,10 @@ class Drains:
             await asyncio.wait(self._tasks)
 
     def _begin(self, group_id: str) -> None:
-        if group_id in self._looking or not draining(self._groups.settled(group_id)):
+        awaited = draining(self._groups.settled(group_id))
+        for each in awaited:
+            self._release_of(group_id, each)
+        if group_id in self._looking or not awaited:
             return
         self._looking[group_id] = asyncio.Event()
         task = self._loop.create_task(self._look_while_waiting(group_id), name=f"drains of {group_id}")
@@ -182,6 +188,7 @@ class Drains:
     def _stops_s(self, group_id: str, each: Draining, partition: tuple[UUID, int], committed: int) -> float | None:
         """When the source has committed all that it works on, unless it commits more before. None: that is unknown."""
         pace = self._paces.of(group_id, partition, each.source)
+        released_s = self._release_of(group_id, each)
         if pace is None or pace.offset != committed:
             # It was committed by another way, or is about to be told of.
             return None
@@ -192,7 +199,14 @@ class Drains:
         asked_s = None if each.asked_ms is None else each.asked_ms / 1000
         if asked_s is not None and each.asked_by_rebalance:
             asked_s = min(asked_s, self._rebalanced_s.get(group_id, asked_s))
-        return pace.overdue_s(next_served_s, asked_s)
+        return pace.overdue_s(next_served_s, asked_s, released_s)
+
+    def _release_of(self, group_id: str, each: Draining) -> float:
+        key = group_id, replace(each, mark=None, connection_id=None)
+        released_s = self._released_s.setdefault(key, self._loop.time())
+        if len(self._released_s) > MAX_RELEASED:
+            self._released_s.popitem(last=False)
+        return released_s
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
         """None: there is no such partition."""

@@ -67,6 +67,7 @@ class Groups(Runtime):
         store_patience_ms: int = STORE_PATIENCE_MS,
         count_rebalance: Callable[[], None] = lambda: None,
         count_violation: Callable[[str], None] = lambda violation: None,
+        count_withheld: Callable[[int], None] = lambda partitions: None,
         count_handoff: Callable[[str, bool, int], None] = lambda reason, forced, waited_ms: None,
         journal: Journal | None = None,
         cluster_ms: Callable[[], int] = wall_ms,
@@ -77,6 +78,7 @@ class Groups(Runtime):
         self._leases = leases
         self._count_rebalance = count_rebalance
         self._count_violation = count_violation
+        self._count_withheld = count_withheld
         self._count_handoff = count_handoff
         self.journal = journal
         """None: nothing is written down."""
@@ -162,6 +164,12 @@ class Groups(Runtime):
         for read in self.readers:
             read(group_id, facts)
 
+    def noticed(self, group_id: str, fact: ProtocolViolated) -> None:
+        """Records what was seen of a group from outside of its steps."""
+        group = self.settled(group_id)
+        if group is not None:
+            self._happened(group, group, (fact,))
+
     def transaction_committed(self, group_id: str) -> None:
         """Offsets of the group have become durable with a transaction that this node has ended. The coordinator of a
         group that is another node's finds out by itself."""
@@ -180,6 +188,8 @@ class Groups(Runtime):
                 self._count_rebalance()
             elif isinstance(fact, ProtocolViolated):
                 self._count_violation(fact.violation.name.lower())
+            elif isinstance(fact, PartitionsWithheld):
+                self._count_withheld(fact.partition_count)
             elif isinstance(fact, HandoffEnded):
                 self._count_handoff(fact.reason.value, fact.reason in FORCED, fact.waited_ms)
         was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)

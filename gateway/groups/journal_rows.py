@@ -29,6 +29,7 @@ from gateway.coordinator.facts import (
     MemberRejoined,
     MemberReplaced,
     MemberSynced,
+    PartitionsWithheld,
     ProtocolViolated,
     RebalanceBegun,
     TargetComputed,
@@ -60,6 +61,10 @@ MAX_GROUPS = 50_000
 DEAD = GroupState.DEAD.value
 EMPTY = GroupState.EMPTY.value
 STABLE = GroupState.STABLE.value
+
+LONG_REBALANCE_MS = 1_000
+"""From here on the row of a generation names the members that joined last."""
+MAX_NAMED = 3
 
 _EXPIRED = {
     Departure.SESSION_EXPIRED: "session_timeout",
@@ -151,7 +156,15 @@ class _Telling(Sheet):
                     self._generation(self._after)
             elif isinstance(fact, ProtocolViolated):
                 member_id = fact.members[0] if fact.members else None
-                self._event("observed", reason=fact.violation.name.lower(), detail=str(fact), member_id=member_id)
+                self._event(
+                    "observed",
+                    reason=fact.violation.name.lower(),
+                    detail=str(fact),
+                    member_id=member_id,
+                    member=member_of(self._after, member_id),
+                )
+            elif isinstance(fact, PartitionsWithheld):
+                self._event("observed", reason="partitions_withheld", detail=str(fact))
             elif isinstance(fact, MemberFenced):
                 pass  # told with the MemberReplaced that it belongs to
             else:
@@ -309,14 +322,31 @@ class _Telling(Sheet):
             state, protocol_name, leader = None, assignor_of(group), None
             touched = {member_id for fact in self._happened.facts for member_id in spoke(fact)}
             changed = [member_id for member_id in changed if member_id in touched]
+        last = self._joined_last(group)
         self._event(
             "generation_created",
             state_after=state,
             protocol_name=protocol_name,
             member_id=leader,
             member_count=self._now.member_count,
+            detail=last,
+            wait_ms=None if last is None else self._since_start(),
         )
         self._members(group, changed)
+
+    def _joined_last(self, group: Value) -> str | None:
+        """The members for whom a join phase that took long was waiting; None if none was."""
+        waited_ms = self._since_start()
+        before = self._before
+        if not isinstance(group, Group) or not isinstance(before, Group) or (waited_ms or 0) < LONG_REBALANCE_MS:
+            return None
+        late = [
+            member_id
+            for member_id in group.members
+            if member_id in before.members and before.members[member_id].parked_join is None
+        ]
+        named = ", ".join(late[:MAX_NAMED])
+        return named + (f" and {len(late) - MAX_NAMED} more" if len(late) > MAX_NAMED else "") or None
 
     def _hand_out(self, group: Value) -> None:
         self._handed_out = True

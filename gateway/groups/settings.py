@@ -25,6 +25,7 @@ from gateway.config.group import (
     RECORD_LOCK_DURATION,
     STANDBY_REPLICAS,
     check_group_configs,
+    group_guard,
     group_handoff,
     group_intervals,
     group_number,
@@ -142,6 +143,7 @@ def _consumer_settings(configs: Configs, broker: BrokerConfig) -> ConsumerSettin
         max_size=broker.group_consumer_max_size,
         assignors=broker.group_consumer_assignors,
         handoff=_handoff(configs, broker),
+        cooperative_guard=group_guard(configs, broker),
         migration_policy=MigrationPolicy(broker.group_consumer_migration_policy),
     )
 

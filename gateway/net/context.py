@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
     from gateway.groups.groups import Groups
+    from gateway.groups.idle_owners import IdleOwners
     from gateway.groups.marks import Marks
     from gateway.internal_log.writer import InternalLogs
     from gateway.log.appender import Appender
@@ -133,6 +134,8 @@ class Services:
     """None: internal topics hold what has been written to them before."""
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
+    idle_owners: IdleOwners | None = None
+    """Watches members that read nothing of what they were assigned."""
     authorizer: Authorizer | None = None
     """None: everybody may do everything."""
     delegation: DelegationTokens | None = None

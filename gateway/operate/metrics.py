@@ -216,6 +216,10 @@ class Metrics:
             "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
             "violation",
         )
+        self.group_withheld = self._counter(
+            "group_partitions_withheld",
+            "Partitions that group.cooperative.guard withheld from their new owners because others still claimed them.",
+        )
         self.groups_half_way = self._gauge(
             "groups_mixed_mode", "Groups half way between eager and cooperative assignment: an upgrade to be finished."
         )

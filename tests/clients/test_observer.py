@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.request
 import uuid
 from typing import Any, ClassVar
 
+import confluent_kafka
 import pytest
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
+from gateway.cli import main
 from tests.clients.consumers import CONSUMERS, ConfluentConsumer, KafkaPythonConsumer
 from tests.clients.scoreboard import ConsumerThread, Scoreboard
 from tests.clients.topics import create_topic
+from tests.clients.workers import until
 from tests.gateway_process import GatewayFactory, GatewayProcess
 
 PARTITIONS = 6
@@ -35,6 +39,13 @@ def violations(gateway: GatewayProcess) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith("sluice_group_protocol_violations_total{"))
     return {name.split('"')[1]: float(value) for name, _, value in samples}
+
+
+def withheld(gateway: GatewayProcess) -> float:
+    with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    name = "sluice_group_partitions_withheld_total "
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +81,36 @@ def test_what_is_said_of_stock_clients(
     assert "withheld from" not in gateway.log_text()
 
 
+class Misused(ConfluentConsumer):
+    """Calls assign in the callback of a cooperative protocol, which librdkafka refuses."""
+
+    def on_assign(self, consumer: Any, partitions: Any) -> None:
+        with contextlib.suppress(confluent_kafka.KafkaException):
+            consumer.assign(partitions)
+
+
+def test_a_member_that_misuses_assign_is_named_with_its_client(
+    gateway_factory: GatewayFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = gateway_factory({"group.initial.rebalance.delay.ms": "0"})
+    topic, group = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}"
+    member = Misused("misused", Scoreboard(), gateway.bootstrap, topic, group, "cooperative-sticky")
+    member.awaits_partitions = True
+    try:
+        member.start()
+        until(lambda: violations(gateway).get("nothing_read") == 1, "it is not seen")
+    finally:
+        member.stop()
+
+    def told() -> str:
+        assert gateway.database_url is not None
+        assert main(["groups", "history", group, "--database-url", gateway.database_url]) == 0
+        return capsys.readouterr().out
+
+    until(lambda: "client same-for-all" in told(), "it is not in the history")
+    assert "misuses assign" in told()
+
+
 @pytest.mark.parametrize("guard", [True, False], ids=["guarded", "reported"])
 def test_a_leader_that_moves_what_is_claimed(gateway_factory: GatewayFactory, guard: bool) -> None:
     gateway = gateway_factory({"group.cooperative.guard": "true"} if guard else {})
@@ -89,3 +130,4 @@ def test_a_leader_that_moves_what_is_claimed(gateway_factory: GatewayFactory, gu
     # With the guard nothing was moved in the end.
     assert ("moved_while_claimed" in violations(gateway)) is not guard
     assert ("withheld from" in gateway.log_text()) is guard
+    assert (withheld(gateway) > 0) is guard

@@ -139,7 +139,7 @@ def test_lag_of_an_unknown_group_ends_with_1(
         assert group in said
     assert main(["groups", "lag", group, mistyped, "-b", gateway.bootstrap]) == 1
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[1].split() == [group, "2", "0", "0"]
+    assert captured.out.splitlines()[1].split() == [group, "2", "0", "0", "-"]
     assert captured.err.startswith(f"sluice: there is no group {mistyped}")
 
 
@@ -205,7 +205,37 @@ def test_a_group_with_a_member(sluice: Prompt, gateway: GatewayProcess, topic: s
         assert "stop its consumers" in refused
         assert "has members" in sluice("groups", "delete", group, code=1)
     (lag,) = sluice.json("groups", "lag", group)
-    assert (lag["partitions"], lag["lag"], lag["most_of_one"]) == (1, 1, 1)
+    assert (lag["partitions"], lag["lag"], lag["most_of_one"], lag["never_committed"]) == (2, 1, 1, 0)
+
+
+def test_lag_without_a_commit_is_unknown_and_not_zero(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c"])
+    produce(gateway, topic, 1, ["d"])
+    with consumer(gateway, group, topic) as member:
+        assert sorted(consume(member, 4)) == ["a", "b", "c", "d"]
+        (described,) = sluice.json("groups", "describe", group)
+        (lag,) = sluice.json("groups", "lag", group)
+        for row in (described, lag):
+            assert (row["lag"], row["never_committed"]) == (None, 4)
+        assert lag["most_of_one"] is None
+        assert [(each["lag"], each["never_committed"]) for each in described["partitions"]] == [(None, 3), (None, 1)]
+        head, values = (line.split() for line in sluice("groups", "lag", group).splitlines())
+        assert dict(zip(head, values, strict=True))["LAG"] == "-"
+
+
+def test_lag_counts_partitions_of_a_read_topic_that_have_no_commit(
+    sluice: Prompt, gateway: GatewayProcess, topic: str
+) -> None:
+    """As after a restore: nobody is in the group, and what one partition had committed is not there."""
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c"])
+    produce(gateway, topic, 1, ["d", "e"])
+    sluice("groups", "reset-offsets", group, "--topic", f"{topic}:1", "--to-offset", "1", "--execute")
+    (lag,) = sluice.json("groups", "lag", group)
+    assert (lag["partitions"], lag["lag"], lag["most_of_one"], lag["never_committed"]) == (2, 1, 1, 3)
+    rows = sluice.json("groups", "lag", group, "--by-partition")
+    assert [(row["committed"], row["lag"], row["never_committed"]) for row in rows] == [(None, None, 3), (1, 1, None)]
 
 
 @pytest.mark.parametrize(
@@ -227,10 +257,10 @@ def test_offsets_are_reset(sluice: Prompt, gateway: GatewayProcess, topic: str, 
     sluice("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-offset", "3", "--execute")
     reset = ("groups", "reset-offsets", group, "--all-topics", *arguments)
     assert sluice.json(*reset) == [{"topic": topic, "partition": 0, "committed": 3, "new": new, "moved": new - 3}]
-    (row,) = sluice.json("groups", "lag", group, "--by-partition")
+    row, _ = sluice.json("groups", "lag", group, "--by-partition")
     assert row["committed"] == 3, "without --execute nothing moves"
     sluice(*reset, "--execute")
-    (row,) = sluice.json("groups", "lag", group, "--by-partition")
+    row, _ = sluice.json("groups", "lag", group, "--by-partition")
     assert (row["committed"], row["lag"]) == (new, 4 - new)
     if new < 4:
         with consumer(gateway, group, topic) as member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -11,7 +12,7 @@ from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import GroupState
+from gateway.coordinator.model import ConsumerSettings, GroupState
 from gateway.coordinator.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from protocol.consumer import (
     Assignment,
@@ -154,6 +155,19 @@ def test_a_member_that_takes_nothing_is_named() -> None:
     scene.sync("a", a, {a: given(0, 1, 2), b: given()})
     again(scene, (a, claiming(generation=scene.generation)), (b, claiming()))
     assert scene.only(Violation.NOTHING_TAKEN).members == (a,)
+
+
+def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() -> None:
+    """KIP-429: Java's consumer with both revokes everything before it joins, whatever was chosen."""
+    scene = Watched()
+    both = (*claiming(), *claiming(name="range"))
+    a, b = scene.completing("a", "b", offer=both)
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given()})
+    assert scene.group.protocol_name == STICKY
+    nothing = (*claiming(generation=scene.generation), *claiming(generation=scene.generation, name="range"))
+    again(scene, (a, nothing), (b, nothing))
+    assert not scene.kinds & {Violation.NOTHING_TAKEN, Violation.DELIVERED_UNCLAIMED}
 
 
 def test_a_member_that_lost_everything_is_not_blamed() -> None:
@@ -327,6 +341,17 @@ def test_the_guard_withholds_what_another_claims() -> None:
     scene.sync("a", a, {a: given(0), b: given(1, 2)})
     assert partitions_of(held) == {1, 2}, "let go, and so given"
     assert len(scene.withheld) == 1
+
+
+@pytest.mark.parametrize("guards", [True, False])
+def test_the_guard_is_a_setting_of_the_group_s_own(guards: bool) -> None:
+    scene = Watched(group_cooperative_guard=not guards)
+    own = {scene.group.group_id: ConsumerSettings(cooperative_guard=guards)}
+    scene.settings = replace(scene.settings, consumer_of=own)
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given(1, 2)})
+    assert bool(scene.withheld) is guards
 
 
 def test_a_group_that_does_not_rebalance_after_the_guard_is_made_to() -> None:

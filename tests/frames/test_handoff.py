@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import confluent_kafka
 import pytest
 
+from gateway.cli import main
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
@@ -409,6 +411,24 @@ async def test_a_static_target_that_restarts_waits_in_its_own_place(gateway: Gat
         assert (await asyncio.wait_for(waiting, 10)).assignment == given(scene.topic, MOVED)
         assert await committed(restarted.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
         assert await scene.b.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
+
+
+async def test_describe_marks_partitions_that_their_owners_may_not_read_yet(
+    gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+
+        async def marked() -> dict[int, str | None]:
+            words = ["groups", "describe", scene.a.group_id, "--json", "-b", gateway.bootstrap]
+            assert await asyncio.to_thread(main, words) == 0
+            (described,) = json.loads(capsys.readouterr().out)
+            return {row["partition"]: row["handoff"] for row in described["partitions"]}
+
+        assert await marked() == {0: None, MOVED: "pending"}
+        assert not held.done(), "it only looks"
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+        assert (await asyncio.wait_for(held, 10)).error_code == NONE
+        assert await marked() == {0: None, MOVED: None}
 
 
 async def test_a_lie_about_the_offset_releases_nothing(gateway: GatewayProcess) -> None:

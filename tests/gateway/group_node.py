@@ -179,6 +179,7 @@ async def group_node(
             internal_topics=InternalTopics(),
             offsets=offsets,
             groups=groups,
+            idle_owners=None,
             membership=membership,
             transactions=Transactions(TransactionStore(database), ProducerStore(database), tail, membership),
         )
@@ -213,7 +214,9 @@ class Member:
         protocol_type: str = "consumer",
         metadata: bytes = b"subscription",
         connection_number: int = -1,
+        protocol_name: str = "range",
     ) -> None:
+        self.protocol_name = protocol_name
         self.groups = groups
         self.group_id = group_id
         self.connection_id = connection_id
@@ -240,7 +243,7 @@ class Member:
                 member_id=self.member_id,
                 group_instance_id=self.group_instance_id,
                 protocol_type=self.protocol_type,
-                protocols=(("range", self.metadata),),
+                protocols=((self.protocol_name, self.metadata),),
                 session_timeout_ms=self.session_timeout_ms,
                 rebalance_timeout_ms=self.rebalance_timeout_ms,
                 new_member_id=MemberId(f"member-{self.connection_id}"),

@@ -56,6 +56,7 @@ def context(*, storage: bool = True) -> Any:
         ),
         history=SimpleNamespace(epochs=epochs),
         log=SimpleNamespace(read=read),
+        idle_owners=None,
         marks=None,
         tail=tail,
     )

@@ -35,7 +35,7 @@ def test_a_pool_of_workers_is_waited_for_until_its_next_record_is_overdue(delay_
     then. However it is looked at, the next commit is awaited when it comes."""
     for now_s in (20.0, 20.0 + delay_s / 2, 20.0 + delay_s):
         pace = each_tenth(delay_s, now_s)
-        overdue_s = pace.overdue_s(pace.at_s - delay_s + 0.1, 20.0)
+        overdue_s = pace.overdue_s(pace.at_s - delay_s + 0.1, 20.0, 20.05)
         assert overdue_s is not None
         assert overdue_s > pace.at_s + 0.1, "the next commit is on its way"
         assert overdue_s <= pace.at_s + 0.1 + max(SHORTEST_SLACK_S, SLACK * delay_s) + 1e-6
@@ -43,7 +43,7 @@ def test_a_pool_of_workers_is_waited_for_until_its_next_record_is_overdue(delay_
 
 def test_a_pool_of_workers_is_waited_for_through_a_lull_of_its_records() -> None:
     pace = each_tenth(4.0)
-    overdue_s = pace.overdue_s(next_served_s=19.9, asked_s=20.0)
+    overdue_s = pace.overdue_s(next_served_s=19.9, asked_s=20.0, released_s=20.05)
     assert overdue_s is not None
     assert overdue_s > 19.9 + 4.0
 
@@ -51,20 +51,20 @@ def test_a_pool_of_workers_is_waited_for_through_a_lull_of_its_records() -> None
 def test_a_commit_of_the_whole_position_on_revocation_is_the_last() -> None:
     """Auto-commit: every five seconds and on revocation, always up to what was processed just now."""
     pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9), (12.0, 120, 11.9))
-    overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8)
+    overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
 
 
 def test_a_first_commit_on_revocation_is_the_last() -> None:
-    overdue_s = paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8)
+    overdue_s = paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
 
 
 def test_without_a_commit_on_revocation_the_next_of_its_rhythm_is_awaited() -> None:
     pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9))
-    overdue_s = pace.overdue_s(next_served_s=10.0, asked_s=12.0)
+    overdue_s = pace.overdue_s(next_served_s=10.0, asked_s=12.0, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s > 15.0
 
@@ -72,7 +72,7 @@ def test_without_a_commit_on_revocation_the_next_of_its_rhythm_is_awaited() -> N
 def test_who_works_on_batches_is_waited_for_as_long_as_a_batch_takes() -> None:
     """All was served at 0; a batch takes four seconds."""
     pace = paced((4.0, 100, 0.0), (8.0, 200, 0.0), (12.0, 300, 0.0))
-    overdue_s = pace.overdue_s(next_served_s=0.0, asked_s=11.0)
+    overdue_s = pace.overdue_s(next_served_s=0.0, asked_s=11.0, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s > 16.0
 
@@ -81,7 +81,16 @@ def test_who_works_on_batches_is_waited_for_as_long_as_a_batch_takes() -> None:
     "pace", [paced((5.0, 50, 4.9)), paced((5.0, 50, None), (6.0, 60, None))], ids=["one commit", "nothing served"]
 )
 def test_without_a_rhythm_nothing_is_known(pace: Pace) -> None:
-    assert pace.overdue_s(5.0, 7.0) is None
+    assert pace.overdue_s(5.0, 7.0, 7.1) is None
+
+
+def test_a_first_commit_after_the_release_is_not_taken_for_the_last() -> None:
+    """Its application works on what it has released, and nothing is known of its rhythm."""
+    assert paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9) is None
+    pace = paced((12.0, 120, 11.9), (15.0, 130, 11.9))
+    overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9)
+    assert overdue_s is not None
+    assert overdue_s > 18.0
 
 
 def test_a_commit_that_goes_back_or_says_the_same_has_no_gap() -> None:

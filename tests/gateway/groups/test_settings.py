@@ -47,6 +47,14 @@ def test_what_is_not_within_bounds_is_the_brokers() -> None:
     assert group_settings(BROKER, {"g": {"group.handoff.mode": "drain"}}).drains
 
 
+def test_the_guard_is_the_broker_s_where_a_group_has_none_of_its_own() -> None:
+    configs = {"on": {"group.cooperative.guard": "true"}, "off": {"group.cooperative.guard": "false"}, "g": {}}
+    for broker in (BROKER, parse_broker_configs({"group.cooperative.guard": "true"})):
+        settings = group_settings(broker, configs)
+        guards = [settings.guards(group_id) for group_id in ("on", "off", "g", "another")]
+        assert guards == [True, False, broker.group_cooperative_guard, broker.group_cooperative_guard]
+
+
 async def test_so_many_groups_may_have_settings_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.apis.configs.MAX_GROUPS_WITH_CONFIGS", 2)
     stored: dict[str, dict[str, str]] = {}
