@@ -51,6 +51,8 @@ MAX_TOPOLOGY_CHARACTERS = 1 << 20
 
 ASSIGNOR = "sticky"
 """The name under which Kafka has the like of ours."""
+FIRST_VERSION_WITH_OFFSETS = 1
+"""From which on members report how far their tasks are."""
 TASK_OFFSET_INTERVAL_MS = 60_000
 """How often members report how far their tasks are. Kafka's default; nothing is decided by it here."""
 ACCEPTABLE_RECOVERY_LAG = 10_000
@@ -90,7 +92,7 @@ async def streams_group_heartbeat(
         else:
             failures = await make_internal_topics(reply.missing_internal_topics, context)
             status = [_with_failures(each, failures) for each in status]
-    return _response(reply, tuple(status))
+    return _response(reply, tuple(status), context.version)
 
 
 def refuse_streams_group_heartbeat(
@@ -243,16 +245,20 @@ def _at(indexes: Iterable[int], names: Sequence[str]) -> Iterable[str]:
 # --- to messages --------------------------------------------------------------------------------------------------
 
 
-def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...]) -> StreamsGroupHeartbeatResponse:
+def _response(
+    reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...], version: int
+) -> StreamsGroupHeartbeatResponse:
     tasks, endpoints = reply.tasks, reply.partitions_by_user_endpoint
+    # An error and a farewell have no intervals.
+    reports_offsets = version >= FIRST_VERSION_WITH_OFFSETS and reply.heartbeat_interval_ms > 0
     return StreamsGroupHeartbeatResponse(
         error_code=reply.error,
         error_message=reply.message,
         member_id=reply.member_id or "",
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_interval_ms,
-        task_offset_interval_ms=TASK_OFFSET_INTERVAL_MS,
-        acceptable_recovery_lag=ACCEPTABLE_RECOVERY_LAG,
+        task_offset_interval_ms=TASK_OFFSET_INTERVAL_MS if reports_offsets else 0,
+        acceptable_recovery_lag=ACCEPTABLE_RECOVERY_LAG if reports_offsets else -1,
         status=status,
         active_tasks=None if tasks is None else _task_ids(tasks.active),
         standby_tasks=None if tasks is None else _task_ids(tasks.standby),

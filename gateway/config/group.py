@@ -30,6 +30,7 @@ TYPES = ("consumer", "streams", "share")
 RECORD_LOCK_DURATION = "share.record.lock.duration.ms"
 DELIVERY_COUNT_LIMIT = "share.delivery.count.limit"
 MAX_RECORD_LOCKS = "share.partition.max.record.locks"
+RENEWS = "share.renew.acknowledge.enable"
 DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 DEAD_LETTER_COPY = "errors.deadletterqueue.copy.record.enable"
 AUTO_OFFSET_RESET = "share.auto.offset.reset"
@@ -114,6 +115,7 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 2_000,
                 "Most records of a share partition that were delivered and are not settled.",
             ),
+            ConfigKey(RENEWS, ConfigType.BOOLEAN, True, "Whether members of a share group may extend their locks."),
             ConfigKey(
                 DEAD_LETTER_TOPIC,
                 ConfigType.STRING,
@@ -191,7 +193,7 @@ def check_group_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Non
             raise ConfigError(name, text, "unknown config name")
         value = key.parse(text)
         for bound, limit in _bounds(name, broker).items():
-            how = "less" if ".max." in bound else "greater"
+            how = "less" if bound.split(".")[2] == "max" else "greater"
             if not isinstance(value, int) or (value > limit if how == "less" else value < limit):
                 said = f"{how} than or equal to {bound}"
                 raise ConfigError(name, text, f"must be {said}", f"{name} must be {said}")

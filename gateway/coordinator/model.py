@@ -109,6 +109,8 @@ class ShareSettings:
     auto_offset_reset: str = "latest"
     """Where a group begins in a partition: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""
     read_committed: bool = False
+    renews: bool = True
+    """Whether members may extend their locks."""
     dead_letter_topic: str = ""
     """Topic for records that are rejected or were delivered too often (KIP-1191). Empty: none."""
     copies_dead_letters: bool = False

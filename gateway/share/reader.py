@@ -116,6 +116,7 @@ def partition_settings(settings: ShareSettings, levels: Mapping[str, int]) -> Pa
         max_record_locks=settings.max_record_locks,
         delivery_count_limit=settings.delivery_count_limit,
         record_lock_duration_ms=settings.record_lock_duration_ms,
+        renews=settings.renews,
         keeps_dead_letters=keeps_dead_letters(settings, levels),
     )
 

@@ -106,6 +106,8 @@ class PartitionSettings:
     """Most offsets in the window."""
     delivery_count_limit: int = 5
     record_lock_duration_ms: int = 30_000
+    renews: bool = True
+    """Whether members may extend their locks."""
     keeps_dead_letters: bool = False
     """Whether records that are rejected or were delivered too often go to a dead-letter topic first."""
 
@@ -328,6 +330,8 @@ def _acknowledge(
         for first_offset, last_offset, kind in _runs(batch):
             for each in _between(partition.ranges, max(first_offset, partition.start_offset), last_offset):
                 if each.state is not RecordState.ACQUIRED or each.member_id != event.member_id:
+                    return PartitionStep(partition, error=ErrorCode.INVALID_RECORD_STATE)
+                if kind is AcknowledgeType.RENEW and not settings.renews:
                     return PartitionStep(partition, error=ErrorCode.INVALID_RECORD_STATE)
                 if kind is AcknowledgeType.RENEW:
                     pieces.append(replace(each, deadline_ms=now_ms + settings.record_lock_duration_ms))

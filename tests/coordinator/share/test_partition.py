@@ -73,6 +73,14 @@ def states(partition: SharePartition) -> dict[int, RecordState]:
     }
 
 
+def test_a_lock_is_not_renewed_where_the_group_says_so():
+    settings = replace(SETTINGS, renews=False)
+    held = acquire(EMPTY, (10, 14), settings=settings).partition
+    event = Acknowledge(A, (AcknowledgedBatch(10, 14, (RENEW,)),))
+    taken = step(held, event, 500, settings)
+    assert (taken.error, taken.partition) == (ErrorCode.INVALID_RECORD_STATE, held)
+
+
 # --- acquiring ------------------------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,7 @@ class Node:
             replicas_strict=False,
             catalog=catalog,
             membership=membership,
+            metrics=SimpleNamespace(count_topic_bytes_out=lambda name, size_bytes: None),  # pyright: ignore[reportUnknownLambdaType]
             settings=SimpleNamespace(broker=BrokerConfig()),
             groups=SimpleNamespace(
                 settings=SimpleNamespace(share=ShareSettings(auto_offset_reset="earliest"), share_of={})
