@@ -32,7 +32,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
 from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
-from gateway.config.broker import BrokerConfig, principals
+from gateway.config.broker import BrokerConfig, ip_overrides, principals
 from gateway.config.broker_parsing import parse_stored
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import Listener, render_address
@@ -453,6 +453,13 @@ class App:
             listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
             for listener in settings.listeners
         }
+
+        def most_from(address: str) -> int:
+            overrides = catalog.broker.max_connections_per_ip_overrides
+            most = catalog.broker.max_connections_per_ip
+            return ip_overrides(overrides).get(address, most) if overrides else most
+
+        server.most_from = most_from
         await server.serve(
             by_role[Role.BROKER],
             connection_closed,

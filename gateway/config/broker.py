@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +51,25 @@ RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 NODE_ID_NAMES = ("node.id", "broker.id")
 """The first that is set holds."""
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+def ip_overrides(text: str) -> dict[str, int]:
+    """`10.0.0.1:20,::1:5`. Raises ValueError. Names of hosts are not resolved."""
+    overrides: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        address, _, count = part.rpartition(":")
+        if not count.isascii() or not count.isdigit():
+            raise ValueError(f"expected ADDRESS:NUMBER, not {part}")
+        overrides[str(ip_address(address))] = int(count)
+    return overrides
+
+
+def _ip_overrides(text: str) -> str | None:
+    try:
+        ip_overrides(text)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def principals(text: str) -> frozenset[str]:
@@ -583,6 +603,12 @@ class BrokerConfig:
     )
     max_connections: int = setting(
         _INT, MAX_INT, "Most client connections at once on one node.", at_least(0), update=_AT_START
+    )
+    max_connections_per_ip: int = setting(
+        _INT, MAX_INT, "Most connections at once from one address on one node.", at_least(0)
+    )
+    max_connections_per_ip_overrides: str = setting(
+        ConfigType.STRING, "", "The same for single addresses, as 10.0.0.1:20,10.0.0.2:5.", _ip_overrides
     )
 
     # security

@@ -10,6 +10,8 @@ It reads no bytes (`gateway/net/connection.py`) and knows no API.
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Any, NamedTuple
@@ -74,6 +76,9 @@ class Server:
         self._refused_since_log = 0
         self._connection_wait: ConnectionWait = lambda address: 0.0
         self._too_early = 0
+        self.most_from: Callable[[str], int] = lambda address: sys.maxsize
+        """How many connections at once an address may have."""
+        self._from: Counter[str] = Counter()
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
@@ -214,10 +219,15 @@ class Server:
             self._refused_since_log += 1
             self._metrics.protocol_errors.labels("max_connections").inc()
             return 0.0
-        wait_s = self._connection_wait(connection.info.client_host.removeprefix("/"))
+        address = connection.info.client_host.removeprefix("/")
+        if self._from[address] >= self.most_from(address):
+            self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
+            return 0.0
+        wait_s = self._connection_wait(address)
         if wait_s > 0:
             return self._refuse_early(min(wait_s, MAX_REFUSED_S))
         self._connections.add(connection)
+        self._from[address] += 1
         self._metrics.connections_opened.inc()
         return None
 
@@ -233,7 +243,12 @@ class Server:
         self._too_early -= 1
 
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            address = connection.info.client_host.removeprefix("/")
+            self._from[address] -= 1
+            if not self._from[address]:
+                del self._from[address]
         self._ended.set()
         if not self._draining:
             assert self._connection_closed is not None

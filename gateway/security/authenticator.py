@@ -56,7 +56,7 @@ half here shares one bound with the requests of those who are known."""
 MAX_LOOKUPS = 2
 """Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
 ABSENT_S = 1.0
-"""For how long a name that was absent gets no look-up while others wait. Where nobody waits, a new user is known at once."""
+"""For how long an absent name gets no look-up while others wait. If no one waits, a new user is known at once."""
 MAX_ABSENT = 1_000
 MAX_TOOK_S = 0.1
 MAX_SHOWN_NAME = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ip_overrides
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigError, ConfigSource, Update, render
 
@@ -212,3 +212,10 @@ def test_a_node_has_one_number_by_two_names() -> None:
     assert parse_broker_configs({"broker.id": "3", "node.id": "3"}).node_id == 3
     with pytest.raises(ConfigError, match=r"node\.id is set too, to 4"):
         parse_broker_configs({"broker.id": "3", "node.id": "4"})
+
+
+def test_overrides_of_connections_per_address() -> None:
+    assert ip_overrides(" 10.0.0.1:20, ::1:5 ,") == {"10.0.0.1": 20, "::1": 5}
+    for wrong in ("10.0.0.1", "localhost:5", "10.0.0.1:-1", "10.0.0.1:many"):
+        with pytest.raises(ConfigError):
+            parse_broker_configs({"max.connections.per.ip.overrides": wrong})

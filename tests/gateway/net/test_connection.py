@@ -545,6 +545,29 @@ async def test_more_connections_than_allowed_are_refused() -> None:
         assert await first.answer() == b"-echo:2"
 
 
+async def test_more_connections_than_an_address_may_have_are_refused_until_one_ends() -> None:
+    async with node() as served:
+        allowed = {"127.0.0.1": 2}
+        served.server.most_from = lambda address: allowed[address]
+        first, second = [await served.connect() for _ in range(2)]
+        for peer in (first, second):
+            peer.send(b"-echo:1")
+            await peer.answer()
+        for _ in range(3):
+            refused = await served.connect()
+            assert await refused.ended() == b""
+        assert served.closed_for("max_connections_per_ip") == 3
+        second.writer.close()
+        await asyncio.wait_for(served.gone.get(), 10)
+        third = await served.connect()
+        third.send(b"-echo:2")
+        assert await third.answer() == b"-echo:2"
+        allowed["127.0.0.1"] = 3
+        fourth = await served.connect()
+        fourth.send(b"-echo:3")
+        assert await fourth.answer() == b"-echo:3"
+
+
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     async with node(max_idle_ms=200) as served:
         idle, half, busy = [await served.connect() for _ in range(3)]
