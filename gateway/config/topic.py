@@ -251,11 +251,11 @@ _SHOWN = (
     ),
     _throttled("leader.replication.throttled.replicas"),
     _throttled("follower.replication.throttled.replicas"),
+    _no_effect("remote.copy.lag.bytes", _LONG, -1, _NO_TIERS, at_least(-2), "log.remote.copy.lag.bytes"),
     _no_effect(REMOTE_STORAGE, _BOOLEAN, False, _NO_TIERS),
     _no_effect("remote.log.copy.disable", _BOOLEAN, False, _NO_TIERS),
     _no_effect("remote.log.delete.on.disable", _BOOLEAN, False, _NO_TIERS),
     _no_effect("remote.copy.lag.ms", _LONG, 0, _NO_TIERS, at_least(-2), "log.remote.copy.lag.ms"),
-    _no_effect("remote.copy.lag.bytes", _LONG, -1, _NO_TIERS, at_least(-2), "log.remote.copy.lag.bytes"),
     ConfigKey(
         "max.decompressed.message.bytes",
         _INT,

@@ -238,9 +238,11 @@ def test_tiered_storage_is_refused_in_kafkas_words() -> None:
 
 
 def test_settings_are_in_kafkas_order() -> None:
-    """As Apache Kafka 4.4 answered, without those that are new in it."""
+    """As Apache Kafka 4.4 answered."""
     assert [name for name, key in TOPIC_CONFIGS.items() if not key.internal] == [
         "compression.type",
+        "errors.deadletterqueue.group.enable",
+        "remote.copy.lag.bytes",
         "remote.log.delete.on.disable",
         "leader.replication.throttled.replicas",
         "remote.storage.enable",
@@ -255,6 +257,7 @@ def test_settings_are_in_kafkas_order() -> None:
         "segment.bytes",
         "retention.ms",
         "compression.gzip.level",
+        "remote.copy.lag.ms",
         "flush.messages",
         "compression.zstd.level",
         "max.compaction.lag.ms",
@@ -270,6 +273,7 @@ def test_settings_are_in_kafkas_order() -> None:
         "retention.bytes",
         "delete.retention.ms",
         "message.timestamp.after.max.ms",
+        "max.decompressed.message.bytes",
         "message.timestamp.before.max.ms",
         "segment.ms",
         "segment.index.bytes",
