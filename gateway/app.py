@@ -128,6 +128,8 @@ class App:
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Where clients are told to connect, once started."""
+        self.addresses: dict[str, str] = {}
+        """The same by listener."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -468,6 +470,7 @@ class App:
             requests,
         )
         self.bootstrap = membership.address
+        self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         leave = partial(self._leave, groups, leases, jobs, membership)

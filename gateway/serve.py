@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,7 +22,9 @@ from typing import Any
 import uvloop
 
 from gateway.app import App, StartError
-from gateway.config.listeners import render_address
+from gateway.config.broker import BrokerConfig
+from gateway.config.listeners import Listener, render_address
+from gateway.config.security import listener_security
 from gateway.config.settings import OPTIONS, Configuration, Settings
 from gateway.net.collection import Survivors
 from gateway.operate import logs, workers
@@ -66,7 +69,7 @@ def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
     flags += [f"--set={assignment}" for assignment in given.set]
     flags += [f"--config={given.config}"] if given.config else []
     supervisor = workers.Supervisor(configuration, flags, as_json=logs.as_json(settings.log_format))
-    return asyncio.run(supervisor.run(partial(_welcome, settings)))
+    return asyncio.run(supervisor.run(partial(greeting, settings)))
 
 
 async def _run(configuration: Configuration) -> int:
@@ -98,7 +101,7 @@ async def _serve_until_told(configuration: Configuration) -> int:
             await asyncio.wait((starting,))
             return 0
         starting.result()
-        print(_welcome(configuration.settings, app.bootstrap), flush=True)
+        print(greeting(configuration.settings, app.bootstrap, app.addresses), flush=True)
         survivors = Survivors()
         # Of what comes later nearly all is freed by itself. Ten thousand groups that join spent a quarter of their time
         # in the collector at Python's 700.
@@ -121,18 +124,49 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _welcome(settings: Settings, bootstrap: str) -> str:
+def greeting(settings: Settings, bootstrap: str, addresses: Mapping[str, str] | None = None) -> str:
+    """What a person may try first. `bootstrap` leads to the first listener; `addresses` has those of all listeners by
+    name, else they are where clients are told to connect."""
     if not settings.roles.is_broker:
         return (
             f"Sluice is a controller at {bootstrap}. To ask it:\n"
             f"  kafka-metadata-quorum.sh --bootstrap-controller {bootstrap} describe --status"
         )
-    return (
-        f"Sluice serves Kafka clients at {bootstrap}. To try it:\n"
-        f"  echo hello | kcat -b {bootstrap} -t greetings -P\n"
-        f"  kcat -b {bootstrap} -t greetings -C -e\n"
-        f"  python3 -m kafka.admin -b {bootstrap} topics list   (pip install kafka-python)"
-    )
+    first, *others = (listener for listener in settings.listeners if not listener.is_controller)
+    options = _client_options(first, settings.broker)
+    lines = [
+        f"Sluice serves Kafka clients at {bootstrap}. To try it:",
+        f"  echo hello | kcat -b {bootstrap} -t greetings -P{options}",
+        f"  kcat -b {bootstrap} -t greetings -C -e{options}",
+    ]
+    if not options:
+        lines.append(f"  python3 -m kafka.admin -b {bootstrap} topics list   (pip install kafka-python)")
+    for listener in others:
+        address = (addresses or {}).get(listener.name) or render_address(listener.advertised)
+        lines.append(f"Listener {listener.name}:")
+        lines.append(f"  kcat -b {address} -L{_client_options(listener, settings.broker)}")
+    return "\n".join(lines)
+
+
+def _client_options(listener: Listener, broker: BrokerConfig) -> str:
+    """The options that librdkafka needs at a listener; none at a plain one."""
+    security = listener_security(listener, broker)
+    options: list[str] = []
+    if security.sasl is not None or security.tls is not None:
+        options.append(f"security.protocol={listener.security_protocol}")
+    if security.sasl is not None:
+        mechanism = security.sasl.mechanisms[0]
+        options.append(f"sasl.mechanism={mechanism}")
+        if mechanism == "OAUTHBEARER":
+            options += ["sasl.oauthbearer.method=oidc", "sasl.oauthbearer.token.endpoint.url=URL"]
+            options += ["sasl.oauthbearer.client.id=ID", "sasl.oauthbearer.client.secret=SECRET"]
+        else:
+            options += ["sasl.username=USER", "sasl.password=PASSWORD"]
+    if security.tls is not None:
+        options.append("ssl.ca.location=CA.pem")
+        if security.tls.client_auth == "required":
+            options += ["ssl.certificate.location=CERTIFICATE.pem", "ssl.key.location=KEY.pem"]
+    return "".join(f" -X {option}" for option in options)
 
 
 def _keep_large_blocks() -> None:

@@ -175,7 +175,8 @@ async def _queue(
     rows: list[OffsetCommit] = []
     async for one in in_pieces(surviving):
         metadata = one.partition.committed_metadata or ""
-        if len(metadata) > max_metadata:
+        # Kafka counts UTF-16 units, whatever the setting's name says.
+        if len(metadata) > max_metadata or len(metadata.encode("utf-16-le", "surrogatepass")) > 2 * max_metadata:
             one.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
         elif one.topic_id is not None:
             storing.append(one)

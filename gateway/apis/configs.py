@@ -23,16 +23,20 @@ from gateway.apis.broker_loggers import Operation, alter_loggers, describe_logge
 from gateway.cluster.reconciler import RENEWALS_PER_TTL
 from gateway.config.broker import (
     BROKER_CONFIGS,
+    COARSER,
+    IDLE,
     LISTENER_PREFIX,
+    MIN_INSYNC,
     NODE_CONFIGS,
     UNLISTED,
     BrokerConfig,
     find_broker_config,
     shown_value,
 )
-from gateway.config.broker_parsing import parse_broker_configs, parse_stored, refuse_without_effect
+from gateway.config.broker_parsing import parse_broker_configs, parse_stored
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
+from gateway.config.java_order import in_java_order
 from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map, render_listeners, render_roles
 from gateway.config.topic import (
     REPLICATION_FACTOR,
@@ -216,7 +220,12 @@ def _topic_entry(
     key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
     layers = topic_layers(key, configs, broker)
-    synonyms = [DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers]
+    # Kafka shows the broker's counterpart in the same unit alone: log.retention.ms, not log.retention.hours.
+    synonyms = [
+        DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source)
+        for layer in layers
+        if layer.factor == 1
+    ]
     source = layers[0].source if layers else ConfigSource.DEFAULT_CONFIG
     return _entry(key, effective_text(key, configs, broker), source, synonyms, request, read_only=False)
 
@@ -236,7 +245,7 @@ def _describe_broker(
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
     others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
-        keys = [key for key in keys if key.name in broker.dynamic]
+        keys = [key for key in (*keys, *_chosen(WITHOUT_EFFECT, resource)) if key.name in {*broker.dynamic, MIN_INSYNC}]
         broker = parse_broker_configs(broker.static, broker.dynamic)
     elif read_broker_id(resource.resource_name, "Broker") != services.membership.node_id:
         raise KafkaError(
@@ -259,9 +268,23 @@ def _describe_broker(
             layers = broker.layers(key.name)
         source, value = layers[0] if layers else (ConfigSource.DEFAULT_CONFIG, None)
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
+        synonyms += [
+            DescribeConfigsSynonym(name=name, value=value, source=source)
+            for name in COARSER.get(key.name, ())
+            for source, value in (broker.layers(name) if layers else ())
+        ]
         read_only = key.update not in (Update.DYNAMIC, Update.OF_ONE_NODE)
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
-    return [*entries, *others, *_unknown_entries(resource, broker)]
+    listed = [*entries, *others, *_unknown_entries(resource, broker)]
+    order = _broker_order()
+    return sorted(listed, key=lambda entry: order.get(entry.name, len(order)))
+
+
+@cache
+def _broker_order() -> Mapping[str, int]:
+    """The place of each setting in Kafka's list."""
+    names = in_java_order({**BROKER_CONFIGS, **WITHOUT_EFFECT})
+    return {name: place for place, name in enumerate(names)}
 
 
 def _without_effect(
@@ -276,7 +299,12 @@ def _without_effect(
     entries: list[DescribeConfigsResourceResult] = []
     for key in _chosen(WITHOUT_EFFECT, resource):
         entry = prebuilt[key.name]
-        if key.name in facts:
+        if services.catalog.broker.is_given(key.name):
+            layers = services.catalog.broker.layers(key.name)
+            synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
+            read_only = key.update not in (Update.DYNAMIC, Update.OF_ONE_NODE)
+            entry = _entry(key, layers[0][1], layers[0][0], synonyms, request, read_only=read_only)
+        elif key.name in facts:
             value, source = facts[key.name], ConfigSource.STATIC_BROKER_CONFIG
             synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
             entry = _entry(key, value, source, synonyms, request, read_only=True)
@@ -288,13 +316,14 @@ def _without_effect(
 def _without_effect_entries(
     include_synonyms: bool, include_documentation: bool
 ) -> dict[str, DescribeConfigsResourceResult]:
-    """Made once for all answers: nothing changes them."""
+    """Made once for all answers: those that nobody has set."""
     request = DescribeConfigsRequest(include_synonyms=include_synonyms, include_documentation=include_documentation)
     entries: dict[str, DescribeConfigsResourceResult] = {}
     for name, key in WITHOUT_EFFECT.items():
         value, source = render(key.default), ConfigSource.DEFAULT_CONFIG
         synonyms = [] if value is None else [DescribeConfigsSynonym(name=name, value=value, source=source)]
-        entries[name] = _entry(key, value, source, synonyms, request, read_only=True)
+        read_only = key.update not in (Update.DYNAMIC, Update.OF_ONE_NODE)
+        entries[name] = _entry(key, value, source, synonyms, request, read_only=read_only)
     return entries
 
 
@@ -561,7 +590,7 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     broker, before = with_configs(current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
-        key = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
+        key = find_broker_config(name)
         if key is None:
             return None
         # What this node has for itself alone says nothing of all nodes.
@@ -569,8 +598,6 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
         return key, next((value for source, value in broker.layers(name) if source is not hidden), None)
 
     wanted = change(current, effective)
-    for name, value in _differing(wanted, current).items():
-        refuse_without_effect(name, value)
     altered, refused = with_configs(wanted)
     for name, error in refused.items():
         # What another release has stored, and this one refuses, may stay or go.
@@ -597,6 +624,8 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
         use_certificates()
     shown = {name: shown_value(name, value) for name, value in wanted.items()}
     logger.info("broker configs altered", broker=resource_name or "all", configs=shown)
+    for name in _differing(wanted, current).keys() & IDLE.keys():
+        logger.warning("broker config without effect", config=name, reason=IDLE[name].documentation)
 
 
 def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], broker_id: str) -> None:

@@ -2,9 +2,10 @@
 
 The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever.
 `eligible.leader.replicas.version` says which replicas may lead (`gateway/cluster/in_sync.py`). Other levels switch a
-group protocol on or off, as does `group.coordinator.rebalance.protocols`. Two are facts that nobody changes:
-`metadata.version` is that of the release of Kafka whose APIs are served, for nodes write nothing by it, and
-`kraft.version` is 0, for voters are not added or removed by request (`quorum.py`).
+group protocol on or off, as does `group.coordinator.rebalance.protocols`. `metadata.version` is that of the release of
+Kafka whose APIs are served and cannot change, because nodes write nothing by it. `kraft.version` may be raised, as
+`kafka-features.sh upgrade --release-version` does, and changes nothing: voters are not added or removed by request
+(`quorum.py`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ METADATA, KRAFT = "metadata.version", "kraft.version"
 OLDEST_METADATA, METADATA_4_4, METADATA_4_5 = 7, 33, 34
 """3.3-IV3, from which on Kafka 4.4 goes; 4.4-IV2; and 4.5-IV0, which may still change."""
 
+HIGHEST_KRAFT = 1
+
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
 
@@ -58,7 +61,7 @@ def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
     """Feature → its lowest and its highest level."""
     return {
         METADATA: (OLDEST_METADATA, _metadata_version(broker)),
-        KRAFT: (LOWEST_LEVEL, LOWEST_LEVEL),
+        KRAFT: (LOWEST_LEVEL, HIGHEST_KRAFT),
         **{name: (LOWEST_LEVEL, highest) for name, highest in SUPPORTED.items()},
     }
 
@@ -68,7 +71,7 @@ def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
     levels = {name: membership.levels.get(name, highest) for name, highest in SUPPORTED.items()}
     return {
         METADATA: _metadata_version(broker),
-        KRAFT: LOWEST_LEVEL,
+        KRAFT: membership.levels.get(KRAFT, LOWEST_LEVEL),
         **levels,
         TRANSACTIONS: membership.transaction_version,
     }

@@ -49,7 +49,7 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     (only,) = coordinators
     return FindCoordinatorResponse(
         error_code=only.error_code,
-        error_message=only.error_message,
+        error_message=only.error_message if only.error_code else ErrorCode.NONE.name,  # as Kafka says it here alone
         node_id=only.node_id,
         host=only.host,
         port=only.port,

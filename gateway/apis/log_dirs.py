@@ -1,17 +1,21 @@
 """DescribeLogDirs, AlterReplicaLogDirs: what each partition takes in Postgres, and where it is to lie.
 
 The one idea: there is one log directory, called `postgres`, and every node answers for the partitions of which it is a
-replica. Sizes are those of the
-stored batches; how large the volume below is, nobody here knows (−1).
+replica. Sizes are those of the stored batches. Total and usable bytes are those of the volume below the node's segments
+or its embedded Postgres; a node with neither does not know them (−1).
 """
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from gateway.apis.metadata import Placement
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
+from gateway.config.settings import Settings
 from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces
@@ -34,6 +38,7 @@ from storage.types import Partition, Topic
 LOG_DIR = render(BROKER_CONFIGS["log.dirs"].default) or ""
 
 STATES_PER_QUERY = 5_000
+UNKNOWN = -1
 
 
 async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
@@ -66,7 +71,23 @@ async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCon
             if partition.partition_key in sizes
         ]
         topics.append(DescribeLogDirsTopic(name=topic.name, partitions=tuple(described)))
-    return DescribeLogDirsResponse(results=(DescribeLogDirsResult(log_dir=LOG_DIR, topics=tuple(topics)),))
+    total, usable = await asyncio.to_thread(volume, services.settings)
+    result = DescribeLogDirsResult(log_dir=LOG_DIR, topics=tuple(topics), total_bytes=total, usable_bytes=usable)
+    return DescribeLogDirsResponse(results=(result,))
+
+
+def volume(settings: Settings) -> tuple[int, int]:
+    """Total and usable bytes of the volume with the node's records; −1 where they lie elsewhere."""
+    place = settings.log_place
+    if not isinstance(place, Path):
+        if place is not None or settings.database_url is not None:
+            return UNKNOWN, UNKNOWN
+        place = settings.data_dir
+    try:
+        usage = shutil.disk_usage(place)
+    except OSError:
+        return UNKNOWN, UNKNOWN
+    return usage.total, usage.free
 
 
 def refuse_describe_log_dirs(

@@ -23,6 +23,7 @@ from gateway.config.definition import (
     HIDDEN,
     MAX_INT,
     MAX_LONG,
+    MEBIBYTE,
     ConfigKey,
     ConfigSource,
     ConfigType,
@@ -38,11 +39,12 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
-from gateway.config.without_effect import WITHOUT_EFFECT
+from gateway.config.without_effect import NO_EFFECT, WITHOUT_EFFECT
 
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 """Those that are served, by SASL's names."""
 
+MIN_INSYNC = "min.insync.replicas"
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
 
@@ -407,7 +409,7 @@ class BrokerConfig:
         _INT, None, "How long records are kept. Unset: log.retention.hours decides.", at_least(-1), update=_AT_START
     )
     log_retention_hours: int = setting(_INT, 168, "How long records are kept.", at_least(-1), update=_AT_START)
-    log_retention_bytes: int = setting(_LONG, -1, "How much of a partition is kept; -1 sets no limit.", at_least(-1))
+    log_retention_bytes: int = setting(_LONG, -1, "How much of a partition is kept; a negative size sets no limit.")
     log_retention_check_interval_ms: int = setting(
         _LONG, 300_000, "How often retention looks for records to remove.", at_least(1), update=_AT_START
     )
@@ -416,6 +418,7 @@ class BrokerConfig:
         ("delete",),
         "What happens to old records: delete, compact, or both.",
         each_one_of("compact", "delete"),
+        distinct=True,
     )
     log_message_timestamp_type: str = setting(
         ConfigType.STRING,
@@ -792,6 +795,9 @@ class BrokerConfig:
             found.append((ConfigSource.DYNAMIC_BROKER_CONFIG, self.own[name]))
         if name in self.dynamic:
             found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic[name]))
+        elif name == MIN_INSYNC and name not in self.static:
+            # A cluster with eligible leader replicas always has one (KIP-966).
+            found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, "1"))
         if name in self.static:
             found.append((ConfigSource.STATIC_BROKER_CONFIG, self.static[name]))
         key = find_broker_config(name)
@@ -808,6 +814,10 @@ def _fixed(name: str, kind: ConfigType, value: Any, documentation: str) -> Confi
     return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
 
 
+def _idle(name: str, kind: ConfigType, value: Any, why: str, check: Any = None) -> ConfigKey:
+    return ConfigKey(name, kind, value, f"{NO_EFFECT}: {why}", check, update=Update.AT_START)
+
+
 def _internal(name: str, kind: ConfigType, default: Any, what: str) -> ConfigKey:
     return ConfigKey(name, kind, default, f"{what} No effect.", update=Update.AT_START, internal=True)
 
@@ -821,7 +831,7 @@ def _number(name: str, documentation: str) -> ConfigKey:
 
 
 _SHOWN = (
-    _no_effect("log.segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14)),
+    _no_effect("log.segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(MEBIBYTE)),
     _no_effect("log.index.size.max.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4)),
     _no_effect("log.index.interval.bytes", _INT, 4096, "Bytes between index entries.", at_least(0)),
     _no_effect("log.segment.delete.delay.ms", _LONG, 60_000, "Wait before a removed segment's file goes.", at_least(0)),
@@ -829,13 +839,13 @@ _SHOWN = (
     _no_effect("log.flush.interval.messages", _LONG, MAX_LONG, "Records between syncs of a segment.", at_least(1)),
     _no_effect("log.flush.interval.ms", _LONG, None, "Time between syncs of a segment.", at_least(0)),
     _no_effect("log.preallocate", _BOOLEAN, False, "Whether segment files are allocated in advance."),
-    _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
+    _no_effect(MIN_INSYNC, _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
     _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
-    _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
-    _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
+    _idle("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres.", at_least(1)),
+    _idle("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
-    _fixed("log.dirs", ConfigType.LIST, ("postgres",), "Where records are kept, as DescribeLogDirs names it."),
-    _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
+    _idle("log.dirs", ConfigType.LIST, ("postgres",), "DescribeLogDirs names the one place of records postgres."),
+    _idle("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
 )
 
 _NODE = (
@@ -858,6 +868,16 @@ _NODE = (
 )
 """Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
 `gateway/config/listeners.py`."""
+
+COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "log.retention.ms": ("log.retention.minutes", "log.retention.hours"),
+        "log.roll.ms": ("log.roll.hours",),
+        "log.roll.jitter.ms": ("log.roll.jitter.hours",),
+        "log.flush.interval.ms": ("log.flush.scheduler.interval.ms",),
+    }
+)
+"""A broker setting → settings that decide where it is not set. Kafka lists them behind it where it is set."""
 
 NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
 
@@ -885,6 +905,14 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
 and what is this gateway's alone. Where one was given, or is asked for by its name, it is described as any other."""
 
 
+IDLE: Mapping[str, ConfigKey] = MappingProxyType(
+    {
+        **WITHOUT_EFFECT,
+        **{name: key for name, key in BROKER_CONFIGS.items() if key.documentation.startswith(NO_EFFECT)},
+    }
+)
+"""Settings that are accepted and change nothing; each one's documentation says why."""
+
 _OF_LISTENERS = frozenset(
     name
     for name in FIELDS
@@ -902,7 +930,7 @@ def find_broker_config(name: str) -> ConfigKey | None:
     A setting of one listener has the listener's name, in small letters, before its own: `listener.name.NAME.SETTING`,
     and where it is one mechanism's, `listener.name.NAME.MECHANISM.SETTING`.
     """
-    found = BROKER_CONFIGS.get(name)
+    found = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
     if found is not None or not name.startswith(LISTENER_PREFIX):
         return found
     for field_name in _OF_LISTENERS:
@@ -927,5 +955,5 @@ def broker_config_names(like: str) -> Iterator[str]:
 
 def shown_value(name: str, value: str) -> str:
     """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
-    key = find_broker_config(name) or WITHOUT_EFFECT.get(name)
+    key = find_broker_config(name)
     return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value

@@ -19,7 +19,6 @@ from gateway.config.broker import (
 )
 from gateway.config.definition import HIDDEN, ConfigError, ConfigKey, Update
 from gateway.config.suggestions import did_you_mean, may_be_secret, nearest
-from gateway.config.without_effect import WITHOUT_EFFECT
 
 
 def parse_broker_configs(
@@ -137,16 +136,8 @@ def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -
 def _known(name: str, value: str) -> ConfigKey:
     key = find_broker_config(name)
     if key is None:
-        refuse_without_effect(name, value)
         known = list(broker_config_names(name))
         meant_a_password = any(shown_value(each, "") == HIDDEN for each in nearest(name, known))
         shown = HIDDEN if meant_a_password or may_be_secret(name) else value
         raise ConfigError(name, shown, f"unknown broker setting{did_you_mean(name, known)}")
     return key
-
-
-def refuse_without_effect(name: str, value: str) -> None:
-    """ConfigError says why, if Kafka has such a setting and it does nothing here."""
-    key = WITHOUT_EFFECT.get(name)
-    if key is not None:
-        raise ConfigError(name, shown_value(name, value), key.documentation)

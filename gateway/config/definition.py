@@ -20,6 +20,7 @@ HIDDEN = "[hidden]"
 """In the place of a password where settings are shown, as upstream writes it."""
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
+MEBIBYTE = 1024 * 1024
 
 
 class ConfigType(IntEnum):
@@ -100,12 +101,19 @@ class ConfigKey:
     """Of a topic setting: its broker counterparts, the strongest first."""
     internal: bool = False
     """Taken, and shown only where it was set: upstream's own tests set it, people do not."""
+    distinct: bool = False
+    """Of a list: a repeated element counts once, and an empty one is refused (KIP-1161)."""
 
     def parse(self, text: str) -> ConfigValue:
         """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""
         if self.type is ConfigType.PASSWORD:
             return text.strip()
         value = _parse(self.name, self.type, text.strip())
+        if self.distinct and isinstance(value, tuple):
+            if "" in value:
+                reason = "values must not be empty"
+                raise ConfigError(self.name, text, reason, f"Configuration '{self.name}' {reason}.")
+            value = tuple(dict.fromkeys(value))
         reason = self.check(value) if self.check is not None else None
         if reason is not None:
             raise ConfigError(self.name, text, reason)
@@ -217,9 +225,10 @@ def setting(
     update: Update = Update.DYNAMIC,
     synonyms: Iterable[Synonym] = (),
     internal: bool = False,
+    distinct: bool = False,
 ) -> Any:
     """A dataclass field that declares a setting. Its name is the field's with dots, unless `name` says otherwise."""
-    declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal)
+    declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal, distinct)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 

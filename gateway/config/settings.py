@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, find_broker_config
+from gateway.config.broker import BROKER_CONFIGS, IDLE, BrokerConfig, find_broker_config
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.listeners import (
@@ -324,6 +324,11 @@ def load(
     broker, broker_values = _load_broker(assignments, environment, file_broker, path)
     warnings: list[str] = []
     given = {value.name: value for value in broker_values}
+    warnings += [
+        f"{value.name} (from {value.origin}) {_lowered(IDLE[value.name].documentation)}"
+        for value in broker_values
+        if value.name in IDLE
+    ]
     listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
     options = {value.name: value for value in values}
     roles = _load_roles(given)
@@ -345,6 +350,10 @@ def load(
         broker=broker,
     )
     return Configuration(settings, tuple(values), tuple(warnings))
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _load_roles(broker: Mapping[str, Value]) -> Roles:

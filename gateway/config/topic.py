@@ -1,22 +1,24 @@
 """The settings of a topic, under Kafka's names: what a client may set, what it means here, what its default follows.
 
 The one idea: a setting that a client gives works or is refused. What decides about records is a typed field of
-`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; what
-cannot be honoured (tiered storage) is refused. Defaults follow from broker settings.
+`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; tiered storage
+cannot be honoured and is refused. Defaults follow from broker settings.
 
 It does not store configs (`storage/topics.py`) nor cache them (`gateway/log/catalog.py`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.broker import BrokerConfig, find_broker_config
 from gateway.config.definition import (
     MAX_LONG,
+    MEBIBYTE,
     ConfigError,
     ConfigKey,
     ConfigSource,
@@ -34,12 +36,15 @@ from gateway.config.definition import (
     render,
     setting,
 )
+from gateway.config.java_order import in_java_order
 
 __all__ = ["REPLICATION_FACTOR", "TOPIC_CONFIGS", "ConfigError", "TopicConfig", "effective", "validate_topic_configs"]
 
 REPLICATION_FACTOR = "sluice.replication.factor"
 """Under this key a topic's configs hold the factor asked for at its creation. It is no setting: clients neither see nor
 set it (a tool that clones a topic would send it back), and it stays when all settings are replaced."""
+
+REMOTE_STORAGE = "remote.storage.enable"
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 
@@ -58,6 +63,7 @@ class TopicConfig:
         "may be given; none keeps everything.",
         each_one_of("compact", "delete"),
         synonyms=[Synonym("log.cleanup.policy")],
+        distinct=True,
     )
     retention_ms: int = setting(
         _LONG,
@@ -73,8 +79,7 @@ class TopicConfig:
     retention_bytes: int = setting(
         _LONG,
         -1,
-        "How much of each partition is kept under the policy delete; -1 sets no limit.",
-        at_least(-1),
+        "How much of each partition is kept under the policy delete; a negative size sets no limit.",
         synonyms=[Synonym("log.retention.bytes")],
     )
     message_timestamp_type: str = setting(
@@ -189,12 +194,20 @@ def _no_effect(
     return ConfigKey(name, kind, default, documentation, check, synonyms=synonyms)
 
 
-def _fixed(name: str, value: bool | int, documentation: str, kind: ConfigType = _BOOLEAN) -> ConfigKey:
-    return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
+def _throttled(name: str) -> ConfigKey:
+    def check(replicas: tuple[str, ...]) -> str | None:
+        if replicas == ("*",) or all(_REPLICA.fullmatch(replica) for replica in replicas):
+            return None
+        return (
+            f"{name} must be the literal '*' or a list of replicas in the following format: "
+            "[partitionId]:[brokerId],[partitionId]:[brokerId],..."
+        )
+
+    return _no_effect(name, ConfigType.LIST, (), "Replicas whose replication is throttled.", check)
 
 
+_REPLICA = re.compile(r"[0-9]+:[0-9]+")
 _NO_TIERS = "There is no tiered storage."
-_THROTTLED = "Replicas whose replication is throttled."
 
 _SHOWN = (
     ConfigKey(
@@ -205,7 +218,7 @@ _SHOWN = (
         at_least(14),
         internal=True,
     ),
-    _no_effect("segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14), "log.segment.bytes"),
+    _no_effect("segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(MEBIBYTE), "log.segment.bytes"),
     _no_effect("segment.jitter.ms", _LONG, 0, "Spread of segment rolls.", at_least(0), "log.roll.jitter.ms"),
     _no_effect(
         "segment.index.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4), "log.index.size.max.bytes"
@@ -236,27 +249,31 @@ _SHOWN = (
     _no_effect(
         "min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1), "min.insync.replicas"
     ),
-    _no_effect("leader.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
-    _no_effect("follower.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
-    _fixed("remote.storage.enable", False, _NO_TIERS),
-    _fixed("remote.log.copy.disable", False, _NO_TIERS),
-    _fixed("remote.log.delete.on.disable", False, _NO_TIERS),
-    _fixed("remote.copy.lag.ms", 0, _NO_TIERS, _LONG),
-    _fixed("remote.copy.lag.bytes", -1, _NO_TIERS, _LONG),
-    _fixed(
+    _throttled("leader.replication.throttled.replicas"),
+    _throttled("follower.replication.throttled.replicas"),
+    _no_effect("remote.copy.lag.bytes", _LONG, -1, _NO_TIERS, at_least(-2), "log.remote.copy.lag.bytes"),
+    _no_effect(REMOTE_STORAGE, _BOOLEAN, False, _NO_TIERS),
+    _no_effect("remote.log.copy.disable", _BOOLEAN, False, _NO_TIERS),
+    _no_effect("remote.log.delete.on.disable", _BOOLEAN, False, _NO_TIERS),
+    _no_effect("remote.copy.lag.ms", _LONG, 0, _NO_TIERS, at_least(-2), "log.remote.copy.lag.ms"),
+    ConfigKey(
         "max.decompressed.message.bytes",
+        _INT,
         134_217_728,
         "What a batch may become when it is decompressed has this bound.",
-        _INT,
+        update=Update.FIXED,
     ),
-    _no_effect("local.retention.ms", _LONG, -2, _NO_TIERS, at_least(-2)),
-    _no_effect("local.retention.bytes", _LONG, -2, _NO_TIERS, at_least(-2)),
+    _no_effect("local.retention.ms", _LONG, -2, _NO_TIERS, at_least(-2), "log.local.retention.ms"),
+    _no_effect("local.retention.bytes", _LONG, -2, _NO_TIERS, at_least(-2), "log.local.retention.bytes"),
 )
 
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(TopicConfig))
 
-TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({key.name: key for key in (*_FIELDS.values(), *_SHOWN)})
-"""Every topic setting by name."""
+_ALL = {key.name: key for key in (*_SHOWN, *_FIELDS.values())}
+_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # behind what shares its place in Kafka's order
+
+TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({name: _ALL[name] for name in in_java_order(_ALL)})
+"""Every topic setting by name, in the order in which Kafka lists them."""
 
 
 def effective(configs: Mapping[str, str], broker: BrokerConfig) -> TopicConfig:
@@ -301,7 +318,9 @@ def _typed(key: ConfigKey, layer: Layer) -> ConfigValue:
         return key.default
     if layer.source is ConfigSource.TOPIC_CONFIG:
         return key.parse(layer.value)
-    value = BROKER_CONFIGS[layer.name].parse(layer.value)
+    counterpart = find_broker_config(layer.name)
+    assert counterpart is not None, layer.name
+    value = counterpart.parse(layer.value)
     if layer.factor != 1 and isinstance(value, int):
         # -1 hours is for ever, as -1 ms is.
         return value * layer.factor if value >= 0 else value
@@ -323,7 +342,9 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
             raise ConfigError(name, value, "unknown", f"Unknown topic config name: {name}")
         if value is None:
             raise ConfigError(name, value, "null", f"Null value not supported for topic configs: {name}")
-        key.parse(value)
+        if key.parse(value) is True and name == REMOTE_STORAGE:
+            said = "Tiered Storage functionality is disabled in the broker."
+            raise ConfigError(name, value, said, f"{said} Topic cannot be configured with remote log storage.")
         given[name] = value
     together = effective(given, broker or BrokerConfig())
     if together.min_compaction_lag_ms > together.max_compaction_lag_ms:

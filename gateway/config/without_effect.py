@@ -2,7 +2,7 @@
 
 The one idea: tools read all of Kafka's settings from a broker, and some miss those that are not there. So these are
 listed with Kafka's default, or with what is true of a node where that is another value; each says that it has no
-effect, and why. None is taken at start nor altered: whoever sets one wants something that would not happen.
+effect, and why. One that is set is accepted and shown with the given value, and a warning repeats why nothing changes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 
 from gateway.config.definition import ConfigKey, ConfigType, Update
 
+NO_EFFECT = "Has no effect here"
+_UPDATES = {False: Update.AT_START, True: Update.DYNAMIC, "of one node": Update.OF_ONE_NODE}
+
 
 def _read() -> Iterator[ConfigKey]:
     text = (resources.files("gateway.config") / "without_effect.toml").read_text("utf-8")
@@ -26,7 +29,8 @@ def _read() -> Iterator[ConfigKey]:
 
 def _key(name: str, facts: Mapping[str, Any], why: str) -> ConfigKey:
     shown = facts.get("here", facts.get("default"))
-    return ConfigKey(name, ConfigType[facts["type"]], shown, f"Has no effect here: {why}", update=Update.FIXED)
+    update = _UPDATES[facts.get("dynamic", False)]
+    return ConfigKey(name, ConfigType[facts["type"]], shown, f"{NO_EFFECT}: {why}", update=update)
 
 
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = MappingProxyType({key.name: key for key in _read()})

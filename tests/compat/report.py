@@ -249,8 +249,14 @@ ON_PURPOSE = [
     "  while somebody reads them, so they begin with what is so then, and what was so before is not in them.",
     "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
     "  they belong to one process; nor what is of a node's listeners (`listener.name.NAME.ssl.*`).",
-    "- DescribeConfigs lists all the settings of a broker that Kafka has. One that has no effect here cannot be set,",
-    "  and its documentation says why.",
+    "- DescribeConfigs lists all the settings of a broker that Kafka has. One that has no effect here may be set; its",
+    "  documentation and a warning in the log say why nothing changes.",
+    "- A static member that returns with other topics starts a rebalance. Kafka gives it its old assignment until the",
+    "  next rebalance (KAFKA-12759).",
+    "- There are no fetch sessions: a Fetch that asks for one gets session id 0, as KIP-227 allows, and the client",
+    "  sends full fetches.",
+    "- Unsigned OAUTHBEARER tokens are refused; Kafka's default takes them. A listener must name its issuer's keys.",
+    "- One node, by a lease, exports the cluster's metrics (topics, groups, lag).",
 ]
 
 

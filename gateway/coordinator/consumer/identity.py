@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import contains
-from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.consumer.topics import MAX_PATTERN_SHOWN, InvalidPatternError, compile_pattern
 from gateway.coordinator.member_epochs import JOIN_EPOCH, STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
@@ -53,7 +53,11 @@ def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> 
         try:
             compile_pattern(event.subscribed_topic_regex)
         except InvalidPatternError as invalid:
-            raise KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(invalid)) from invalid
+            shown = event.subscribed_topic_regex[:MAX_PATTERN_SHOWN]
+            raise KafkaError(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex `{shown}` is not a valid regular expression: {invalid}.",
+            ) from invalid
 
 
 def find_member(group: ConsumerGroup, event: ConsumerGroupHeartbeat) -> ConsumerMember:

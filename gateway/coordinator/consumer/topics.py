@@ -24,6 +24,10 @@ MAX_PATTERN_MEMORY_BYTES = 1 << 20
 """What one compiled pattern may take. RE2 matches in time linear in the name, whatever the pattern."""
 
 
+MAX_PATTERN_SHOWN = 249
+"""Characters of a refused pattern that the refusal repeats."""
+
+
 class InvalidPatternError(ValueError):
     """The pattern is no RE2 expression, or too large a one."""
 
@@ -65,7 +69,10 @@ def _compiled(text: str) -> re2.Pattern:
     try:
         return re2.compile(text, options)
     except re2.error as invalid:
-        raise InvalidPatternError(str(invalid)) from invalid
+        # The library says it in bytes, with the pattern behind: b"missing ): a(b".
+        said: object = invalid.args[0] if invalid.args else invalid
+        reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        raise InvalidPatternError(reason.removesuffix(f": {text}")) from invalid
 
 
 def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Pattern:

@@ -138,8 +138,21 @@ async def test_documentation_and_synonyms_where_asked_for(database_url: str) -> 
         assert [(each.name, each.value, each.source) for each in retention.synonyms] == [
             ("retention.ms", "5", ConfigSource.TOPIC_CONFIG),
             ("log.retention.ms", "7000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        ]
+
+
+async def test_a_brokers_setting_is_listed_with_coarser_ones_where_it_is_set(database_url: str) -> None:
+    async with admin_node(database_url, broker={"log.retention.minutes": "30"}) as node:
+
+        async def synonyms() -> list[tuple[str, str | None, int]]:
+            (entry,) = (await describe(node, BROKER, "1", "log.retention.ms", include_synonyms=True)).configs
+            return [(each.name, each.value, each.source) for each in entry.synonyms]
+
+        assert await synonyms() == []
+        await alter(node, BROKER, "", (SET, "log.retention.ms", "7000"))
+        assert await synonyms() == [
+            ("log.retention.ms", "7000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
             ("log.retention.minutes", "30", ConfigSource.STATIC_BROKER_CONFIG),
-            ("log.retention.hours", "1", ConfigSource.STATIC_BROKER_CONFIG),
             ("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
         ]
 
@@ -217,7 +230,7 @@ async def test_describe_broker(database_url: str) -> None:
         ]
 
 
-async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) -> None:
+async def test_what_has_no_effect_says_so_and_is_altered_as_on_kafka(database_url: str) -> None:
     async with admin_node(database_url) as node:
         result = await describe(
             node,
@@ -232,7 +245,7 @@ async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) 
         )
         entries = {entry.name: entry for entry in result.configs}
         threads = entries["num.io.threads"]
-        assert (threads.value, threads.config_source, threads.read_only) == ("1", ConfigSource.DEFAULT_CONFIG, True)
+        assert (threads.value, threads.config_source, threads.read_only) == ("1", ConfigSource.DEFAULT_CONFIG, False)
         assert threads.documentation is not None
         assert threads.documentation.startswith("Has no effect here: ")
         assert threads.config_type == ConfigType.INT
@@ -246,11 +259,17 @@ async def test_what_has_no_effect_says_so_and_is_not_altered(database_url: str) 
         assert (await value_of(node, BROKER, "1", "broker.heartbeat.interval.ms"))[0] == "1000"
         (bare,) = (await describe(node, BROKER, "1", "num.io.threads")).configs
         assert (bare.value, bare.synonyms, bare.documentation) == ("1", (), None)
-        for change in ((SET, "num.io.threads", "4"), (APPEND, "metric.reporters", "a.B")):
-            response = await alter(node, BROKER, "", change)
-            assert response.error_code == ErrorCode.INVALID_REQUEST
-            assert "Has no effect here: " in response.error_message
-        assert (await alter(node, BROKER, "1", (DELETE, "num.io.threads", None))).error_code == ErrorCode.NONE
+        response = await alter(node, BROKER, "", (SET, "log.dir", "/tmp"))
+        assert response.error_code == ErrorCode.INVALID_REQUEST
+        assert "cannot be changed while the gateway runs" in response.error_message
+        with structlog.testing.capture_logs() as lines:
+            assert (await alter(node, BROKER, "", (SET, "num.io.threads", "4"))).error_code == ErrorCode.NONE
+        (said,) = [line for line in lines if line["event"] == "broker config without effect"]
+        assert (said["config"], said["reason"][:19]) == ("num.io.threads", "Has no effect here:")
+        default = ("4", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        assert await value_of(node, BROKER, "1", "num.io.threads") == default
+        assert await value_of(node, BROKER, "", "num.io.threads") == default
+        assert (await alter(node, BROKER, "", (DELETE, "num.io.threads", None))).error_code == ErrorCode.NONE
         assert node.catalog.broker.dynamic == {}
 
 
@@ -338,9 +357,11 @@ async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_
 
 async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        assert (await describe(node, BROKER, "")).configs == ()
+        (insync,) = (await describe(node, BROKER, "")).configs
+        told = (insync.name, insync.value, insync.config_source)
+        assert told == ("min.insync.replicas", "1", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
         await alter(node, BROKER, "", (SET, "message.max.bytes", "2000000"))
-        (entry,) = (await describe(node, BROKER, "")).configs
+        (_, entry) = (await describe(node, BROKER, "")).configs
         assert (entry.name, entry.value) == ("message.max.bytes", "2000000")
         assert entry.config_source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
 

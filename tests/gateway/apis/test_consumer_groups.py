@@ -188,6 +188,8 @@ async def test_errors_say_which_in_words(node: GroupNode) -> None:
     for pattern in ("(", r"\pL" * 21, r"\PL" * 21, "a" * 2_049):
         bad = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex=pattern)
         assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION, pattern
+    bad = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex="a(b")
+    assert bad.error_message == "SubscribedTopicRegex `a(b` is not a valid regular expression: missing )."
     good = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex=r"\pL" * 20)
     assert good.error_code == ErrorCode.NONE
 

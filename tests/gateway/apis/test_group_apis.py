@@ -305,6 +305,14 @@ async def test_other_coordinators_are_refused(node: GroupNode, key_type: int, co
         assert found.error_message
 
 
+async def test_a_coordinator_comes_with_the_message_none_before_there_are_several(node: GroupNode) -> None:
+    for version in range(1, 7):
+        answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version)
+        found = answer if version < 4 else answer.coordinators[0]
+        assert found.error_code == ErrorCode.NONE
+        assert found.error_message == ("NONE" if version < 4 else "")
+
+
 async def test_a_coordinator_without_the_askers_listener_is_not_available(node: GroupNode) -> None:
     for version in range(7):
         answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version, listener="OUTSIDE")

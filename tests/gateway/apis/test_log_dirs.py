@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 from gateway.apis import log_dirs
+from gateway.config.settings import load
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.alter_replica_log_dirs import (
@@ -38,6 +42,22 @@ async def sizes(node: AdminNode, asked, version: int) -> dict[tuple[str, int], i
         for topic in directory.topics
         for part in topic.partitions
     }
+
+
+def test_the_volume_of_the_records_is_told(tmp_path: Path) -> None:
+    """With a bucket or a database of its own the node has no volume to tell of."""
+
+    def told(**options: str) -> tuple[int, int]:
+        flags = {name.replace("_", "-"): text for name, text in options.items()}
+        return log_dirs.volume(load(flags, (), {}).settings)
+
+    total, usable = told(log_store=str(tmp_path))
+    assert total == shutil.disk_usage(tmp_path).total
+    assert 0 < usable <= total
+    assert told(log_store="inline", data_dir=str(tmp_path))[0] == total
+    assert told(log_store=str(tmp_path / "absent")) == (-1, -1)
+    assert told(log_store="s3://bucket/prefix") == (-1, -1)
+    assert told(database_url="postgresql://host/db") == (-1, -1)
 
 
 async def test_sizes_at_every_version(database_url: str) -> None:

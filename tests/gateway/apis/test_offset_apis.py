@@ -252,6 +252,17 @@ async def test_the_group_is_not_asked_about_a_commit_of_nothing(
     assert asked == []
 
 
+async def test_metadata_is_counted_in_utf_16_units(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 3)
+    request = commit_request(
+        topic,
+        partition(0, 1, metadata="\U0001f600" * 2049),
+        partition(1, 2, metadata="\U0001f600" * 2048),
+        partition(2, 3, metadata="ä" * 4096),
+    )
+    assert codes(await node.ask(request, 9)) == [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE), (1, NONE), (2, NONE)]
+
+
 async def test_metadata_that_is_too_long_costs_its_own_partition(node: GroupNode) -> None:
     topic = await node.create_topic("t", 3)
     request = commit_request(

@@ -116,7 +116,7 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("auto.create.topics.enable", "yes"),
         ("log.cleaner.min.cleanable.ratio", "1.1"),
         ("log.cleaner.min.cleanable.ratio", "nan"),
-        ("log.cleanup.policy", "delete,delete"),
+        ("log.segment.bytes", "1048575"),
         ("log.cleanup.policy", "delete,"),
         ("log.message.timestamp.type", "createtime"),
         ("compression.type", "brotli"),
@@ -144,7 +144,6 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "sasl.jaas.config",
         "listener.name.one.sasl.plian.sasl.jaas.config",
         "listener.name.one.ssl.key.pasword",
         "ssl.keystore.keey",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.broker import BrokerConfig, find_broker_config
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigSource, render
 from gateway.config.topic import (
@@ -71,7 +71,9 @@ def test_kafkas_names_and_defaults() -> None:
 def test_counterparts_exist_and_have_the_same_defaults() -> None:
     for key in TOPIC_CONFIGS.values():
         for synonym in key.synonyms:
-            default = BROKER_CONFIGS[synonym.name].default
+            counterpart = find_broker_config(synonym.name)
+            assert counterpart is not None, synonym.name
+            default = counterpart.default
             if isinstance(default, int) and synonym.factor != 1:
                 default *= synonym.factor
             assert default in (None, key.default), (key.name, synonym.name)
@@ -182,7 +184,12 @@ def test_layers_name_the_source() -> None:
         ("min.cleanable.dirty.ratio", "1.5"),
         ("min.cleanable.dirty.ratio", "nan"),
         ("segment.ms", "0"),
-        ("segment.bytes", "13"),
+        ("segment.bytes", "1048575"),
+        ("cleanup.policy", "compact,delete,"),
+        ("leader.replication.throttled.replicas", "x"),
+        ("leader.replication.throttled.replicas", "*,0:1"),
+        ("follower.replication.throttled.replicas", "0:1:2"),
+        ("follower.replication.throttled.replicas", "-1:2"),
         ("min.insync.replicas", "0"),
         ("preallocate", "1"),
         ("compression.type", "brotli"),
@@ -192,7 +199,6 @@ def test_layers_name_the_source() -> None:
         ("compression.lz4.level", "0"),
         ("compression.gzip.level", "0"),
         ("compression.gzip.level", "10"),
-        ("remote.storage.enable", "true"),
         ("local.retention.ms", "-3"),
     ],
 )
@@ -201,6 +207,77 @@ def test_refused_by_name(name: str, value: str | None) -> None:
         validate_topic_configs({"segment.ms": "5", name: value})
     assert refused.value.name == name
     assert name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("segment.bytes", "1048576", "1048576"),
+        ("retention.bytes", "-2", "-2"),
+        ("retention.bytes", "-3", "-3"),
+        ("remote.log.copy.disable", "true", "true"),
+        ("remote.log.delete.on.disable", "true", "true"),
+        ("leader.replication.throttled.replicas", "0:1, 1:2", "0:1,1:2"),
+        ("leader.replication.throttled.replicas", "*", "*"),
+        ("follower.replication.throttled.replicas", "0:1,0:1", "0:1,0:1"),
+        ("follower.replication.throttled.replicas", "", ""),
+        ("cleanup.policy", "delete,delete", "delete"),
+        ("cleanup.policy", "", ""),
+    ],
+)
+def test_a_value_that_kafka_takes_is_taken_and_shown_alike(name: str, value: str, shown: str) -> None:
+    configs = validate_topic_configs({name: value})
+    assert effective_text(TOPIC_CONFIGS[name], configs, BrokerConfig()) == shown
+
+
+def test_tiered_storage_is_refused_in_kafkas_words() -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate_topic_configs({"remote.storage.enable": "true"})
+    said = "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+    assert (refused.value.name, str(refused.value)) == ("remote.storage.enable", said)
+
+
+def test_settings_are_in_kafkas_order() -> None:
+    """As Apache Kafka 4.4 answered."""
+    assert [name for name, key in TOPIC_CONFIGS.items() if not key.internal] == [
+        "compression.type",
+        "errors.deadletterqueue.group.enable",
+        "remote.copy.lag.bytes",
+        "remote.log.delete.on.disable",
+        "leader.replication.throttled.replicas",
+        "remote.storage.enable",
+        "min.insync.replicas",
+        "segment.jitter.ms",
+        "remote.log.copy.disable",
+        "local.retention.ms",
+        "cleanup.policy",
+        "flush.ms",
+        "follower.replication.throttled.replicas",
+        "compression.lz4.level",
+        "segment.bytes",
+        "retention.ms",
+        "compression.gzip.level",
+        "remote.copy.lag.ms",
+        "flush.messages",
+        "compression.zstd.level",
+        "max.compaction.lag.ms",
+        "file.delete.delay.ms",
+        "max.message.bytes",
+        "min.compaction.lag.ms",
+        "message.timestamp.type",
+        "local.retention.bytes",
+        "preallocate",
+        "index.interval.bytes",
+        "min.cleanable.dirty.ratio",
+        "unclean.leader.election.enable",
+        "retention.bytes",
+        "delete.retention.ms",
+        "message.timestamp.after.max.ms",
+        "max.decompressed.message.bytes",
+        "message.timestamp.before.max.ms",
+        "segment.ms",
+        "segment.index.bytes",
+    ]
 
 
 def test_lags_that_contradict_each_other() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED
 from gateway.config.broker_parsing import parse_broker_configs
-from gateway.config.definition import ConfigError, ConfigKey, ConfigType, Update, render
+from gateway.config.definition import ConfigError, ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.settings import load
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.net.server import BACKLOG
 from protocol.compression import MAX_DECOMPRESSED_BYTES
@@ -87,13 +88,23 @@ def test_each_says_that_it_has_no_effect_and_why() -> None:
     for key in WITHOUT_EFFECT.values():
         assert key.documentation.startswith("Has no effect here: "), key.name
         assert key.documentation.endswith("."), key.name
-        assert key.update is not Update.DYNAMIC
 
 
-def test_what_has_no_effect_is_refused_at_start() -> None:
-    with pytest.raises(ConfigError, match=r"value 8 for configuration num\.io\.threads: Has no effect here: a node"):
-        parse_broker_configs({"num.io.threads": "8"})
-    with pytest.raises(ConfigError) as refused:
-        parse_broker_configs({"sasl.oauthbearer.client.credentials.client.secret": "hush"})
-    assert "hush" not in str(refused.value)
+def test_a_setting_without_effect_is_taken_at_start_with_a_warning() -> None:
+    given = ["num.io.threads=8", "log.dirs=/var/kafka", "offsets.topic.replication.factor=3", "num.partitions=2"]
+    configuration = load({}, given, {})
+    assert [warning.partition(":")[0] for warning in configuration.warnings] == [
+        "log.dirs (from flag --set) has no effect here",
+        "num.io.threads (from flag --set) has no effect here",
+        "offsets.topic.replication.factor (from flag --set) has no effect here",
+    ]
+    layers = configuration.settings.broker.layers("num.io.threads")
+    assert layers == [(ConfigSource.STATIC_BROKER_CONFIG, "8"), (ConfigSource.DEFAULT_CONFIG, "1")]
+
+
+def test_a_setting_without_effect_is_checked_and_a_secret_is_not_told() -> None:
+    with pytest.raises(ConfigError, match="Not a number of type INT"):
+        parse_broker_configs({"num.io.threads": "many"})
+    configuration = load({}, ["sasl.oauthbearer.client.credentials.client.secret=hush"], {})
+    assert "hush" not in f"{configuration.warnings} {configuration.values}"
     assert WITHOUT_EFFECT["sasl.oauthbearer.client.credentials.client.secret"].type is ConfigType.PASSWORD
