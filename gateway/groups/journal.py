@@ -28,7 +28,7 @@ from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from gateway.operate.metrics import Metrics
 from protocol.shown import shown
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.journal import (
     JournalEvent,
     JournalHandoff,
@@ -46,6 +46,8 @@ MAX_QUEUED = 100_000
 MAX_BATCH = 5_000
 LINGER_S = 0.1
 """What happens within this time goes in one transaction, so that a node with little to do writes seldom."""
+MAX_REFUSALS = 100
+"""Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
 PAUSE_S = 1.0
 """After a batch that Postgres did not take."""
 
@@ -232,22 +234,57 @@ class Journal:
             if not self._has_partitions:
                 await self._store.make_partitions()
                 self._has_partitions = True
-            await self._store.write(rows)
+            refused = await self._write_around(rows)
         except StorageError as error:
             logger.warning("journal not written", rows=len(rows), error=str(error))
         except Exception as error:
             # A bug in making rows costs these rows; groups go on, and the journal says that something is missing.
             logger.error("journal not written", items=len(items), exc_info=error)
         else:
-            self._metrics.journal_rows.inc(len(rows))
-            self._lost = 0
-            return True
+            if len(refused) < len(rows):
+                self._lost = sum(not _says_missing(row) for row in refused)
+                self._metrics.journal_rows.inc(len(rows) - len(refused))
+                self._metrics.journal_dropped.inc(self._lost)
+                return True
         known_lost = sum(item.row_count for item in items if isinstance(item, _Dropped))
         dropped = sum(not _says_missing(row) for row in rows) if rows else len(items)
         self._metrics.journal_dropped.inc(dropped)
         self._lost += dropped + known_lost
         self._has_partitions = False
         return False
+
+    async def _write_around(self, rows: Sequence[JournalRow]) -> list[JournalRow]:
+        """Write all rows but those that Postgres refuses, and return those: a batch that is refused is halved until the
+        bad row is alone. After many refusals the rest counts as refused too, because then no single row is to blame.
+        Raises StorageUnavailable; nothing more is known of the batch then."""
+        refused: list[JournalRow] = []
+        refusals = 0
+        pending = [rows]
+        while pending:
+            some = pending.pop()
+            try:
+                if refusals < MAX_REFUSALS:
+                    await self._store.write(some)
+                    continue
+            except StorageUnavailable:
+                raise
+            except StorageError as error:
+                refusals += 1
+                if len(some) == 1:
+                    row = some[0]
+                    logger.warning(
+                        "row of the journal dropped",
+                        group_id=shown(row.group_id),
+                        row=type(row).__name__,
+                        error=str(error),
+                    )
+                else:
+                    if refusals == 1:
+                        await self._store.make_partitions()
+                    pending += [some[len(some) // 2 :], some[: len(some) // 2]]
+                    continue
+            refused += some
+        return refused
 
     def _count_queue(self) -> None:
         """Postgres is away while the node stops: what waits is given up."""

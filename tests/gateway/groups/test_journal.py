@@ -111,6 +111,24 @@ async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(write
     assert [tuple(row) for row in told] == [(1, 1)]
 
 
+async def test_a_row_that_postgres_refuses_takes_no_other_with_it(writer: Writer) -> None:
+    await writer.observer.execute('alter table journal_offset add check ("offset" not in (3, 4, 11))')
+    async with writer.observer.transaction():
+        await writer.observer.execute("select 1 from journal_position for update")
+        writer.commit(0)
+        await until_writing(writer)
+        commits = [JournaledCommit(TOPIC_ID, "t", 0, offset, 0, 9, 0) for offset in range(1, ROOM + 1)]
+        writer.journal.committed("g", 1, "m", commits)
+    await until_written(writer, 1 + ROOM - sum(offset <= ROOM for offset in (3, 4, 11)))
+    writer.commit(100)
+    await asyncio.wait_for(writer.journal.close(), 20)
+    kept = [offset for offset in range(1, ROOM + 1) if offset not in (3, 4, 11)]
+    assert await writer.offsets() == [0, *kept, 100]
+    assert writer.counted("journal_dropped_rows") == ROOM - len(kept)
+    told = await writer.observer.fetch("select row_count from journal_event where kind = 'rows_dropped'")
+    assert [row[0] for row in told] == [ROOM - len(kept)]
+
+
 async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
     """Were each to hold its group, a crowd that is late at once would find no room."""
     member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
