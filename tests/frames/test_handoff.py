@@ -277,7 +277,7 @@ async def test_a_source_that_commits_by_transactions_has_drained_once_one_is_com
         a, b, group_id = scene.a, scene.b, scene.a.group_id
         producer = Transactional(a.client, fresh("producer"))
         assert await producer.initialize() is NONE
-        mine = {"member_id": a.member_id, "generation_id": a.generation_id}
+        mine = {"member_id": a.member_id, "generation_id_or_member_epoch": a.generation_id}
         for is_committed in (False, True):
             assert await producer.add_offsets(group_id) is NONE
             assert await producer.commit_offset(group_id, (scene.topic, MOVED), RECORDS, **mine) is NONE
