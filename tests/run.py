@@ -4,8 +4,8 @@ Most tests wait more than they work, so workers run them in parallel (pytest-xdi
 `alone` measure the process that runs them, or the machine; they follow when the workers have ended, in one process.
 Tests marked `long` run only with --long-tests: all of them, or one of PARTS parts.
 
---ask-again runs failed tests once more, to tell flaky ones. It makes no run green: a flaky test fails the run unless
-FLAKY, a committed list, gives the reason.
+--ask-again runs failed tests once more, to tell flaky ones. The run prints every flaky test at its end, and fails if more
+than MAX_FLAKY of them have no reason in FLAKY, a committed list. Mend what it prints.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 WORKERS_PER_CPU = 3
 MAX_ASKED_AGAIN = 10
 """More failures than this are no accident."""
+MAX_FLAKY = 5
+"""Flaky tests without a listed reason that one run may have."""
 NOTHING_COLLECTED = 5
 
 
@@ -45,7 +47,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return bool(self.known) and not self.failed and not self.flaky
+        return bool(self.known or self.flaky) and not self.failed and len(self.flaky) <= MAX_FLAKY
 
     def lines(self) -> list[str]:
         return [

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.rotation import PARTS, part_of, part_whose_turn_it_is, rotated
-from tests.run import FLAKY, judge
+from tests.run import FLAKY, MAX_FLAKY, judge
 
 KNOWN = {"a": "a reason"}
 
@@ -17,18 +17,24 @@ KNOWN = {"a": "a reason"}
     [
         (["a"], [], True, ["known to be flaky (a reason): a"]),
         (["a"], ["a"], False, ["failed: a"]),
-        (["b"], [], False, ["flaky: failed first, passed then: b"]),
-        (["a", "b"], [], False, ["flaky: failed first, passed then: b", "known to be flaky (a reason): a"]),
+        (["b"], [], True, ["flaky: failed first, passed then: b"]),
+        (["a", "b"], [], True, ["flaky: failed first, passed then: b", "known to be flaky (a reason): a"]),
         (["a", "b"], ["b"], False, ["failed: b", "known to be flaky (a reason): a"]),
         # The run has failed otherwise: it was interrupted, or a module could not be imported.
         ([], [], False, []),
     ],
 )
-def test_a_failure_that_passes_when_run_again_is_forgiven_for_a_listed_reason_only(
+def test_a_failure_that_passes_when_run_again_is_printed_and_forgiven(
     first: list[str], second: list[str], passed: bool, lines: list[str]
 ) -> None:
     verdict = judge(first, second, KNOWN)
     assert (verdict.passed, verdict.lines()) == (passed, lines)
+
+
+def test_more_flaky_tests_than_the_bound_fail_the_run() -> None:
+    first = [f"test {number}" for number in range(MAX_FLAKY + 1)]
+    assert not judge(first, [], KNOWN).passed
+    assert judge(first[1:], [], KNOWN).passed
 
 
 def test_flaky_tests_are_listed_with_a_reason_and_exist(request: pytest.FixtureRequest) -> None:
