@@ -4,8 +4,8 @@ Most tests wait more than they work, so workers run them in parallel (pytest-xdi
 `alone` measure the process that runs them, or the machine; they follow when the workers have ended, in one process.
 Tests marked `long` run only with --long-tests: all of them, or one of PARTS parts.
 
---ask-again runs failed tests once more, to tell flaky ones. The run prints every flaky test at its end, and fails if more
-than MAX_FLAKY of them have no reason in FLAKY, a committed list. Mend what it prints.
+--ask-again runs failed tests once more, to tell flaky ones. The run prints every flaky test at its end, and fails if
+more than MAX_FLAKY of them have no reason in FLAKY, a committed list. Mend what it prints.
 """
 
 from __future__ import annotations
