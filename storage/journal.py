@@ -84,6 +84,8 @@ class JournalOffset(JournalRow):
     log_start_offset: int | None
     log_end_offset: int | None
     error_code: int
+    commit_count: int = 1
+    """Commits that the row stands for. If more than one, the other fields describe the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +156,12 @@ class JournalStore:
         """Makes the days that are missing, up to two ahead."""
         return cast(int, await self._cold.fetch_value(statement("journal_make_partitions"), DAYS_AHEAD))
 
-    async def retain(self, retention_ms: int) -> int:
-        """Drops the days that are older as a whole; how many."""
-        return cast(int, await self._cold.fetch_value(statement("journal_retain"), retention_ms))
+    async def retain(self, retention_ms: int, retention_bytes: int) -> int:
+        """Drop the days that are older than `retention_ms` as a whole, and the oldest days while all of them take more
+        than `retention_bytes`; −1: no bound. Return the number of dropped days. The present day may be dropped, so
+        call `make_partitions` afterwards.
+        """
+        return cast(int, await self._cold.fetch_value(statement("journal_retain"), retention_ms, retention_bytes))
 
     async def history(self, group_id: str, max_events: int, max_details: int) -> GroupHistory:
         """The newest events of a group, and what else was written since the oldest of them."""

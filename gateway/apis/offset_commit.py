@@ -11,7 +11,7 @@ from uuid import UUID
 
 from gateway.apis.committing import Commit, Committer, commit, commits_of
 from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve
-from gateway.groups.journal import JournaledCommit
+from gateway.groups.journal import JournaledCommit, summed_up
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.kinds import AclOperation
@@ -66,12 +66,17 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
 async def _journal(
     request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[Commit]]], services: Services
 ) -> None:
-    """Writes down what was asked for and what became of it, with the log's bounds as this node knows them."""
+    """Journal each commit with its outcome, and with the log's bounds as this node knows them.
+
+    Commits for topics that do not exist, or that the client may not read, are summed up in one row per error: the
+    client chose their names.
+    """
     journal = services.groups.journal
     if journal is None:
         return
     now_s = asyncio.get_running_loop().time()
     journaled: list[JournaledCommit] = []
+    elsewhere: list[JournaledCommit] = []
     async for name, asked_id, commits in in_pieces(topics):
         topic = None if not commits or commits[0].topic_id is None else services.catalog.get_by_id(commits[0].topic_id)
         shown = name or (str(asked_id) if topic is None else topic.name)
@@ -80,7 +85,8 @@ async def _journal(
             known = None
             if topic is not None and has_partition(topic, partition.partition_index):
                 known = services.tail.known(topic.partitions[partition.partition_index].partition_key, now_s)
-            journaled.append(
+            is_known = topic is not None and one.error is not ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            (journaled if is_known else elsewhere).append(
                 JournaledCommit(
                     one.topic_id,
                     shown,
@@ -91,6 +97,7 @@ async def _journal(
                     int(one.error or ErrorCode.NONE),
                 )
             )
+    journaled += summed_up(elsewhere)
     journal.committed(request.group_id, request.generation_id_or_member_epoch, request.member_id, journaled)
 
 

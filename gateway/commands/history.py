@@ -216,6 +216,7 @@ def _refusal(records: Sequence[Record]) -> str:
     offsets = ", ".join(
         f"{each['topic']}[{each['partition']}] to {each['offset']}"
         + ("" if each["log_end_offset"] is None else f" of {each['log_end_offset']}")
+        + ("" if each["commit_count"] == 1 else f" and {each['commit_count'] - 1} more")
         for each in records
     )
     return f"commit of {first['member_id'] or 'an administrator'} refused, {reason}: {offsets}"

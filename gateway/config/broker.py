@@ -342,6 +342,13 @@ class BrokerConfig:
         between(-1, 100_000_000_000_000),
         update=_AT_START,
     )
+    group_journal_retention_bytes: int = setting(
+        _LONG,
+        10_737_418_240,
+        "Size of the journal in Postgres above which its oldest days are dropped; -1 is no bound. Not a Kafka setting.",
+        at_least(-1),
+        update=_AT_START,
+    )
 
     # cluster
     reconcile_periodic_interval_ms: int = setting(
@@ -896,7 +903,8 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 
 UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values() if key.internal) | {
     *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
-    *("group.journal.enable", "group.journal.retention.ms", "reconcile.periodic.interval.ms", "log.commit.gather.ms"),
+    *("group.journal.enable", "group.journal.retention.ms", "group.journal.retention.bytes"),
+    *("reconcile.periodic.interval.ms", "log.commit.gather.ms"),
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
     *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),

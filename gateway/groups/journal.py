@@ -10,8 +10,8 @@ Which rows there are is decided in `journal_rows.py`, what they mean in docs/jou
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -50,6 +50,12 @@ MAX_REFUSALS = 100
 """Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
 PAUSE_S = 1.0
 """After a batch that Postgres did not take."""
+COMMITS_PER_S = 2_000
+"""Commits of one group that get a row each, per second. Beyond it each request gets one row with a count."""
+BURST_S = 10
+"""Unused commits of so many seconds may be caught up on."""
+MAX_PACED_GROUPS = 10_000
+"""Groups whose recent commits are remembered, the last ones first."""
 
 _IDS = frozenset({"group_id", "member_id", "source_member_id", "target_member_id"})
 """People look a history up by these."""
@@ -68,6 +74,8 @@ class JournaledCommit(NamedTuple):
     log_start_offset: int | None
     log_end_offset: int | None
     error_code: int
+    commit_count: int = 1
+    """Commits that this one stands for, if partitions of one request share the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,7 @@ class Journal:
         max_queued: int = MAX_QUEUED,
         linger_s: float = LINGER_S,
         pause_s: float = PAUSE_S,
+        commits_per_s: int = COMMITS_PER_S,
     ) -> None:
         self.now_ms: Callable[[], int] = wall_ms
         """By which what happened is dated."""
@@ -139,6 +148,7 @@ class Journal:
         self._lost = 0
         """Rows of batches that failed since the last one that did not."""
         self._has_partitions = False
+        self._paces = _Paces(commits_per_s)
         self._writer: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -166,8 +176,11 @@ class Journal:
         return tuple(fact for fact in facts if not isinstance(fact, MemberSilent))
 
     def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
-        """An OffsetCommit is about to be answered, partition by partition."""
+        """Note an OffsetCommit that is about to be answered, partition by partition. If the group has committed more
+        than COMMITS_PER_S, one row for each error stands for the whole request."""
         now_ms = self.now_ms()
+        if not self._paces.allows(group_id, len(commits), self._loop.time()):
+            commits = summed_up(commits)
         for first in range(0, len(commits), MAX_BATCH):
             some = commits[first : first + MAX_BATCH]
             asked = _Commits(group_id, generation_id, member_id, some, now_ms, self._node_id())
@@ -315,6 +328,36 @@ class Journal:
         return [_legible(row) for row in rows]
 
 
+class _Paces:
+    """A token bucket per group: how many commits still get a row of their own."""
+
+    def __init__(self, commits_per_s: int) -> None:
+        self._commits_per_s = commits_per_s
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Group → tokens left, and when they were counted."""
+
+    def allows(self, group_id: str, commits: int, now_s: float) -> bool:
+        most = float(self._commits_per_s * BURST_S)
+        left, counted_s = self._left.pop(group_id, (most, now_s))
+        left = min(most, left + (now_s - counted_s) * self._commits_per_s)
+        allowed = commits <= left
+        self._left[group_id] = (left - commits if allowed else left, now_s)
+        if len(self._left) > MAX_PACED_GROUPS:
+            self._left.popitem(last=False)
+        return allowed
+
+
+def summed_up(commits: Iterable[JournaledCommit]) -> list[JournaledCommit]:
+    """Return one commit for each error, with the number of commits that it stands for."""
+    firsts: dict[int, JournaledCommit] = {}
+    for one in commits:
+        first = firsts.get(one.error_code)
+        firsts[one.error_code] = (
+            one if first is None else first._replace(commit_count=first.commit_count + one.commit_count)
+        )
+    return list(firsts.values())
+
+
 class _Topics:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -400,6 +443,7 @@ def _offsets(item: _Commits) -> list[JournalRow]:
             log_start_offset=commit.log_start_offset,
             log_end_offset=commit.log_end_offset,
             error_code=commit.error_code,
+            commit_count=commit.commit_count,
         )
         for commit in item.commits
     ]

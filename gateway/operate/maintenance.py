@@ -188,11 +188,12 @@ class Maintenance:
                 return
 
     async def keep_journal(self) -> None:
-        """Make the days that the journal is about to need, and drop those past group.journal.retention.ms."""
-        store = JournalStore(self.database)
+        """Make the days that the journal is about to need, and drop those past group.journal.retention.{ms,bytes}."""
+        store, broker = JournalStore(self.database), self.catalog.broker
         await store.make_partitions()
-        retention_ms = self.catalog.broker.group_journal_retention_ms
-        if retention_ms >= 0 and (dropped := await store.retain(retention_ms)):
+        dropped = await store.retain(broker.group_journal_retention_ms, broker.group_journal_retention_bytes)
+        if dropped:
+            await store.make_partitions()
             logger.info("days of the journal dropped", days=dropped)
 
     async def drop_compacted(self) -> None:

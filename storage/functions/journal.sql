@@ -40,11 +40,11 @@ begin
 end
 $$;
 
-create function journal_retain(p_retention_ms bigint) returns integer
+create function journal_retain(p_retention_ms bigint, p_retention_bytes bigint) returns integer
 language plpgsql volatile
 as $$
--- Drops the partitions whose every row was written more than p_retention_ms ago; how many days were dropped. first_seq
--- rises in the same transaction. The position is locked first, as a writer locks it first: neither waits for the other.
+-- Drops the partitions whose every row was written more than p_retention_ms ago, and the oldest days while all of them
+-- take more than p_retention_bytes (-1: no bound); how many days were dropped. first_seq rises in the same transaction. The position is locked first, as a writer locks it first: neither waits for the other.
 -- A reader such as pg_dump may hold a day for hours, and every writer would wait behind this: so a day that is not free
 -- after a moment is left, with those after it, to a later call.
 declare
@@ -55,19 +55,31 @@ declare
     newest_of_day bigint;
     newest_dropped bigint := 0;
     dropped integer := 0;
+    day_bytes bigint;
+    all_bytes bigint;
+    is_old boolean;
 begin
     perform pg_advisory_xact_lock(5364219801234502);
     perform 1 from journal_position for update;
     perform set_config('lock_timeout', '100ms', true);
-    for day in
-        select to_date(right(c.relname, 8), 'YYYYMMDD')
-        from pg_inherits i join pg_class c on c.oid = i.inhrelid
-        where i.inhparent = 'journal_event'::regclass
-            and ((to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC')
-                <= now() - p_retention_ms * interval '1 millisecond'
-        order by 1
+    select coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)
+    into all_bytes
+    from pg_inherits i
+    where i.inhparent in (
+        'journal_event'::regclass, 'journal_member'::regclass, 'journal_ownership'::regclass,
+        'journal_offset'::regclass, 'journal_handoff'::regclass
+    );
+    for day, is_old in
+        select d.day, p_retention_ms >= 0
+            and ((d.day + 1)::timestamp at time zone 'UTC') <= now() - p_retention_ms * interval '1 millisecond'
+        from pg_inherits i join pg_class c on c.oid = i.inhrelid,
+            lateral (select to_date(right(c.relname, 8), 'YYYYMMDD')) d (day)
+        where i.inhparent = 'journal_event'::regclass and d.day <= (now() at time zone 'UTC')::date
+        order by d.day
     loop
+        exit when not is_old and (p_retention_bytes < 0 or all_bytes <= p_retention_bytes);
         newest_of_day := 0;
+        day_bytes := 0;
         begin
             foreach parent in array
                 array['journal_event', 'journal_member', 'journal_ownership', 'journal_offset', 'journal_handoff']
@@ -75,12 +87,14 @@ begin
                 child := parent || to_char(day, '"_"YYYYMMDD');
                 execute format('lock table only %I, %I in access exclusive mode', parent, child);
                 execute format('select max(seq) from %I', child) into last_seq;
+                day_bytes := day_bytes + pg_total_relation_size(quote_ident(child)::regclass);
                 newest_of_day := greatest(newest_of_day, coalesce(last_seq, 0));
                 execute format('drop table %I', child);
             end loop;
         exception when lock_not_available then
             exit;
         end;
+        all_bytes := all_bytes - day_bytes;
         newest_dropped := greatest(newest_dropped, newest_of_day);
         dropped := dropped + 1;
     end loop;

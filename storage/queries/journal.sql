@@ -11,8 +11,8 @@ select journal_reserve($1);
 select journal_make_partitions($1);
 
 -- name: journal_retain
--- Drops days whose every row is older than $1 ms; how many.
-select journal_retain($1);
+-- Drop days whose every row is older than $1 ms, and the oldest while all take more than $2 bytes. Returns how many.
+select journal_retain($1, $2);
 
 -- name: journal_recent_events
 -- The newest events of a group, newest first.
@@ -33,7 +33,8 @@ limit $3;
 
 -- name: journal_recent_refusals
 -- The group's refused commits from a number on, newest first.
-select seq, at_ms, node_id, generation_id, member_id, topic, partition, "offset", log_end_offset, error_code
+select seq, at_ms, node_id, generation_id, member_id, topic, partition, "offset", log_end_offset, error_code,
+    commit_count
 from journal_offset
 where group_id = $1 and seq >= $2 and error_code <> 0
 order by seq desc

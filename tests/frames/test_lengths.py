@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import asyncpg
 import pytest
 
 from bench.attacks import resident
@@ -303,6 +304,33 @@ async def test_a_member_whose_protocol_names_are_megabytes_is_refused(gateway: G
     async with bystander(gateway):
         answer = await ask(gateway, request, 4 - 1)
     assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+# --- the journal keeps no client's words for each of its partitions ---------------------------------------------------
+
+
+async def test_commits_for_a_topic_that_does_not_exist_are_one_row_of_the_journal(gateway: GatewayProcess) -> None:
+    group_id, partitions = fresh("refused"), 5_000
+    parts = tuple(
+        OffsetCommitRequestPartition(partition_index=index, committed_offset=1) for index in range(partitions)
+    )
+    topics = (OffsetCommitRequestTopic(name=NAME, partitions=parts),)
+    answer = await ask(gateway, OffsetCommitRequest(group_id=group_id, topics=topics), 8)
+    assert {each.error_code for each in answer.topics[0].partitions} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert gateway.database_url is not None
+    observer = await asyncpg.connect(gateway.database_url, server_settings={"search_path": "sluice"})
+    try:
+        question = "select commit_count, length(topic) from journal_offset where group_id = $1"
+        rows: list[Any] = []
+        for _ in range(600):
+            if rows := await observer.fetch(question, group_id):
+                break
+            await asyncio.sleep(0.05)
+    finally:
+        await observer.close()
+    ((count, length),) = rows
+    assert count == partitions
+    assert length < 300
 
 
 # --- no control character reaches a terminal --------------------------------------------------------------------------

@@ -76,10 +76,30 @@ async def test_retention_drops_whole_days_and_says_from_where_rows_exist(writers
     first, _ = writers
     await an_old_day(first)
     assert await first.fetchval(INSERT_EVENT) == 2
-    assert await first.fetchval("select journal_retain($1::bigint)", DAY_MS) == 1
+    assert await first.fetchval("select journal_retain($1, -1)", DAY_MS) == 1
     assert await first.fetch("select seq from journal_event") == [(2,)]
     assert await first.fetchrow("select first_seq, next_seq from journal_position") == (2, 3)
-    assert await first.fetchval("select journal_retain($1::bigint)", DAY_MS) == 0
+    assert await first.fetchval("select journal_retain($1, -1)", DAY_MS) == 0
+
+
+async def test_retention_drops_the_oldest_days_above_the_bound_in_bytes(writers: list[asyncpg.Connection]) -> None:
+    first, _ = writers
+    await an_old_day(first)
+    assert await first.fetchval(INSERT_EVENT) == 2
+    days = (
+        "select sum(pg_total_relation_size(i.inhrelid)) from pg_inherits i join pg_class p on p.oid = i.inhparent "
+        "where p.relkind = 'p' and p.relname like 'journal%'"
+    )
+    assert await first.fetchval("select journal_retain(-1, -1)") == 0
+    assert await first.fetchval("select journal_retain(-1, $1)", await first.fetchval(days)) == 0
+    assert await first.fetchval("select journal_retain(-1, $1)", await first.fetchval(days) - 1) == 1
+    assert await first.fetch("select seq from journal_event") == [(2,)]
+    # The present day goes too if it alone is too large, and is made again.
+    assert await first.fetchval("select journal_retain(-1, 0)") == 1
+    assert await first.fetchval("select count(*) from journal_event") == 0
+    assert await first.fetchrow("select first_seq, next_seq from journal_position") == (3, 3)
+    assert await first.fetchval("select journal_make_partitions(2)") == 5
+    assert await first.fetchval(INSERT_EVENT) == 3
 
 
 async def test_retention_leaves_a_day_that_a_dump_holds_and_keeps_no_writer_waiting(
@@ -91,11 +111,11 @@ async def test_retention_leaves_a_day_that_a_dump_holds_and_keeps_no_writer_wait
     await dumping.start()
     await first.execute("lock table journal_ownership in access share mode")  # as pg_dump, for as long as it takes
     before = await first.fetchval("select first_seq from journal_position")
-    assert await asyncio.wait_for(second.fetchval("select journal_retain($1::bigint)", DAY_MS), 2) == 0
+    assert await asyncio.wait_for(second.fetchval("select journal_retain($1, -1)", DAY_MS), 2) == 0
     assert await asyncio.wait_for(second.fetchval(INSERT_EVENT), 2) == 2
     assert await first.fetchval("select first_seq from journal_position") == before
     await dumping.rollback()
-    assert await second.fetchval("select journal_retain($1::bigint)", DAY_MS) == 1
+    assert await second.fetchval("select journal_retain($1, -1)", DAY_MS) == 1
 
 
 async def test_retention_and_a_writer_do_not_lock_each_other_up(writers: list[asyncpg.Connection]) -> None:
@@ -104,7 +124,7 @@ async def test_retention_and_a_writer_do_not_lock_each_other_up(writers: list[as
     began = first.transaction()
     await began.start()
     assert await first.fetchval("select journal_reserve(1)") == 2
-    retention = asyncio.ensure_future(second.fetchval("select journal_retain($1::bigint)", DAY_MS))
+    retention = asyncio.ensure_future(second.fetchval("select journal_retain($1, -1)", DAY_MS))
     await asyncio.wait([retention], timeout=0.3)
     await first.execute(
         "insert into journal_event (seq, at_ms, node_id, group_id, group_type, kind, generation_id) "

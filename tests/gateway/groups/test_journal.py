@@ -14,7 +14,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId, MemberSilent
 from gateway.coordinator.model import Group, GroupState, Member
 from gateway.groups.groups import MACHINES
-from gateway.groups.journal import Journal, JournaledCommit
+from gateway.groups.journal import BURST_S, Journal, JournaledCommit, summed_up
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.operate.metrics import Metrics
@@ -189,4 +189,30 @@ async def test_text_that_postgres_cannot_hold_comes_back(database_url: str) -> N
     await store.write([event])
     (found,) = (await store.history("a\0b", 10, 10)).events
     assert (found["group_id"], found["detail"]) == ("a\0b", "\0")
+    await database.close()
+
+
+def refused(partition: int, error_code: int) -> JournaledCommit:
+    return JournaledCommit(None, "t", partition, 7, None, None, error_code)
+
+
+def test_commits_are_summed_up_by_error_and_counted() -> None:
+    commits = [refused(0, 3), refused(1, 29), refused(2, 3), refused(3, 3)]
+    assert summed_up(commits) == [refused(0, 3)._replace(commit_count=3), refused(1, 29)]
+    assert summed_up(summed_up(commits)) == summed_up(commits)
+
+
+async def test_a_group_that_commits_faster_than_its_pace_gets_one_row_for_a_request(database_url: str) -> None:
+    """Another group keeps a row for each of its commits."""
+    database = await Database.open(database_url)
+    catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
+    journal = Journal(JournalStore(database), MACHINES, catalog, lambda: 1, Metrics(), linger_s=0.01, commits_per_s=1)
+    within, beyond = BURST_S, 100
+    journal.committed("busy", 1, "m", [refused(number, 0) for number in range(within)])
+    journal.committed("busy", 1, "m", [refused(number, 0) for number in range(beyond)])
+    journal.committed("calm", 1, "m", [refused(number, 0) for number in range(within)])
+    await asyncio.wait_for(journal.close(), 20)
+    counts = "select group_id, commit_count, count(*) from sluice.journal_offset group by 1, 2 order by 1, 2"
+    rows = [tuple(row) for row in await database.cold.fetch(counts)]
+    assert rows == [("busy", 1, within), ("busy", beyond, 1), ("calm", 1, within)]
     await database.close()
