@@ -42,8 +42,8 @@ class ClientSecurity:
         return "--command-config FILE" if self.file is None else self.file
 
     def advice(self, error: OSError) -> str:
-        """Return the next step after a broker closed the connection or broke off the TLS handshake; empty if there
-        is none."""
+        """Return the next step after a broker closed the connection or broke off the TLS handshake; empty if the
+        next step is unknown."""
         if isinstance(error, TimeoutError):
             return "--timeout gives it longer"
         if isinstance(error, ssl.SSLCertVerificationError):
