@@ -109,7 +109,7 @@ def _not_blank(text: str) -> str | None:
 
 
 def _with_classic(protocols: tuple[str, ...]) -> str | None:
-    """Check that the protocols include classic. Upstream: KafkaConfig.groupCoordinatorRebalanceProtocols."""
+    """Check that the protocols include classic (upstream: KafkaConfig.groupCoordinatorRebalanceProtocols)."""
     wrong = each_one_of("classic", "consumer", "streams", "share")(protocols)
     return wrong or (None if "classic" in protocols else "Disabling the 'classic' protocol is not supported.")
 
