@@ -1,9 +1,8 @@
-"""The node, put together: every part is made here once, started in order and stopped in reverse.
+"""The whole node: every part is made here once, started in order and stopped in reverse.
 
-The one idea: this is the only module that knows all parts. What a part needs it is given; nobody looks anything up.
-
-Stopping keeps one promise: whatever was answered is durable, whatever was being worked on is answered if it can be in
-`drain_ms`, and the node's leases are free at once for the next process.
+The one idea: this is the only module that knows all parts. A part receives what it needs; no part looks up another.
+Stopping keeps one promise: every answered request is durable, every request in work is answered if `drain_ms` allows,
+and the node's leases are free at once for the next process.
 """
 
 from __future__ import annotations
@@ -101,18 +100,18 @@ from storage.users import UserStore
 logger = structlog.get_logger(__name__)
 
 DATABASE_PATIENCE_S = 30.0
-"""How long a database that is not there yet is waited for at start."""
+"""How long a start waits for a database that does not answer yet."""
 DATABASE_RETRY_S = 0.5
 DATABASE_REMINDER_S = 10.0
-"""How often it is told that one still waits for it."""
+"""Interval between log lines that the start is still waiting for the database."""
 LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
-"""How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
-anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+"""How long a working thread (validation, compaction) keeps the interpreter from the event loop, which must request
+it again after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
 REMEMBER_INTERVAL_MS = 5_000
-"""How often a node writes down what it knows of its history, for its next run."""
+"""Interval at which a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
-"""Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
+"""Bound of each step of stopping after the drain. With the drain and Postgres's own stop the total is below 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
 
 
@@ -127,16 +126,16 @@ class App:
         self.settings = settings
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
-        """Where clients are told to connect, once started."""
+        """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
-        """The same by listener."""
+        """These addresses by listener."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
-        """What to undo, and how long that may take, newest last."""
+        """Steps that undo the start, with the time that each may take, newest last."""
 
     async def start(self) -> None:
-        """Returns once clients are served. Raises StartError; `stop` must be called either way."""
+        """Start the node; return once it serves clients. Raise StartError; `stop` must be called either way."""
         started = time.monotonic()
         try:
             await self._start()
@@ -145,10 +144,11 @@ class App:
         logger.info("serving", bootstrap=self.bootstrap, took_ms=round((time.monotonic() - started) * 1000))
 
     async def stop(self) -> None:
-        """Drains and gives everything back, however far `start` came; no step can keep the others from running."""
+        """Drain and release everything, however far `start` came. A failing step does not keep the others from
+        running."""
         while self._undo:
             name, limit_s, undo = self._undo.pop()
-            # Waited for, not cancelled: asyncpg waits for a Postgres that does not answer even to cancel a query.
+            # Wait instead of cancelling: asyncpg waits for an unresponsive Postgres even to cancel a query.
             step = asyncio.ensure_future(undo())
             finished, _ = await asyncio.wait({step}, timeout=limit_s)
             step.add_done_callback(_retrieve_error)
@@ -163,8 +163,8 @@ class App:
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
         sys.setswitchinterval(THREAD_SWITCH_S)
-        # Ports come first: one that is taken is found before anything is created or the node joins, and one that the
-        # kernel chose is known when it does.
+        # Bind ports first. So a taken port is found before anything is created or the node joins, and a port that the
+        # kernel chose is known when the node joins.
         server = Server(metrics, self._limits())
         self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
         advertised = {
@@ -260,7 +260,7 @@ class App:
         )
         authorizer = _authorizer(broker, catalog, metrics)
         ClusterFeed(catalog, groups, lambda: None if authorizer is None else authorizer.describing())
-        # Of a database that has groups somebody has looked for their coordinators.
+        # If groups exist, some client has already looked up their coordinators.
         groups.begun = catalog.get(CONSUMER_OFFSETS) is not None or await group_store.any()
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
         metrics.groups_half_way.set_function(groups.half_way)
@@ -272,7 +272,7 @@ class App:
         )
 
         def alone_serves(partition: Partition) -> bool:
-            # Who is sent to the nearest node reads there what this one knows nothing of.
+            # A consumer that is redirected to the nearest node reads there, and this node does not see it.
             return not broker.selects_nearest and membership.leads(partition)
 
         drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks, alone_serves)
@@ -418,7 +418,7 @@ class App:
             clock,
             in_sync,
         )
-        # Who is only a controller has nothing to write of what others read.
+        # A node that is only a controller writes no internal topics for consumers.
         hints = _hints(reconciler, jobs, wakeups, internal_logs if settings.roles.is_broker else None)
         listener = notify.Listener(database, hints, lambda: membership.node_id)
         self._supervisor.start("internal topics", internal_logs.run, interval_ms=0, regular=False)
@@ -499,7 +499,7 @@ class App:
         return database, history, histories
 
     async def _require_moved(self, database: Database, url: str) -> None:
-        """Refuse to begin anew in an empty database beside an embedded Postgres that holds everything so far."""
+        """Refuse to start with an empty database beside an embedded Postgres that holds the data so far."""
         data_dir = self.settings.data_dir
         if not holds_cluster(data_dir) or EmbeddedPostgres(data_dir).running_url() == url or await has_tables(database):
             return
@@ -536,7 +536,7 @@ class App:
         )
 
     def _tls(self, listener: Listener) -> Tls | None:
-        """Reads the listener's certificates. ConfigError if they cannot be used."""
+        """Read the listener's certificates. Raise ConfigError if they cannot be used."""
         security = listener_security(listener, self.settings.broker)
         if security.tls is None:
             return None
@@ -552,7 +552,7 @@ class App:
         return Tls(context, identify)
 
     def _sasl(self, requests: Mapping[str, Dispatch], known: Users) -> dict[str, ListenerSasl]:
-        """Of the listeners whose clients authenticate by it; `requests` are theirs."""
+        """Return the SASL state of the listeners whose clients use SASL; `requests` are their handlers."""
         broker = self.settings.broker
         delay_ms = broker.connection_failed_authentication_delay_ms
         made: dict[str, ListenerSasl] = {}
@@ -650,7 +650,7 @@ class App:
     async def _drain(
         self, server: Server, tail: Tail, appender: Appender, leave: Callable[[float], Awaitable[None]]
     ) -> None:
-        """Parked requests are answered now; what storage works on is finished, as far as `drain_ms` goes."""
+        """Answer parked requests now, and let storage finish its work within `drain_ms`."""
         logger.info("draining")
         timeout_s = self.settings.drain_ms / 1000
         server.stop_accepting()
@@ -663,8 +663,8 @@ class App:
     async def _leave(
         self, groups: Groups, leases: Leases, jobs: Jobs, membership: Membership, timeout_s: float
     ) -> None:
-        """The next to coordinate groups and to do jobs begin as soon as this node has written what it was writing. It
-        withdraws before they can: whoever took a shard that a live node should have would hand it back to that."""
+        """Release this node's leases once its pending writes are done, so that other nodes take over groups and jobs
+        at once. The node withdraws first: a node that takes a shard assigned to a live node would hand it back."""
         await groups.drain(timeout_s)
         await membership.withdraw()
         releasing = asyncio.create_task(jobs.release())
@@ -678,7 +678,7 @@ class App:
 
 
 def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Authorizer | None:
-    """None: everybody may do everything."""
+    """Return the authorizer; None: every client may do everything."""
     if not broker.authorizer_class_name:
         return None
     authorizer = Authorizer(
@@ -691,7 +691,7 @@ def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Aut
 
 
 def _delegation(broker: BrokerConfig, database: Database) -> DelegationTokens | None:
-    """None: there are no delegation tokens."""
+    """Return the delegation tokens; None: they are not enabled."""
     if not broker.delegation_token_secret_key:
         return None
     return DelegationTokens(
@@ -705,7 +705,7 @@ def _delegation(broker: BrokerConfig, database: Database) -> DelegationTokens | 
 def _hints(
     reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups, internal_logs: InternalLogs | None
 ) -> dict[str, Callable[[str], None]]:
-    """Who is told of what other nodes announce."""
+    """Return the receivers of other nodes' notifications, by channel."""
 
     def nodes_heard(payload: str) -> None:
         reconciler.nodes_heard(payload)
@@ -720,7 +720,7 @@ def _hints(
 
 
 async def _bind(server: Server, listener: Listener, tls: Tls | None) -> Address:
-    """Where clients of the listener are told to connect. Raises StartError if its own address cannot be had."""
+    """Bind the listener and return the address to which its clients connect. Raise StartError if binding fails."""
     host, port = listener.bind
     try:
         bound_port = await server.bind(host, port, listener.name, tls)
@@ -740,12 +740,12 @@ def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
 
 
 def _retrieve_error(step: asyncio.Future[Any]) -> None:
-    """A step that ends after its time has been told of; asyncio would log its error with a trace."""
+    """Retrieve the error of a step that ended after its time: the timeout was logged, and asyncio would log a trace."""
     if not step.cancelled():
         step.exception()
 
 
 def _reason(error: OSError) -> str:
-    """In the system's words: asyncio's repeat the address, and a name that does not resolve has no errno."""
+    """Return the error in the system's words: asyncio's repeat the address, and an unresolvable name has no errno."""
     code = error.errno or 0
     return os.strerror(code) if code > 0 else error.strerror or str(error)

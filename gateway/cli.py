@@ -1,8 +1,8 @@
-"""The `sluice` command: one table of commands, each imported only when it is asked for.
+"""The `sluice` command: one table of commands, each imported only when it is used.
 
-The one idea: a command parses its arguments and calls one function. What can go wrong before that is one line on
-stderr and an exit code (2: refused configuration or arguments, 1: could not run). `sluice --version` and `sluice
---help` import no other part of the program, so they answer at once.
+The one idea: a command parses its arguments and calls one function. A failure before that is one line on stderr and an
+exit code (2: refused configuration or arguments, 1: could not run). `sluice --version` and `sluice --help` import no
+other part of the program, so they answer at once.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("decode", "show the fields of a message's body", _decode),
     ),
 }
-"""By what a command asks, as `sluice --help` shows them."""
+"""Commands by the system that they ask, as `sluice --help` shows them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sluice: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except BrokenPipeError:
-        # The reader has had enough (`sluice config | head`); the interpreter must not flush into the void at its end.
+        # The reader has closed the pipe (`sluice config | head`); the interpreter must not fail when it flushes at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code

@@ -12,7 +12,7 @@ import sys
 from gateway.config.settings import OPTIONS, Configuration, Option, Settings, load
 
 DATABASE_OPTIONS = frozenset({"database-url", "data-dir", "log-store"})
-"""What a command needs to find the database and the records beside it."""
+"""Options that a command needs to find the database and the records beside it."""
 
 DESCRIPTION = (
     "A flag beats the environment (SLUICE_ and the option's name in capitals), which beats the file (TOML), which "
@@ -61,13 +61,13 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def configuration_of(given: argparse.Namespace) -> Configuration:
-    """Return the configuration that flags, environment and file make. Raises ConfigurationError."""
+    """Return the configuration that flags, environment and file make. Raise ConfigurationError."""
     flags = {option.name: getattr(given, option.field) for option in OPTIONS if hasattr(given, option.field)}
     return load(flags, getattr(given, "set", []), os.environ, getattr(given, "config", None))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
-    """Return the settings of `configuration_of`. Raises ConfigurationError."""
+    """Return the settings of `configuration_of`. Raise ConfigurationError."""
     return configuration_of(given).settings
 
 

@@ -1,7 +1,7 @@
 """`sluice serve`: one node, or several under a supervisor.
 
-The one idea: what can go wrong before the node serves is one line on stderr and an exit code (2: refused configuration,
-1: the node could not start).
+The one idea: a failure before the node serves is one line on stderr and an exit code (2: refused configuration, 1: the
+node could not start).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from gateway.options import add_options, configuration_of, warn
 END_TIMEOUT_S = 0.1
 EXIT_FAILED = 1
 COLLECTION_THRESHOLDS = (5_000, 4, 2)
-"""New objects before a collection of the youngest, which takes some tenths of a millisecond; how many of those before
-one of the next generation, and of these before a full one, which looks at what has come since the one before."""
+"""Thresholds of the garbage collector. It collects the youngest generation after so many new objects, in some tenths
+of a millisecond. It collects the next generation after so many of those collections, and everything after so many of
+these. A full collection visits only objects made since the previous one."""
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +79,8 @@ async def _run(configuration: Configuration) -> int:
     for task in left:
         task.cancel()
     if left and (await asyncio.wait(left, timeout=END_TIMEOUT_S))[1]:
-        # Queries to a Postgres that does not answer, which asyncpg cannot give up either; the loop would wait for them.
+        # Some queries wait for a Postgres that does not answer. asyncpg cannot abandon them, and the loop would wait
+        # too.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -103,8 +105,8 @@ async def _serve_until_told(configuration: Configuration) -> int:
         starting.result()
         print(greeting(configuration.settings, app.bootstrap, app.addresses), flush=True)
         survivors = Survivors()
-        # Of what comes later nearly all is freed by itself. Ten thousand groups that join spent a quarter of their time
-        # in the collector at Python's 700.
+        # Nearly all later objects are freed by their reference counts. When ten thousand groups joined, a quarter of
+        # the time went to the collector at Python's threshold of 700.
         gc.set_threshold(*COLLECTION_THRESHOLDS)
         try:
             await asked_to_stop
@@ -120,13 +122,13 @@ async def _serve_until_told(configuration: Configuration) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """Postgres adds details and construct its path in lines of their own."""
+    """Join the lines of an error: Postgres adds details, and construct its path, on lines of their own."""
     return " ".join(str(error).split())
 
 
 def greeting(settings: Settings, bootstrap: str, addresses: Mapping[str, str] | None = None) -> str:
-    """What a person may try first. `bootstrap` leads to the first listener; `addresses` has those of all listeners by
-    name, else they are where clients are told to connect."""
+    """Return what a person may try first. `bootstrap` leads to the first listener. `addresses` has those of all
+    listeners by name; without it they are the advertised ones."""
     if not settings.roles.is_broker:
         return (
             f"Sluice is a controller at {bootstrap}. To ask it:\n"
@@ -149,7 +151,7 @@ def greeting(settings: Settings, bootstrap: str, addresses: Mapping[str, str] | 
 
 
 def _client_options(listener: Listener, broker: BrokerConfig) -> str:
-    """The options that librdkafka needs at a listener; none at a plain one."""
+    """Return the options that librdkafka needs at a listener; none at a plain one."""
     security = listener_security(listener, broker)
     options: list[str] = []
     if security.sasl is not None or security.tls is not None:
@@ -170,7 +172,7 @@ def _client_options(listener: Listener, broker: BrokerConfig) -> str:
 
 
 def _keep_large_blocks() -> None:
-    """Lets glibc reuse the megabyte buffers of frames instead of mapping and unmapping each, which costs a page fault
+    """Let glibc reuse the megabyte buffers of frames instead of mapping and unmapping each, which costs a page fault
     per 4 KiB received. Without effect on other C libraries."""
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -181,7 +183,7 @@ def _keep_large_blocks() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """A connection is a descriptor, and the usual soft limit is 1024."""
+    """Raise the limit of open files: a connection is a descriptor, and the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):

@@ -67,11 +67,11 @@ def _config(given: argparse.Namespace) -> int:
 def _healthcheck(given: argparse.Namespace) -> int:
     flags = {} if given.address is None else {"listen": given.address}
     settings = load(flags, (), os.environ).settings
-    # Without TLS where there is a listener of that kind: what is asked is whether it serves, not who it is.
+    # Prefer a listener without TLS: the check asks whether the node serves, not who it is.
     listener = min(settings.listeners, key=lambda each: each.security_protocol.endswith("SSL"))
     host, port = listener.bind
     tls = listener_security(listener, settings.broker).tls
-    # Of several workers each must answer; an address that was given is that of one.
+    # If there are several workers, each must answer; a given address is that of one worker.
     asked = range(port, port + (settings.workers if given.address is None else 1))
     return max(_check_health(host, each, tls=tls) for each in asked)
 
@@ -92,7 +92,7 @@ def _check_health(host: str, port: int, *, tls: TlsSettings | None) -> int:
 
 
 def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
-    """The error code of an ApiVersions v0 answer. Raises OSError or ProtocolError if there is none."""
+    """Return the error code of an ApiVersions v0 response. Raise OSError or ProtocolError if no response arrives."""
     header = encode_request_header(RequestHeader(ApiKey.API_VERSIONS, 0, 1, "sluice-healthcheck"))
     frame = header + b"".join(encode(ApiVersionsRequest(), 0))
     with contextlib.ExitStack() as stack:
@@ -102,7 +102,7 @@ def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection = stack.enter_context(context.wrap_socket(connection))
             if tls.client_auth == "required":
-                return 0  # Its half of the handshake is all that a node answers to who shows no certificate.
+                return 0  # without a client certificate, the node answers only its half of the handshake
         connection.sendall(len(frame).to_bytes(4, "big") + frame)
         answer = _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
     _, position = decode_response_header(ApiKey.API_VERSIONS, 0, answer)
@@ -156,7 +156,7 @@ def _find_api(text: str) -> ApiKey | None:
 
 
 def _describe(value: object, name: str = "", depth: int = 0) -> list[str]:
-    """A message as indented lines, one per field."""
+    """Return a message as indented lines, one per field."""
     indent = "  " * depth
     label = f"{indent}{name}: " if name else indent
     if dataclasses.is_dataclass(value):

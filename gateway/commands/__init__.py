@@ -1,7 +1,7 @@
-"""Commands for people who look after a cluster: `sluice groups …`, `sluice topics …`, `sluice transactions …`.
+"""Commands for operators of a cluster: `sluice groups …`, `sluice topics …`, `sluice transactions …`.
 
 The one idea: a command is a client. It knows bootstrap addresses and Kafka's protocol, nothing of Postgres or of the
-process that serves, so it works with any broker and is a test of this one. `groups history` alone reads Postgres.
+process that serves. So it works with any broker and is a test of this one. Only `groups history` reads Postgres.
 
 This package imports its modules only when a command needs them, so that `sluice --help` does not.
 """

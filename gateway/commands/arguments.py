@@ -12,13 +12,13 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 class Commands(Protocol):
-    """Where commands are added: what argparse's `add_subparsers` returns."""
+    """The object to which commands are added: argparse's `add_subparsers` returns it."""
 
     def add_parser(self, name: str, **given: Any) -> argparse.ArgumentParser: ...
 
 
 def common() -> argparse.ArgumentParser:
-    """A parent of each command's parser: whom to ask, how long to wait, how to show the answer."""
+    """Return a parent of each command's parser: which broker to ask, how long to wait, how to show the answer."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
         "-b",

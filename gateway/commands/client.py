@@ -1,8 +1,8 @@
-"""A Kafka client for commands: one question after the other, to whichever broker can answer it.
+"""A Kafka client for commands: one request after the other, to a broker that can answer it.
 
-The one idea: a command asks `Cluster` and gets a response or a `CommandError` that says what to do next. It speaks
-Kafka's protocol only, so every command works with any broker; what a broker serves is asked of it first, and the
-highest version both know is taken. Every wait is bounded by the command's timeout.
+The one idea: a command asks `Cluster` and gets a response or a `CommandError` that says what to do next. It speaks only
+Kafka's protocol, so every command works with any broker. It first asks the broker which versions it serves, and uses
+the highest that both know. Every wait is bounded by the command's timeout.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ PASSING_CODES = frozenset(
         ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
-"""What goes away by itself, usually within a second."""
+"""Errors that pass by themselves, usually within a second."""
 
 _RETRY_DELAY_S = 0.1
 _TLS_ALERT = b"\x15\x03"
 
 
 class Coordinated(IntEnum):
-    """What has a coordinator, by Kafka's numbers."""
+    """Kinds of keys that have a coordinator, with Kafka's numbers."""
 
     GROUP = 0
     TRANSACTION = 1
@@ -167,7 +167,7 @@ class _Connection:
 
 
 class Cluster:
-    """The brokers behind a bootstrap list. `timeout_s` bounds each question, retries included."""
+    """The brokers behind a bootstrap list. `timeout_s` bounds each request, retries included."""
 
     def __init__(
         self, bootstrap: Sequence[Address], *, timeout_s: float, security: ClientSecurity | None = None
@@ -190,7 +190,7 @@ class Cluster:
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def ask(self, request: Any, *, node_id: int | None = None, at_most: int | None = None) -> Any:
-        """The response of a broker, any one if `node_id` is None. `at_most` bounds the version."""
+        """Return the response of a broker; of any broker if `node_id` is None. `at_most` bounds the version."""
         deadline = time.monotonic() + self._timeout_s
         address = self._any(deadline) if node_id is None else self._address(node_id)
         try:
@@ -215,8 +215,8 @@ class Cluster:
         kind: Coordinated = Coordinated.GROUP,
         at_most: int | None = None,
     ) -> Any:
-        """The response of the coordinator of a group or of a transactional id, asked again while `code(response)` is
-        one that passes."""
+        """Return the response of the coordinator of a group or of a transactional id. Repeat the request while
+        `code(response)` is an error that passes by itself."""
 
         def attempt() -> Any:
             return self.ask(request, node_id=self._coordinator(key, kind), at_most=at_most)
@@ -224,7 +224,7 @@ class Cluster:
         return self._until_settled(attempt, code)
 
     def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
-        """Brokers and topics, all of them if `topics` is None; asks for no creation."""
+        """Return brokers and topics, all topics if `topics` is None, without creating any."""
         wanted = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
         request = MetadataRequest(
             topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=False
@@ -234,7 +234,7 @@ class Cluster:
         return response
 
     def topics(self, names: Sequence[str]) -> list[MetadataResponseTopic]:
-        """The named topics; CommandError if one is not there."""
+        """Return the named topics; raise CommandError if one does not exist."""
 
         def unsettled(response: MetadataResponse) -> int:
             return next((topic.error_code for topic in response.topics if topic.error_code), 0)
@@ -247,13 +247,13 @@ class Cluster:
         return list(response.topics)
 
     def no_topic(self, name: str) -> str:
-        """Say that a topic does not exist, with the names that resemble the given one."""
+        """Return that a topic does not exist, with the names that resemble the given one."""
         known = [topic.name for topic in self.metadata().topics if topic.name]
         return f"there is no topic {name}{did_you_mean(name, known, SUGGESTIONS)}"
 
     @property
     def node_ids(self) -> list[int]:
-        """Of the brokers that the last metadata named."""
+        """Ids of the brokers in the last metadata."""
         if not self._brokers:
             self.metadata(())
         return sorted(self._brokers)
@@ -323,7 +323,7 @@ def _schema(request: Any) -> MessageSchema:
 
 
 def refuse(code: int, what: str) -> None:
-    """Raises CommandError if an answer's code says so."""
+    """Raise CommandError if a response's code is an error."""
     if code:
         raise CommandError(f"{what}: {_name(code)}")
 

@@ -1,7 +1,7 @@
-"""What a group of any type is, as `sluice groups` shows it: its state, its members and what each is to read.
+"""The view of a group of any type that `sluice groups` shows: its state, its members and their assignments.
 
-The one idea: DescribeGroups knows classic groups alone, and each other type has an API of its own; the first that knows
-the group says which type it is. What a broker does not serve is not asked for.
+The one idea: DescribeGroups knows only classic groups, and each other type has an API of its own. The first API that
+knows the group determines its type. An API that the broker does not serve is not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protocol.messages.share_group_describe import ShareGroupDescribeRequest
 from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
 
 MAX_MEMBERS_ASKED = 500
-"""Members of a classic group for each of which OffsetFetch is asked."""
+"""Most members of a classic group for which OffsetFetch is sent, one request per member."""
 _OFFSET_FETCH_NAMES_MEMBERS = 9
 
 Held = Mapping[str, Iterable[int]]
@@ -50,9 +50,9 @@ class GroupView:
     assignor: str = ""
     members: list[Row] = field(default_factory=list[Row])
     owners: dict[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
-    """None of a share group: several members read one partition."""
+    """Owners by partition; empty for a share group, in which several members read one partition."""
     pending: set[TopicPartition] = field(default_factory=set[TopicPartition])
-    """Partitions that their owners may not read yet, because the old ones are not done with them."""
+    """Partitions that their owners may not read yet, because the previous owners have not finished with them."""
 
     def add(self, member: Any, assigned: list[str], reads: Held, instance: str | None = None) -> None:
         self.members.append(
@@ -68,7 +68,7 @@ class GroupView:
 
 
 def view(cluster: Cluster, group_id: str) -> GroupView:
-    """CommandError where there is no such group."""
+    """Return the view of a group. Raise CommandError if no such group exists."""
     for look in (_classic, _consumer, _streams, _share):
         found = look(cluster, group_id)
         if found is not None:
@@ -78,7 +78,7 @@ def view(cluster: Cluster, group_id: str) -> GroupView:
 
 
 def listed_groups(cluster: Cluster) -> list[Row]:
-    """Return each group once, though it may move while one broker after the other lists those that it coordinates."""
+    """Return each group once: a group may move between two brokers while they are asked one after the other."""
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
         response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
@@ -96,12 +96,12 @@ def listed_groups(cluster: Cluster) -> list[Row]:
 
 
 def no_group(group_id: str, known: Iterable[str]) -> str:
-    """Say that a group does not exist, with the names that resemble the given one."""
+    """Return that a group does not exist, with the names that resemble the given one."""
     return f"there is no group {group_id}{did_you_mean(group_id, known, SUGGESTIONS)}"
 
 
 def _asked(cluster: Cluster, api_key: ApiKey, group_id: str, request: Any) -> Any | None:
-    """The group as its coordinator describes it; None where it is none of the API's type."""
+    """Return the group as its coordinator describes it; None if it is not of the API's type."""
     if not cluster.serves(api_key):
         return None
     group = cluster.ask_coordinator(group_id, request, _code).groups[0]
@@ -125,7 +125,7 @@ def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
         try:
             given = member.member_assignment
             topics = decode_assignment(given, bounded=False).assigned_partitions if given else ()
-        except ProtocolError:  # another protocol type keeps what only its own clients can read
+        except ProtocolError:  # the metadata of another protocol type is readable only for its own clients
             topics = ()
         reads = dict(topics)
         found.add(member, _told(reads), reads, member.group_instance_id)
@@ -135,7 +135,7 @@ def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
 
 
 def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> set[TopicPartition]:
-    """Partitions of a classic member of which OffsetFetch says that their offsets are not stable."""
+    """Return the partitions of a classic member whose offsets OffsetFetch reports as unstable."""
     topics = tuple(
         OffsetFetchRequestTopics(name=name, partition_indexes=tuple(indexes)) for name, indexes in reads.items()
     )
@@ -205,7 +205,8 @@ def _told(held: Held) -> list[str]:
 
 
 def share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[int, int]]:
-    """Where a share group stands, and how many records are neither settled nor below that; of another group nothing."""
+    """Return a share group's start offset and its lag, by partition: the lag counts the unsettled records from the
+    start on. Return nothing for a group of another type."""
     if not cluster.serves(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS):
         return {}
     asked = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)

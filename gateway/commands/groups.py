@@ -1,8 +1,8 @@
-"""`sluice groups`: list, describe, lag, reset-offsets, delete; `history` stands in `history.py`.
+"""`sluice groups`: list, describe, lag, reset-offsets, delete; `history` is in `history.py`.
 
-The one idea: everything here is asked by Kafka's protocol, so it shows what any client sees, of this gateway or of any
-broker. Offsets are moved only where the group has no members, as the broker itself demands; without --execute a reset
-only shows what it would do.
+The one idea: everything here uses Kafka's protocol, so it shows what any client sees, of this gateway or of any broker.
+Offsets are moved only if the group has no members, as the broker itself demands. Without --execute a reset only shows
+what it would do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARTITION_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a group has committed for a partition."""
+    """A group's commit for a partition."""
 
     offset: int
     metadata: str
@@ -199,7 +199,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _sum(rows: Sequence[Row], column: str) -> int | None:
-    """None: no row says anything. Unknown is not zero."""
+    """Return the sum of a column; None if no row has a value. Unknown is not zero."""
     known = [int(str(row[column])) for row in rows if row[column] is not None]
     return sum(known) if known else None
 
@@ -208,7 +208,7 @@ def _owners(cluster: Cluster, group_id: str) -> Mapping[TopicPartition, str]:
     try:
         return view(cluster, group_id).owners
     except CommandError:
-        return {}  # deleted since it was listed
+        return {}  # deleted after it was listed
 
 
 def _partition_rows(
@@ -217,8 +217,8 @@ def _partition_rows(
     owners: Mapping[TopicPartition, str],
     pending: Collection[TopicPartition] = (),
 ) -> list[Row]:
-    """Return what the group has committed or owns, or where a share group stands, with the log's bounds; None where
-    there is nothing to say.
+    """Return one row per partition with the group's commit and owner, or a share group's start, and the log's bounds.
+    An unknown value is None.
 
     All partitions of a topic for which the group has committed are listed. Without a commit the lag is unknown: a new
     member reads `never_committed` records if its auto.offset.reset is earliest, and none of them if it is latest.
@@ -317,7 +317,7 @@ def _demand_no_members(cluster: Cluster, group_id: str) -> None:
     try:
         state = view(cluster, group_id).state
     except CommandError:
-        return  # a group that is not there yet is made by its first commit
+        return  # the first commit creates a group that does not exist yet
     if state not in EMPTY_STATES:
         raise CommandError(f"group {group_id} is {state}: stop its consumers, then run this again")
 

@@ -1,8 +1,8 @@
 """`sluice groups history`: what happened to a group, in words.
 
-The one idea: this is the one command that is no client. Kafka has no request for the past, so it reads the journal
-in the database of `--database-url`, or behind the socket of a running `sluice serve` of the same data directory.
-It only reads, and changes no schema.
+The one idea: this is the one command that is not a client. Kafka has no request for the past, so it reads the journal
+in the database of `--database-url`, or behind the socket of a running `sluice serve` of the same data directory. It
+only reads, and changes no schema.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.pool import Database
 DEFAULT_EVENTS = 200
 MAX_EVENTS = 100_000
 DETAILS_PER_EVENT = 50
-"""Partitions and refused commits that are read for as many events as were asked for."""
+"""Partitions and refused commits that are read per requested event."""
 
 EXIT_FAILED = 1
 
@@ -96,7 +96,7 @@ async def _read(url: str, group_id: str, last: int) -> GroupHistory:
 
 
 def told(history: GroupHistory) -> list[Row]:
-    """What happened, oldest first. Partitions that one member was given, or let go of, at one time are one row."""
+    """Return the events, oldest first. Partitions that one member received, or released, at one time are one row."""
     waits = _Waits(history.handoffs)
     rows = [
         _row(event, _event(event) + waits.left_at(event))
@@ -111,7 +111,8 @@ def told(history: GroupHistory) -> list[Row]:
 
 
 class _Waits:
-    """Who waited for whom at each event: members that have their assignment and may not read all of it yet."""
+    """Members that waited for previous owners at each event: they have their assignment and may not read all of it
+    yet."""
 
     def __init__(self, handoffs: Sequence[Record]) -> None:
         self._handoffs = sorted(handoffs, key=lambda record: record["seq"])
@@ -137,7 +138,7 @@ class _Waits:
 
 
 def _within(event: Record, history: GroupHistory) -> bool:
-    """Whether rows went missing while the group was there: before it was, that is no news of it."""
+    """Return whether rows were lost during the group's lifetime. Losses before that do not concern the group."""
     oldest = next((each["seq"] for each in reversed(history.events) if each["group_id"]), None)
     return oldest is not None and event["seq"] > oldest
 

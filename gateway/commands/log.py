@@ -1,4 +1,4 @@
-"""What commands ask of the record log: where partitions begin and end, and the records in them."""
+"""Requests of commands to the record log: the bounds of partitions, and the records in them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ class Bounds(NamedTuple):
 
 
 def bounds(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-    """First and next offset of each partition; a partition that is not there or cannot be asked is left out."""
+    """Return the first and the next offset of each partition, without partitions that do not exist or cannot be
+    read."""
     starts = _list_offsets(cluster, partitions, EARLIEST_MS)
     ends = _list_offsets(cluster, partitions, LATEST_MS)
     return {key: Bounds(starts[key], ends[key]) for key in partitions if key in starts and key in ends}
 
 
 def offsets_at(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-    """Offset of the first record at or after a time; partitions without one are left out."""
+    """Return the offset of the first record at or after a time, without partitions that have no such record."""
     return _list_offsets(cluster, partitions, timestamp_ms)
 
 
@@ -87,7 +88,7 @@ def _list_offsets(
 
 
 def by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-    """The partitions by the node to ask about them; those without one are left out."""
+    """Return the partitions by their leader, without those that have none."""
     wanted = set(partitions)
     if not wanted:
         return {}
@@ -101,7 +102,7 @@ def by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[in
 
 
 class Reader:
-    """Reads partitions of one topic from given offsets on, in rounds."""
+    """Read partitions of one topic from given offsets on, in rounds."""
 
     def __init__(self, cluster: Cluster, topic: str, positions: dict[int, int]) -> None:
         self._cluster = cluster
@@ -110,7 +111,8 @@ class Reader:
         """Partition to the offset that is read next."""
 
     def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
-        """(partition, record) of what is there, in offset order per partition. Ends after one fetch per leader."""
+        """Yield (partition, record) of available records, in offset order per partition. Stop after one fetch per
+        leader."""
         for leader, keys in by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
             asked = tuple(
                 FetchPartition(
@@ -133,7 +135,7 @@ class Reader:
     def _records(self, answer: PartitionData) -> Iterator[tuple[int, Record]]:
         partition, code = answer.partition_index, answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # Retention took what was to be read: go on where the log begins.
+            # Retention removed the records at this position: go on at the log start.
             found = bounds(self._cluster, [(self._topic, partition)])
             self.positions[partition] = found[self._topic, partition].start if found else self.positions[partition]
             return
@@ -152,14 +154,14 @@ class Reader:
 
 
 class _Aborted:
-    """Leaves out what transactions have aborted, and their markers: the client's part of reading what is committed."""
+    """Filter of aborted transactions and control batches: the client's part of reading committed records."""
 
     def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
         self._waiting = sorted(((each.first_offset, each.producer_id) for each in transactions), reverse=True)
         self._producer_ids: set[int] = set()
 
     def leaves_out(self, batch: memoryview, head: BatchHead) -> bool:
-        """Of batches in the order of their offsets."""
+        """Return whether the reader must skip the batch. Batches come in the order of their offsets."""
         while self._waiting and self._waiting[-1][0] <= head.last_offset:
             self._producer_ids.add(self._waiting.pop()[1])
         if head.is_control:

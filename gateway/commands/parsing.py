@@ -1,4 +1,4 @@
-"""An argument parser that says which option or command a mistyped one may have meant."""
+"""An argument parser that suggests the option or command that a mistyped one resembles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gateway.config.suggestions import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser with suggestions. Parsers of subcommands are of this class, too."""
+    """argparse's parser with suggestions. Parsers of subcommands have this class, too."""
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]: the stub has an overload per caller
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Refuse what is left over here, where this parser's own options are known."""
+        """Refuse leftover arguments here, where this parser's own options are known."""
         parsed, left = super().parse_known_args(args, namespace)
         if left:
             flag = next((word for word in left if word.startswith("-")), "").partition("=")[0]

@@ -1,7 +1,7 @@
-"""How a command shows what it found: a table for eyes, JSON for pipes.
+"""Print a command's results: as a table for people, as JSON for programs.
 
-The one idea: a command gathers rows, each a mapping of column to value, and says nothing of how they look. `--json`
-prints them whole, with their types; a table prints them aligned, numbers to the right, nothing as a dash.
+The one idea: a command gathers rows, each a mapping of column to value, and knows nothing of their form. `--json`
+prints them whole, with their types. A table prints them aligned, numbers to the right, and a missing value as a dash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = Mapping[str, Value]
 
 
 def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: TextIO | None = None) -> None:
-    """Prints rows; `columns` are what a table shows, in order. JSON holds every field of a row."""
+    """Print rows; `columns` are the columns of a table, in order. JSON holds every field of a row."""
     stream = sys.stdout if out is None else out
     if as_json:
         print(json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False), file=stream)
@@ -27,7 +27,7 @@ def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: Tex
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0-3,7 for 0, 1, 2, 3 and 7."""
+    """Return 0-3,7 for 0, 1, 2, 3 and 7."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] == number - 1:
@@ -38,7 +38,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
-    """The lines of a table, its head in capitals."""
+    """Return the lines of a table, its head in capitals."""
     numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
     lines = [[column.replace("_", "-").upper() for column in columns]]
     lines += [[_cell(row.get(column)) for column in columns] for row in rows]

@@ -1,6 +1,6 @@
-"""How a command shows a broker who it is: the properties of Kafka's tools (`--command-config`).
+"""Authentication of a command to a broker: the properties of Kafka's tools (`--command-config`).
 
-The one idea: the file that serves kafka-topics.sh serves here, where its keys and certificates are PEM.
+The one idea: the file that serves kafka-topics.sh serves here, if its keys and certificates are PEM.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 NONCE_BYTES = 24
 
 Send = Callable[[bytes], bytes]
-"""A token to the broker, and its answer. Raises CommandError where the broker refuses it."""
+"""Sends a token to the broker and returns its answer. Raises CommandError if the broker refuses the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """What a connection does before its first request."""
+    """The steps of a connection before its first request."""
 
     tls: ssl.SSLContext | None = None
     mechanism: str | None = None
     user: str = ""
     password: str = field(default="", repr=False)
     file: str | None = None
-    """The properties that said so."""
+    """File of the properties."""
 
     @property
     def _place(self) -> str:
         return "--command-config FILE" if self.file is None else self.file
 
     def advice(self, error: OSError) -> str:
-        """The next step after a broker closed the connection or broke off the TLS handshake; empty if there is none."""
+        """Return the next step after a broker closed the connection or broke off the TLS handshake; empty if the
+        next step is unknown."""
         if isinstance(error, TimeoutError):
             return "--timeout gives it longer"
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -65,11 +66,11 @@ class ClientSecurity:
         return f"the listener may want {asked}: see {self._place}"
 
     def wrap(self, connected: socket.socket, host: str) -> socket.socket:
-        """Raises OSError."""
+        """Wrap the socket in TLS if the properties ask for it. Raise OSError."""
         return connected if self.tls is None else self.tls.wrap_socket(connected, server_hostname=host)
 
     def authenticate(self, send: Send) -> None:
-        """The tokens of the mechanism, if there is one."""
+        """Exchange the tokens of the mechanism, if there is one."""
         if self.mechanism == "PLAIN":
             send(f"\0{self.user}\0{self.password}".encode())
         elif self.mechanism is not None:
@@ -98,8 +99,8 @@ def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, 
 
 
 def read_properties(path: str) -> ClientSecurity:
-    """From a file of Kafka's client properties; of others than security's it takes no notice. CommandError says what
-    is wrong, without repeating a value."""
+    """Read a file of Kafka's client properties, and ignore all that do not concern security. CommandError describes
+    the mistake without repeating a value."""
     try:
         with open(path, encoding="utf-8") as file:
             properties = _parse(file.read())
@@ -142,7 +143,7 @@ def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _parse(text: str) -> dict[str, str]:
-    """Java's properties, without its \\uXXXX."""
+    r"""Parse Java's properties, without its \uXXXX."""
     lines = re.sub(r"\\\r?\n[ \t]*", "", text).splitlines()
     properties: dict[str, str] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""`sluice topics`: list, describe, create, delete, tail. Asked by Kafka's protocol, of any broker."""
+"""`sluice topics`: list, describe, create, delete, tail, by Kafka's protocol, with any broker."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def describe_topic(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _configs(cluster: Cluster, topic: str) -> dict[str, object]:
-    """The settings that were made for this topic."""
+    """Return the settings that were made for this topic."""
     resource = DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)
     response: DescribeConfigsResponse = cluster.ask(DescribeConfigsRequest(resources=(resource,)))
     (result,) = response.results
@@ -220,7 +220,7 @@ def _print_record(given: argparse.Namespace, partition: int, record: Record) -> 
 
 
 def _text(value: bytes | None) -> str | None:
-    """As text; bytes that are none as \\x.. escapes."""
+    r"""Return the value as text; bytes that are not text become \x.. escapes."""
     return None if value is None else value.decode(errors="backslashreplace")
 
 

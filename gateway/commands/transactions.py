@@ -1,8 +1,8 @@
-"""`sluice transactions`: list, describe, abort. Asked by Kafka's protocol, of any broker.
+"""`sluice transactions`: list, describe, abort, by Kafka's protocol, with any broker.
 
-The one idea: to abort is to come as the next producer (InitProducerId), as Kafka's own admin client fences one: all of
-the transaction ends by its coordinator's hand, and whoever had it open is told. Markers to single partitions would take
-them out of a transaction that may still be committed.
+The one idea: to abort a transaction, act as the next producer (InitProducerId), as Kafka's own admin client does to
+fence one. The coordinator then ends the whole transaction, and the producer that had it open gets an error. Markers to
+single partitions would instead remove these from a transaction that may still be committed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def list_transactions(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _listed(cluster: Cluster) -> list[Row]:
-    """Each id once, though it may move while one broker after the other lists those that it coordinates."""
+    """Return each id once: an id may move between two brokers while they are asked one after the other."""
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
         response: ListTransactionsResponse = cluster.ask(ListTransactionsRequest(), node_id=node_id)
@@ -76,7 +76,7 @@ def _listed(cluster: Cluster) -> list[Row]:
             request = DescribeTransactionsRequest(transactional_ids=tuple(names[start : start + DESCRIBED_AT_A_TIME]))
             described: DescribeTransactionsResponse = cluster.ask(request, node_id=node_id)
             for state in described.transaction_states:
-                if not state.error_code:  # it may have been forgotten meanwhile, or have moved
+                if not state.error_code:  # the id may have expired or moved since
                     found.setdefault(state.transactional_id, {**_head(state), "broker": node_id})
     return [found[name] for name in sorted(found)]
 
@@ -130,8 +130,8 @@ def _described(cluster: Cluster, transactional_id: str) -> TransactionState:
 
 
 def _partition_rows(cluster: Cluster, producer_id: int, keys: Sequence[TopicPartition]) -> list[Row]:
-    """Where the transaction began in each partition, and to where readers of committed records come now. Groups have
-    no log that a client could look into."""
+    """Return, by partition, the transaction's first offset and the last stable offset. Groups have no log that a
+    client could read."""
     logs = [key for key in keys if key[0] != GROUPS_TOPIC]
     bounds = log.bounds(cluster, logs)
     since: dict[TopicPartition, int] = {}

@@ -1,11 +1,11 @@
 """The broker settings that clients and tools read, under Kafka's names and with Kafka's defaults.
 
-The one idea: what the gateway obeys is a typed field of `BrokerConfig`; what it only shows (because Postgres, not a
-broker's disk, decides) is listed beside it as fixed or without effect, so that DescribeConfigs never claims what is
-not so; what else Kafka has is shown and never taken (`without_effect.py`). Three layers make a value: the default, what
-was given at start, and what AlterConfigs stored for all nodes.
+The one idea: a setting that the gateway obeys is a typed field of `BrokerConfig`. A setting that it only shows (because
+Postgres, not a broker's disk, decides) is listed beside it as fixed or without effect, so that DescribeConfigs never
+makes a false claim. Kafka's other settings are shown and never obeyed (`without_effect.py`). Three layers make a value:
+the default, the text given at start, and the text that AlterConfigs stored for all nodes.
 
-How texts become a `BrokerConfig` is `broker_parsing.py`'s. Neither knows where values come from
+`broker_parsing.py` makes a `BrokerConfig` of texts. Neither module knows where values come from
 (`gateway/config/settings.py`) nor who stores the dynamic ones (`storage/topics.py`).
 """
 
@@ -42,7 +42,7 @@ from gateway.config.definition import (
 from gateway.config.without_effect import NO_EFFECT, WITHOUT_EFFECT
 
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-"""Those that are served, by SASL's names."""
+"""The supported mechanisms, by SASL's names."""
 
 MIN_INSYNC = "min.insync.replicas"
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
@@ -51,12 +51,12 @@ _AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
 LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 NODE_ID_NAMES = ("node.id", "broker.id")
-"""The first that is set holds."""
+"""Names of the node's id; the first that is set wins."""
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 def ip_overrides(text: str) -> dict[str, int]:
-    """`10.0.0.1:20,::1:5`. Raises ValueError. Names of hosts are not resolved."""
+    """Parse `10.0.0.1:20,::1:5`. Raise ValueError. Host names are not resolved."""
     overrides: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = part.rpartition(":")
@@ -75,7 +75,7 @@ def _ip_overrides(text: str) -> str | None:
 
 
 def principals(text: str) -> frozenset[str]:
-    """`User:a;User:b`. Raises ValueError."""
+    """Parse `User:a;User:b`. Raise ValueError."""
     users = frozenset(user for part in text.split(";") if (user := part.strip()))
     for user in users:
         kind, _, name = user.partition(":")
@@ -109,7 +109,7 @@ def _not_blank(text: str) -> str | None:
 
 
 def _with_classic(protocols: tuple[str, ...]) -> str | None:
-    """Upstream: KafkaConfig.groupCoordinatorRebalanceProtocols."""
+    """Check that the protocols include classic (upstream: KafkaConfig.groupCoordinatorRebalanceProtocols)."""
     wrong = each_one_of("classic", "consumer", "streams", "share")(protocols)
     return wrong or (None if "classic" in protocols else "Disabling the 'classic' protocol is not supported.")
 
@@ -765,11 +765,11 @@ class BrokerConfig:
     )
 
     static: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What was given at start, by Kafka's names, as text. Never mutated."""
+    """Texts given at start, by Kafka's names. Never mutated."""
     dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What AlterConfigs stored for all nodes, by Kafka's names, as text. Never mutated."""
+    """Texts that AlterConfigs stored for all nodes, by Kafka's names. Never mutated."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What AlterConfigs stored for this node alone, which outranks the others. Never mutated."""
+    """Texts that AlterConfigs stored for this node alone; they outrank the others. Never mutated."""
 
     @property
     def retention_ms(self) -> int:
@@ -782,21 +782,21 @@ class BrokerConfig:
 
     @property
     def node_id(self) -> int | None:
-        """The only id that the node may have; None: it is given one."""
+        """The only id that the node may have; None: the cluster assigns one."""
         given = [self.static[name] for name in NODE_ID_NAMES if name in self.static]
         return int(given[0]) if given else None
 
     @property
     def selects_nearest(self) -> bool:
-        """Whether a consumer is sent to a replica in its rack (KIP-392)."""
+        """True if a consumer is redirected to a replica in its rack (KIP-392)."""
         return self.replica_selector_class == RACK_AWARE_SELECTOR
 
     def is_given(self, name: str) -> bool:
-        """Whether it was set, at start or by AlterConfigs."""
+        """Return whether the setting was set, at start or by AlterConfigs."""
         return name in self.static or name in self.dynamic or name in self.own
 
     def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
-        """The values that setting `name` has, in the text given, the strongest (effective) first."""
+        """Return the values of setting `name`, in the text given, the strongest (effective) first."""
         found: list[tuple[ConfigSource, str | None]] = []
         if name in self.own:
             found.append((ConfigSource.DYNAMIC_BROKER_CONFIG, self.own[name]))
@@ -873,8 +873,8 @@ _NODE = (
     _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
     _of_node("process.roles", "broker: serves clients; controller: does what one node does for all. Both if unset."),
 )
-"""Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
-`gateway/config/listeners.py`."""
+"""Facts of one node; DescribeConfigs reads their values from the node itself. `gateway/config/listeners.py` reads
+its listeners."""
 
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -884,7 +884,7 @@ COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "log.flush.interval.ms": ("log.flush.scheduler.interval.ms",),
     }
 )
-"""A broker setting → settings that decide where it is not set. Kafka lists them behind it where it is set."""
+"""A broker setting → settings that decide if it is not set. Kafka lists them behind it if it is set."""
 
 NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
 
@@ -909,8 +909,9 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
 }
-"""A list of all that a Kafka broker has does not have these: its own plugins', what it calls internal or no longer has,
-and what is this gateway's alone. Where one was given, or is asked for by its name, it is described as any other."""
+"""Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
+internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any
+other."""
 
 
 IDLE: Mapping[str, ConfigKey] = MappingProxyType(
@@ -933,10 +934,10 @@ JAAS_CONFIG = "sasl.jaas.config"
 
 
 def find_broker_config(name: str) -> ConfigKey | None:
-    """The setting of this name; None: nobody knows it.
+    """Return the setting of this name; None if the name is unknown.
 
-    A setting of one listener has the listener's name, in small letters, before its own: `listener.name.NAME.SETTING`,
-    and where it is one mechanism's, `listener.name.NAME.MECHANISM.SETTING`.
+    A setting of one listener has the listener's name, in lower case, before its own: `listener.name.NAME.SETTING`. A
+    setting of one mechanism is `listener.name.NAME.MECHANISM.SETTING`.
     """
     found = BROKER_CONFIGS.get(name) or WITHOUT_EFFECT.get(name)
     if found is not None or not name.startswith(LISTENER_PREFIX):
@@ -962,6 +963,7 @@ def broker_config_names(like: str) -> Iterator[str]:
 
 
 def shown_value(name: str, value: str) -> str:
-    """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
+    """Return the value as logs and refusals may show it. Passwords are hidden, and so are the values of unknown
+    settings, because any of them may be a password."""
     key = find_broker_config(name)
     return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value

@@ -1,7 +1,7 @@
-"""From the texts of broker settings to a `BrokerConfig`, or the setting that is wrong and why.
+"""Make a `BrokerConfig` of the texts of broker settings, or name the setting that is wrong and why.
 
-The one idea: a configuration is made whole, from all of its layers at once, since settings may contradict each other
-across them; one that was made contradicts itself nowhere. What there is to set is `broker.py`'s.
+The one idea: a configuration is made whole, from all of its layers at once, because settings in different layers may
+contradict each other. A configuration that was made has no contradictions. `broker.py` declares the settings.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gateway.config.suggestions import did_you_mean, may_be_secret, nearest
 def parse_broker_configs(
     given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
 ) -> BrokerConfig:
-    """The configuration that these settings make; `dynamic` ones outrank those given at start, and the node's `own`
-    outrank both.
+    """Return the configuration that these settings make; `dynamic` ones outrank those given at start, and the node's
+    `own` outrank both.
 
-    ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
-    contradicts another.
+    ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that contradicts
+    another.
     """
     dynamic, own = dynamic or {}, own or {}
     for name in given:
@@ -76,7 +76,8 @@ def parse_broker_configs(
 def parse_stored(
     given: Mapping[str, str], dynamic: Mapping[str, str], own: Mapping[str, str] | None = None
 ) -> tuple[BrokerConfig, dict[str, ConfigError]]:
-    """As `parse_broker_configs` of what is stored, without what this release refuses and another took; that by name."""
+    """Parse stored settings like `parse_broker_configs`, but leave out those that this release refuses although
+    another accepted them. Return the errors of these by name."""
     try:
         return parse_broker_configs(given, dynamic, own), {}
     except ConfigError:
@@ -113,15 +114,15 @@ def _check_intervals(group_type: str, config: BrokerConfig) -> None:
 
 
 def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, for one node or for all, or not to this value.
-    A name that nobody knows is kept, as by upstream, where it may belong to a plugin."""
+    """Raise ConfigError for a setting that may not be changed at runtime, at this level (`of_one_node`) or to this
+    value. An unknown name is kept, as upstream does, because it may belong to a plugin."""
     for name, value in dynamic.items():
         key = find_broker_config(name)
         if key is None:
             continue
         shown = shown_value(name, value)
         if key.update is Update.OF_ONE_NODE:
-            # Both in upstream's words.
+            # Both texts are upstream's.
             if name.startswith("ssl."):
                 only = "These security configs can be dynamically updated only per-listener using the listener prefix"
                 raise ConfigError(name, shown, only, f"{only}: Set({name})")

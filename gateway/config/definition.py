@@ -1,8 +1,8 @@
-"""What a Kafka-named setting is: type, default, bounds, documentation, and who may change it when.
+"""The definition of a Kafka-named setting: type, default, bounds, documentation, and when it may change.
 
 The one idea: a setting is declared once, as a field of a frozen dataclass whose metadata is its `ConfigKey`
-(`gateway/config/broker.py`, `gateway/config/topic.py`). The typed value that the gateway runs by, the text that
-DescribeConfigs shows and the refusal of a wrong value all follow from that declaration. Named after upstream's
+(`gateway/config/broker.py`, `gateway/config/topic.py`). Three things follow from that declaration: the typed value that
+the gateway runs by, the text that DescribeConfigs shows, and the refusal of a wrong value. Named after upstream's
 ConfigDef. It holds no table of its own and reads no file.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 ConfigValue = bool | int | float | str | tuple[str, ...] | None
 
 HIDDEN = "[hidden]"
-"""In the place of a password where settings are shown, as upstream writes it."""
+"""Replaces a password wherever settings are shown, as upstream writes it."""
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 MEBIBYTE = 1024 * 1024
@@ -51,24 +51,25 @@ class ConfigSource(IntEnum):
 
 
 class Update(Enum):
-    """When a setting may get another value."""
+    """When a setting may change."""
 
     DYNAMIC = "dynamic"
-    """At any time through AlterConfigs, for one node or for all."""
+    """At any time, through AlterConfigs for one node or for all."""
     OF_ONE_NODE = "of_one_node"
-    """At any time through AlterConfigs, for one node alone."""
+    """At any time, through AlterConfigs for one node alone."""
     AT_START = "at_start"
     """By flag, environment or file; read-only while the gateway runs."""
     FIXED = "fixed"
-    """Never: its one value describes what the gateway does, and any other is refused."""
+    """Never: its one value describes what the gateway does, and every other value is refused."""
 
 
 class ConfigError(ValueError):
-    """A setting was given a value it cannot have. Shown to clients (INVALID_CONFIG) and at start alike, in Kafka's
-    words where it has any, since clients' tests compare them."""
+    """A setting was given a value it cannot have. Clients (INVALID_CONFIG) and users at start see the same text. It
+    repeats Kafka's words if Kafka has any, because clients' tests compare them."""
 
     def __init__(self, name: str, value: str | None, reason: str, text: str | None = None) -> None:
-        """`text` is the whole message, where it is not about a value."""
+        """Take the setting, its value and the reason. `text` replaces the whole message if the error is not about a
+        value."""
         super().__init__(text or f"Invalid value {value} for configuration {name}: {reason}")
         self.name = name
         self.value = value
@@ -76,7 +77,7 @@ class ConfigError(ValueError):
 
 
 Check = Callable[[Any], str | None]
-"""Given a parsed value, says what is wrong with it; None if nothing is."""
+"""Returns what is wrong with a parsed value; None if it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,15 @@ class ConfigKey:
     check: Check | None = None
     update: Update = Update.DYNAMIC
     synonyms: tuple[Synonym, ...] = ()
-    """Of a topic setting: its broker counterparts, the strongest first."""
+    """Broker counterparts of a topic setting, the strongest first."""
     internal: bool = False
-    """Taken, and shown only where it was set: upstream's own tests set it, people do not."""
+    """True if the setting is accepted but shown only if it was set: upstream's own tests set it, people do not."""
     distinct: bool = False
-    """Of a list: a repeated element counts once, and an empty one is refused (KIP-1161)."""
+    """True if a repeated element of the list counts once and an empty one is refused (KIP-1161)."""
 
     def parse(self, text: str) -> ConfigValue:
-        """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""
+        """Return the typed value; raise ConfigError if the text is not of the type or outside what the setting
+        allows."""
         if self.type is ConfigType.PASSWORD:
             return text.strip()
         value = _parse(self.name, self.type, text.strip())
@@ -132,7 +134,8 @@ def _parse(name: str, kind: ConfigType, text: str) -> ConfigValue:
         case ConfigType.INT | ConfigType.SHORT | ConfigType.LONG:
             bits = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}[kind]
             digits = text[1:] if text[:1] in ("-", "+") else text
-            # Bounded before int(): its own limit on digits would raise something that is no ConfigError.
+            # Bounded before int(), because int() has its own limit on digits and raises an error that is not a
+            # ConfigError.
             if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
                 raise ConfigError(name, text, f"Not a number of type {kind.name}")
             number = int(text)
@@ -151,7 +154,7 @@ def _parse(name: str, kind: ConfigType, text: str) -> ConfigValue:
 
 
 def render(value: ConfigValue) -> str | None:
-    """A typed value in the text that Kafka shows; None is null."""
+    """Return a typed value as the text that Kafka shows; None is null."""
     match value:
         case None:
             return None
@@ -172,7 +175,7 @@ def at_least(minimum: float) -> Check:
 
 def between(minimum: float, maximum: float) -> Check:
     def check(value: float) -> str | None:
-        # Written so that a NaN is refused as well.
+        # A comparison in this form refuses a NaN as well.
         if minimum <= value <= maximum:
             return None
         return f"Value must be no more than {maximum}" if value > maximum else f"Value must be at least {minimum}"
@@ -203,7 +206,7 @@ def each_one_of(*allowed: str) -> Check:
 
 
 def some_of(*allowed: str) -> Check:
-    """As `each_one_of`, and not none of them."""
+    """Check like `each_one_of`, and refuse an empty list."""
     each = each_one_of(*allowed)
 
     def check(values: tuple[str, ...]) -> str | None:
@@ -227,13 +230,14 @@ def setting(
     internal: bool = False,
     distinct: bool = False,
 ) -> Any:
-    """A dataclass field that declares a setting. Its name is the field's with dots, unless `name` says otherwise."""
+    """Return a dataclass field that declares a setting. Its name is the field's with dots, unless `name` says
+    otherwise."""
     declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal, distinct)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
 def declared_settings(config_class: type[Any]) -> dict[str, ConfigKey]:
-    """Field name → setting, of the fields that `setting` declares, in order of declaration."""
+    """Return the settings that `setting` declares, by field name, in order of declaration."""
     keys: dict[str, ConfigKey] = {}
     for field in dataclasses.fields(config_class):
         declared: ConfigKey | None = field.metadata.get("setting")

@@ -1,8 +1,8 @@
-"""The settings of a group (ConfigResource type GROUP), under Kafka's names, by the type of group that heeds them; and
-how partitions are handed from member to member.
+"""The settings of a group (ConfigResource type GROUP), under Kafka's names, by the type of group that they apply to.
+They include how a partition is handed from member to member.
 
 The one idea: a group's own setting outranks the broker's, and the broker bounds it. A group need not exist to have
-settings; they wait for it, whatever type it will be of.
+settings. They wait for it, and apply if it has their type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.config.definition import (
 )
 
 TYPES = ("consumer", "streams", "share")
-"""Of groups that have a session timeout and a heartbeat interval of their own."""
+"""Types of groups that have a session timeout and a heartbeat interval of their own."""
 RECORD_LOCK_DURATION = "share.record.lock.duration.ms"
 DELIVERY_COUNT_LIMIT = "share.delivery.count.limit"
 MAX_RECORD_LOCKS = "share.partition.max.record.locks"
@@ -45,7 +45,7 @@ _DEFAULT = ConfigSource.DEFAULT_CONFIG
 
 
 class GroupIntervals(NamedTuple):
-    """In ms."""
+    """Session timeout and heartbeat interval of a group, in ms."""
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
@@ -60,8 +60,8 @@ def heartbeat_interval(group_type: str) -> str:
 
 
 def _of_broker(name: str, kind: ConfigType, default: int, documentation: str) -> ConfigKey:
-    """A setting that the broker has for all groups of the type under the same name, behind `group.`; both have the same
-    default."""
+    """Declare a setting that the broker has for all groups of the type under the same name, behind `group.`; both
+    have the same default."""
     return ConfigKey(name, kind, default, documentation, at_least(0), synonyms=(Synonym(f"group.{name}"),))
 
 
@@ -80,7 +80,8 @@ _DURATION = re.compile(
 
 
 def duration_ms(text: str) -> int | None:
-    """Of an ISO 8601 duration of days, hours, minutes and seconds; None if it is none, or nothing."""
+    """Return the length of an ISO 8601 duration of days, hours, minutes and seconds; None if the text is not one, or
+    names no unit."""
     matched = _DURATION.fullmatch(text)
     if matched is None or not any(matched.groups()):
         return None
@@ -186,7 +187,8 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 
 
 def check_group_configs(configs: Mapping[str, str], broker: BrokerConfig) -> None:
-    """ConfigError names the first that is unknown, no number, out of the broker's bounds, or contradicts another."""
+    """Raise ConfigError for the first setting that is unknown, not a number, out of the broker's bounds, or
+    contradicts another."""
     for name, text in configs.items():
         key = GROUP_CONFIGS.get(name)
         if key is None:
@@ -206,7 +208,7 @@ def check_group_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Non
 
 
 def _bounds(name: str, broker: BrokerConfig) -> dict[str, int]:
-    """What the broker grants at the least and at the most, by the names of its own settings."""
+    """Return the broker's bounds for a group setting, by the names of its own settings."""
     if name == STANDBY_REPLICAS:
         return {"group.streams.max.standby.replicas": broker.group_streams_max_standby_replicas}
     group_type, _, setting = name.partition(".")
@@ -219,7 +221,7 @@ def _bounds(name: str, broker: BrokerConfig) -> dict[str, int]:
 
 
 def group_intervals(group_type: str, configs: Mapping[str, str], broker: BrokerConfig) -> GroupIntervals:
-    """Of a group with these settings, which `check_group_configs` has let through."""
+    """Return the intervals of a group with these settings, which `check_group_configs` has accepted."""
     return GroupIntervals(
         group_number(session_timeout(group_type), configs, broker),
         group_number(heartbeat_interval(group_type), configs, broker),
@@ -227,8 +229,8 @@ def group_intervals(group_type: str, configs: Mapping[str, str], broker: BrokerC
 
 
 def group_number(name: str, configs: Mapping[str, str], broker: BrokerConfig) -> int:
-    """A setting's value for a group with these settings, which `check_group_configs` has let through; the broker's
-    where the group has none."""
+    """Return a setting's value for a group with these settings, which `check_group_configs` has accepted; the
+    broker's if the group has none."""
     if name in configs:
         return int(configs[name])
     value: int = getattr(broker, f"group_{name.replace('.', '_')}")
@@ -236,21 +238,21 @@ def group_number(name: str, configs: Mapping[str, str], broker: BrokerConfig) ->
 
 
 def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str, int]:
-    """`group.handoff.mode` and `group.handoff.timeout.ms` of a group with these settings, which `check_group_configs`
-    has let through."""
+    """Return `group.handoff.mode` and `group.handoff.timeout.ms` of a group with these settings, which
+    `check_group_configs` has accepted."""
     mode = configs.get(HANDOFF_MODE, broker.group_handoff_mode).strip()
     return mode, int(configs.get(HANDOFF_TIMEOUT, broker.group_handoff_timeout_ms))
 
 
 def group_guard(configs: Mapping[str, str], broker: BrokerConfig) -> bool:
-    """Return `group.cooperative.guard` of a group with these settings, which `check_group_configs` has let through."""
+    """Return `group.cooperative.guard` of a group with these settings, which `check_group_configs` has accepted."""
     own = configs.get(COOPERATIVE_GUARD)
     return broker.group_cooperative_guard if own is None else bool(GROUP_CONFIGS[COOPERATIVE_GUARD].parse(own))
 
 
 def group_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> tuple[ConfigSource, str | None]:
-    """Where this setting has its value from, and the value. What the broker gives is a default, and nothing is told of
-    what stands behind it (upstream: ConfigHelper.createGroupConfigEntry)."""
+    """Return the value of a setting and its source. A value from the broker is reported as a default, without the
+    layers behind it (upstream: ConfigHelper.createGroupConfigEntry)."""
     if key.name in configs:
         return ConfigSource.GROUP_CONFIG, configs[key.name]
     given = (broker.layers(synonym.name) for synonym in key.synonyms)

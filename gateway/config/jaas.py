@@ -24,7 +24,7 @@ class LoginModule:
 
 
 def parse_jaas(text: str) -> LoginModule:
-    """ValueError says what is wrong, without repeating the text, which holds passwords."""
+    """Parse the text. ValueError describes the mistake without repeating the text, which holds passwords."""
     tokens: list[tuple[str, bool]] = []
     position, end = 0, len(text.rstrip())
     while position < end:

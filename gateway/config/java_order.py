@@ -22,8 +22,8 @@ def bucket(code: int, count: int) -> int:
 
 
 def in_java_order(names: Iterable[str], count: int | None = None) -> list[str]:
-    """Return the names in the order of a HashMap of `count` keys, else of as many as there are. Names that share a
-    place keep their order."""
+    """Return the names in the order of a HashMap of `count` keys; by default, of as many keys as there are names.
+    Names that share a place keep their order."""
     listed = list(names)
     held = len(listed) if count is None else count
     return sorted(listed, key=lambda name: bucket(java_hash(name), held))

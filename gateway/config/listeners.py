@@ -1,13 +1,12 @@
 """The listeners of a node, from Kafka's `listeners`, `advertised.listeners`, `listener.security.protocol.map` and
 `controller.listener.names`.
 
-The one idea: a listener is a name with two addresses. The node binds the first; whoever connected there is told the
-second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT. By a listener of
-`controller.listener.names` a node is asked as a controller (KIP-919), by any other as a broker. What it is not
-(`process.roles`) it is asked nowhere.
+The one idea: a listener is a name with two addresses. The node binds the first. A client that connected there gets the
+second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT. Through a listener of
+`controller.listener.names` clients use the node as a controller (KIP-919), through any other as a broker. A node has no
+listener for a role that it does not have (`process.roles`).
 
-This module opens no socket: `gateway/net/server.py` binds, and what nodes tell each other of their listeners is
-`storage/nodes.py`'s.
+This module opens no socket: `gateway/net/server.py` binds, and `storage/nodes.py` publishes listeners to other nodes.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One door of a node."""
+    """One named entrance of a node."""
 
     name: str
-    """In capitals, as Kafka keeps it; the same on every node that serves the same clients."""
+    """The name in capitals, as Kafka keeps it; the same on every node that serves the same clients."""
     security_protocol: str
     bind: Address
-    """Port 0: one that the kernel chooses. An empty host is every interface."""
+    """Address to bind. Port 0: the kernel chooses one. An empty host is every interface."""
     advertised: Address
-    """Where clients of this listener are told to connect. Port 0 stands for the port that was bound."""
+    """Address to which clients of this listener connect. Port 0 stands for the port that was bound."""
     is_controller: bool = False
-    """Whether the node is asked as a controller here."""
+    """True if clients use the node as a controller here."""
 
 
 def render_address(address: Address) -> str:
-    """HOST:PORT, an IPv6 host in brackets."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def render_listeners(addresses: Mapping[str, Address]) -> str:
-    """As Kafka's configuration writes them: NAME://HOST:PORT,NAME://HOST:PORT."""
+    """Return the addresses as Kafka's configuration writes them: NAME://HOST:PORT,NAME://HOST:PORT."""
     return ",".join(f"{name}://{render_address(address)}" for name, address in addresses.items())
 
 
 def parse_address(text: str) -> Address:
-    """(host, port); ValueError says what was expected."""
+    """Return (host, port); ValueError says what was expected."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ValueError("expected HOST:PORT, e.g. 127.0.0.1:9092")
@@ -70,7 +69,8 @@ def parse_address(text: str) -> Address:
 
 
 def parse_roles(text: str | None) -> Roles:
-    """What a node is by `process.roles`: both where it is not given. ConfigError for what is no role, and for none."""
+    """Return the roles of a node by `process.roles`: both if it is not given. Raise ConfigError for an unknown role
+    and for an empty list."""
     if text is None:
         return BOTH
     roles = [role.strip() for role in text.split(",") if role.strip()]
@@ -82,7 +82,7 @@ def parse_roles(text: str | None) -> Roles:
 
 
 def render_roles(roles: Roles) -> str:
-    """As `process.roles` writes them."""
+    """Return the roles as `process.roles` writes them."""
     return ",".join(name for name, plays in ((BROKER, roles.is_broker), (CONTROLLER, roles.is_controller)) if plays)
 
 
@@ -94,11 +94,13 @@ def parse_listeners(
     controllers: str | None = None,
     roles: Roles = BOTH,
 ) -> list[Listener]:
-    """The listeners in the order given, those of brokers first; ConfigError names the setting that is wrong, and why.
+    """Return the listeners in the order given, those of brokers first; ConfigError names the setting that is wrong, and
+    why.
 
-    Without `advertised` a listener is advertised as it is bound, at `host_name` if it is bound to every interface; so
-    is one of controllers that `advertised` does not name. Stricter than Kafka in one thing: each listener of brokers
-    is advertised; one that is not could name no node to its clients.
+    Without `advertised` a listener is advertised as it is bound, or at `host_name` if it is bound to every interface.
+    The same holds for a listener of controllers that `advertised` does not name. This function is stricter than Kafka
+    in one thing: each listener of brokers must be advertised, because otherwise it could not name any node to its
+    clients.
     """
     bound = _addresses("listeners", listeners)
     of_controllers = _controllers(controllers, bound, roles)
@@ -128,11 +130,12 @@ def parse_listeners(
 
 
 def _controllers(text: str | None, bound: Mapping[str, Address], roles: Roles) -> frozenset[str]:
-    """Which of the listeners are controllers'. A broker has one that is not, and what is only a controller none."""
+    """Return the names of the controllers' listeners. A broker has at least one other listener, and a node that is
+    only a controller has no other."""
     setting = "controller.listener.names"
     names = frozenset(name for part in (text or "").split(",") if (name := part.strip().upper()))
     if not roles.is_controller:
-        # As in Kafka's own files, where brokers name the listeners of others.
+        # Kafka's own files do the same: brokers name the listeners of other nodes.
         if own := bound.keys() & names:
             raise ConfigError(
                 setting, text, f"process.roles has no controller, and listeners has {', '.join(sorted(own))}"
@@ -167,7 +170,7 @@ def _addresses(setting: str, text: str) -> dict[str, Address]:
 
 
 def check_protocol_map(text: str, listeners: Iterable[Listener]) -> None:
-    """ConfigError if listeners that are there would speak another protocol by this map, or none. Mirrors upstream's
+    """Raise ConfigError if this map gives an existing listener another protocol or none. Mirrors upstream's
     DynamicListenerConfig, and its words."""
     protocols = _protocols(text)
     for listener in listeners:
@@ -181,7 +184,7 @@ def check_protocol_map(text: str, listeners: Iterable[Listener]) -> None:
 
 
 def _protocols(text: str | None) -> dict[str, str]:
-    """Name → security protocol; without a map a listener named like a protocol speaks it."""
+    """Return the security protocol by name; without a map, a listener named like a protocol speaks it."""
     setting, protocols = PROTOCOL_MAP, dict[str, str]()
     for part in (text or DEFAULT_MAP).split(","):
         name, colon, protocol = (side.strip().upper() for side in part.partition(":"))

@@ -1,7 +1,7 @@
 """How clients of one listener authenticate and encrypt, from Kafka's `sasl.*` and `ssl.*` settings.
 
-The one idea: a listener has the settings of the broker, but for those that are given for it alone
-(`listener.name.NAME.…`), and of these the ones of one mechanism come first.
+The one idea: a listener has the broker's settings, except those given for it alone (`listener.name.NAME.…`). Among
+these, the settings of one mechanism outrank the rest.
 
 It opens no file: certificates are read by `gateway/security/tls.py`.
 """
@@ -19,16 +19,16 @@ from gateway.config.listeners import Listener
 
 PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
 _MODULES = {PLAIN: PLAIN_MODULE, OAUTHBEARER: OAUTHBEARER_MODULE}
-"""Of the others: SCRAM's."""
+"""Login modules by mechanism; the other mechanisms have SCRAM's."""
 _USER = "user_"
 
 
 @dataclass(frozen=True, slots=True)
 class OAuthSettings:
-    """Which access tokens are taken."""
+    """Settings that decide which access tokens are accepted."""
 
     jwks_url: str
-    """https, http or file."""
+    """A URL of scheme https, http or file."""
     refresh_ms: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
@@ -42,15 +42,15 @@ class OAuthSettings:
 @dataclass(frozen=True, slots=True)
 class SaslSettings:
     mechanisms: tuple[str, ...]
-    """At least one, in the order given."""
+    """Enabled mechanisms, at least one, in the order given."""
     plain_users: Mapping[str, str]
-    """Names and passwords; none is shown or logged anywhere."""
+    """Passwords by user; no password is shown or logged anywhere."""
     max_reauth_ms: Mapping[str, int]
-    """By mechanism, of those whose sessions end."""
+    """Longest sessions by mechanism, for the mechanisms whose sessions end."""
     max_receive_bytes: int
-    """Of a request before authentication."""
+    """Largest request before authentication."""
     oauthbearer: OAuthSettings | None = None
-    """Where OAUTHBEARER is enabled."""
+    """Set if OAUTHBEARER is enabled."""
 
     def __repr__(self) -> str:
         return f"SaslSettings(mechanisms={self.mechanisms}, {len(self.plain_users)} users)"
@@ -59,7 +59,7 @@ class SaslSettings:
 @dataclass(frozen=True, slots=True, repr=False)
 class TlsSettings:
     key_file: str | None
-    """PEM with the private key and the certificate chain; None: they are texts."""
+    """PEM with the private key and the certificate chain; None: key and chain are given as texts."""
     certificate_chain: str
     key: str
     key_password: str | None
@@ -78,12 +78,12 @@ class ListenerSecurity:
 
 
 def is_altered(listener: Listener, broker: BrokerConfig) -> bool:
-    """Whether something was set for the listener while its node ran."""
+    """Return whether a setting of the listener was changed while its node ran."""
     return any(name.startswith(_prefix(listener)) for name in broker.own)
 
 
 def listener_security(listener: Listener, broker: BrokerConfig) -> ListenerSecurity:
-    """What a listener asks of its clients. ConfigError names the setting that is missing or wrong."""
+    """Return what a listener demands of its clients. ConfigError names the setting that is missing or wrong."""
     protocol = listener.security_protocol
     sasl = _sasl(listener, broker) if protocol.startswith("SASL_") else None
     tls = _tls(listener, broker) if protocol.endswith("SSL") else None
@@ -95,7 +95,7 @@ def _prefix(listener: Listener) -> str:
 
 
 def _own(listener: Listener, broker: BrokerConfig) -> BrokerConfig:
-    """The settings with those of the listener in the broker's place; what was altered for this node comes first."""
+    """Return the broker's settings, overridden by those of the listener. Settings altered for this node come first."""
     prefix = _prefix(listener)
     given = {**broker.static, **broker.own}
     own = {name.removeprefix(prefix): text for name, text in given.items() if name.startswith(prefix)}
@@ -139,7 +139,8 @@ def _sasl(listener: Listener, broker: BrokerConfig) -> SaslSettings:
 
 
 def _oauthbearer(listener: Listener, broker: BrokerConfig) -> OAuthSettings:
-    """ConfigError without keys: upstream then takes tokens that nobody has signed, which prove nothing."""
+    """Return the settings of OAUTHBEARER. Raise ConfigError if no keys are named: upstream then accepts unsigned
+    tokens, which prove nothing."""
     own, prefix = _own(listener, broker), f"{_prefix(listener)}{OAUTHBEARER.lower()}."
     of_mechanism = {
         name.removeprefix(prefix): text

@@ -1,8 +1,8 @@
-"""What a node is told at start: every option once, from flag, environment, file or default.
+"""The settings that a node reads at start: every option once, from flag, environment, file or default.
 
 The one idea: one table, `OPTIONS`. Flags, `SLUICE_*` variables, TOML keys, `--help` and `sluice config` derive from it,
 and the order flag > environment > file > default is applied to all alike. Kafka-named broker settings have a table of
-their own (`gateway/config/broker.py`) and come in by `--set`, environment or the file's `[broker]` table.
+their own (`gateway/config/broker.py`). They are given by `--set`, environment or the file's `[broker]` table.
 
 Nothing is guessed: an unknown key or variable, or a value that does not parse, is refused with its origin. This module
 reads no clock and opens no socket.
@@ -53,14 +53,14 @@ class Settings:
     """The options, typed. Field names are the options' with underscores."""
 
     listeners: tuple[Listener, ...]
-    """Those at which it is a broker come first. The address of the first is how the node is called."""
+    """Listeners, those of the broker role first. The address of the first is the node's name."""
     roles: Roles
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
     log_store: Path | str | None
-    """Where record bytes lie beside Postgres: a directory, or the URL of a bucket; None: nowhere. `log_place` resolves
-    "auto"."""
+    """Place of record bytes beside Postgres: a directory, or the URL of a bucket; None: only in Postgres.
+    `log_place` resolves "auto"."""
     rack: str | None
     metrics_listen: Address | None
     metrics_max_series: int
@@ -73,13 +73,12 @@ class Settings:
     node_ttl_ms: int
     drain_ms: int
     workers: int
-    """Nodes that `sluice serve` runs, each a process; of more than one the settings are the first one's."""
+    """Nodes that `sluice serve` runs, one process each. If there are several, these settings are the first node's."""
     broker: BrokerConfig
 
     @property
     def log_place(self) -> Path | str | None:
-        """The directory of the log's segments, or the URL of the bucket with its objects; None: all bytes are in
-        Postgres."""
+        """Directory of the log's segments, or URL of the bucket with its objects; None: all bytes are in Postgres."""
         if self.log_store == AUTO:
             return self.data_dir / "log" if self.database_url is None else None
         return self.log_store
@@ -174,7 +173,7 @@ class Option:
     metavar: str
     help: str
     secret: bool = False
-    """Holds a password, which `sluice config` hides."""
+    """True if the option holds a password, which `sluice config` hides."""
 
     @property
     def flag(self) -> str:
@@ -264,12 +263,13 @@ OPTIONS: tuple[Option, ...] = (
 _BY_FIELD = {option.field: option for option in OPTIONS}
 _BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
 _OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG"})
-"""The last two are defaults of commands that ask a broker."""
+"""Other variables of ours. The last two are defaults of commands that connect to a broker."""
 TEST_PREFIX = "SLUICE_TEST_"
 """Variables of the test suite, which a gateway that it starts may inherit."""
 _SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
-"""What Kubernetes tells every container of a service called `sluice` or `sluice-...`; `SLUICE_PORT` is a URL there."""
+"""Value that Kubernetes gives every container of a service called `sluice` or `sluice-...`: there, `SLUICE_PORT` is
+a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings, how each came to be (options first, then broker settings that were given), and what to warn of."""
+    """The settings, the origin of each (options first, then broker settings that were given), and the warnings."""
 
     settings: Settings
     values: tuple[Value, ...]
@@ -293,9 +293,9 @@ class Configuration:
 def load(
     flags: Mapping[str, str], assignments: Iterable[str], environment: Mapping[str, str], config: str | None = None
 ) -> Configuration:
-    """Settings from flags (option name → text), `--set` assignments (`key=value`), environment and TOML file.
+    """Load settings from flags (option name → text), `--set` assignments (`key=value`), environment and TOML file.
 
-    `config` is the file's path (flag `--config`), else `SLUICE_CONFIG`. Raises ConfigurationError.
+    `config` is the file's path (flag `--config`), else `SLUICE_CONFIG`. Raise ConfigurationError.
     """
     _refuse_unknown_variables(environment)
     path, named_by = config, "flag --config"
@@ -334,7 +334,7 @@ def load(
     roles = _load_roles(given)
     listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
     _check_security(listeners, broker, given)
-    # The short forms are shown as what they came to, where they decide.
+    # If the short forms decide, show the address that results from them.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
         values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
@@ -378,7 +378,7 @@ def _load_listeners(
     roles: Roles,
     warnings: list[str],
 ) -> tuple[Listener, ...]:
-    """The listeners by Kafka's names where these are given, by their short forms where not."""
+    """Return the listeners from Kafka's names if these are given, else from their short forms."""
     bound, told = broker.get("listeners"), broker.get("advertised.listeners")
     if bound is not None and options["listen"].origin != "default":
         warnings.append(f"listen (from {options['listen'].origin}) is not looked at: listeners is given")
@@ -426,7 +426,7 @@ def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: 
             raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
     names = {listener.name.lower() for listener in listeners}
     if "controller.listener.names" in given:
-        # A broker's may be those of others, of which its file says everything that theirs do.
+        # A broker may name listeners of other nodes: Kafka's files repeat the settings of those nodes' listeners.
         names |= {name.strip().lower() for name in (given["controller.listener.names"].text or "").split(",")}
     for name, value in given.items():
         of_listener = name.startswith("listener.name.")
@@ -450,7 +450,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
 
 
 def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Options by field, and broker settings by name. `named_by` is where the path came from."""
+    """Return the options by field, and the broker settings by name. `named_by` is where the path came from."""
     origin = f"file {path}"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -473,7 +473,7 @@ def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str
 
 
 def _flatten(prefix: str, table: Mapping[str, Any], origin: str) -> dict[str, str]:
-    """`num.partitions = 3` reaches us as nested tables; Kafka's name is their path."""
+    """Join the keys of nested tables: TOML parses `num.partitions = 3` into tables, and Kafka's name is their path."""
     flat: dict[str, str] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
@@ -498,7 +498,7 @@ def _load_broker(
     assignments: Iterable[str], environment: Mapping[str, str], file_broker: Mapping[str, str], path: str | None
 ) -> tuple[BrokerConfig, list[Value]]:
     given: dict[str, Value] = {name: Value(name, text, f"file {path}") for name, text in file_broker.items()}
-    # A comma may belong to a value (cleanup.policy lists), so only one that starts another assignment separates.
+    # A value may contain a comma (cleanup.policy lists), so only a comma before another assignment separates.
     for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9._\-]*=)", environment.get("SLUICE_SET", "")):
         if assignment.strip():
             _assign(given, assignment, "environment SLUICE_SET")
@@ -530,6 +530,6 @@ def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:
 
 
 def hide_password(url: str) -> str:
-    """A database URL as it may be shown."""
+    """Return a database URL that may be shown."""
     url = re.sub(r"(://[^:/@]*):[^/?#]*@", r"\1:…@", url)
     return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1…", url)

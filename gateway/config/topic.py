@@ -1,8 +1,9 @@
-"""The settings of a topic, under Kafka's names: what a client may set, what it means here, what its default follows.
+"""The settings of a topic, under Kafka's names: which a client may set, what each means here, and where its default
+comes from.
 
-The one idea: a setting that a client gives works or is refused. What decides about records is a typed field of
-`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; tiered storage
-cannot be honoured and is refused. Defaults follow from broker settings.
+The one idea: a setting that a client gives works or is refused. A setting that decides about records is a typed field
+of `TopicConfig`. A setting that only shapes a broker's files is accepted, shown, and documented as without effect.
+Tiered storage cannot be honoured and is refused. Defaults follow from broker settings.
 
 It does not store configs (`storage/topics.py`) nor cache them (`gateway/log/catalog.py`).
 """
@@ -41,8 +42,8 @@ from gateway.config.java_order import in_java_order
 __all__ = ["REPLICATION_FACTOR", "TOPIC_CONFIGS", "ConfigError", "TopicConfig", "effective", "validate_topic_configs"]
 
 REPLICATION_FACTOR = "sluice.replication.factor"
-"""Under this key a topic's configs hold the factor asked for at its creation. It is no setting: clients neither see nor
-set it (a tool that clones a topic would send it back), and it stays when all settings are replaced."""
+"""Key in a topic's configs for the replication factor requested at its creation. It is not a setting: clients
+neither see nor set it (a tool that clones a topic would send it back), and it stays when all settings are replaced."""
 
 REMOTE_STORAGE = "remote.storage.enable"
 
@@ -270,20 +271,21 @@ _SHOWN = (
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(TopicConfig))
 
 _ALL = {key.name: key for key in (*_SHOWN, *_FIELDS.values())}
-_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # behind what shares its place in Kafka's order
+_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # last of those that share its place
 
 TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({name: _ALL[name] for name in in_java_order(_ALL)})
 """Every topic setting by name, in the order in which Kafka lists them."""
 
 
 def effective(configs: Mapping[str, str], broker: BrokerConfig) -> TopicConfig:
-    """What a topic with these configs runs by. ConfigError only if `configs` were never validated."""
+    """Return the settings that apply to a topic with these configs. ConfigError only if `configs` were never
+    validated."""
     fields: dict[str, Any] = {field_name: effective_value(key, configs, broker) for field_name, key in _FIELDS.items()}
     return TopicConfig(**fields)
 
 
 def effective_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> ConfigValue:
-    """The typed value of one topic setting: the topic's own, else its broker counterpart's, else the default."""
+    """Return the typed value of one topic setting: the topic's own, else its broker counterpart's, else the default."""
     layers = topic_layers(key, configs, broker)
     return _typed(key, layers[0]) if layers else key.default
 
@@ -299,14 +301,14 @@ class Layer:
 
 
 def topic_layers(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> list[Layer]:
-    """The values of a topic setting, the effective one first: the topic's, then its broker counterparts' dynamic ones,
-    those given at start, and defaults."""
+    """Return the values of a topic setting, the effective one first: the topic's, then its broker counterparts'
+    dynamic ones, those given at start, and defaults."""
     counterparts = [
         Layer(source, synonym.name, value, synonym.factor)
         for synonym in key.synonyms
         for source, value in broker.layers(synonym.name)
     ]
-    # Stable: within one source the finer unit stays ahead (log.retention.ms before log.retention.hours).
+    # The sort is stable: within one source the finer unit stays ahead (log.retention.ms before log.retention.hours).
     counterparts.sort(key=lambda layer: layer.source)
     if key.name in configs:
         return [Layer(ConfigSource.TOPIC_CONFIG, key.name, configs[key.name]), *counterparts]
@@ -328,13 +330,13 @@ def _typed(key: ConfigKey, layer: Layer) -> ConfigValue:
 
 
 def effective_text(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> str | None:
-    """`effective_value` as Kafka shows it."""
+    """Return `effective_value` as Kafka shows it."""
     return render(effective_value(key, configs, broker))
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConfig | None = None) -> dict[str, str]:
-    """The configs, none of them null. ConfigError (INVALID_CONFIG, naming the setting) for the first that is unknown,
-    null, malformed, out of bounds or not honoured, or that contradicts another."""
+    """Return the configs without nulls. Raise ConfigError (INVALID_CONFIG, naming the setting) for the first that is
+    unknown, null, malformed, out of bounds or not honoured, or that contradicts another."""
     given: dict[str, str] = {}
     for name, value in configs.items():
         key = TOPIC_CONFIGS.get(name)
@@ -357,6 +359,6 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
 
 
 def requested_replication_factor(configs: Mapping[str, str], broker: BrokerConfig) -> int:
-    """How many live nodes are named as a topic's replicas."""
+    """Return how many live nodes are named as a topic's replicas."""
     requested = configs.get(REPLICATION_FACTOR)
     return int(requested) if requested is not None else broker.default_replication_factor

@@ -1,8 +1,9 @@
 """Settings of a Kafka broker that have no effect here, as DescribeConfigs lists them: `without_effect.toml`.
 
-The one idea: tools read all of Kafka's settings from a broker, and some miss those that are not there. So these are
-listed with Kafka's default, or with what is true of a node where that is another value; each says that it has no
-effect, and why. One that is set is accepted and shown with the given value, and a warning repeats why nothing changes.
+The one idea: tools read all of Kafka's settings from a broker, and some tools fail if one is missing. So these settings
+are listed with Kafka's default, or with the value that is true of a node if that differs. The documentation of each
+says that it has no effect, and why. One that is set is accepted and shown with the given value, and a warning repeats
+why nothing changes.
 """
 
 from __future__ import annotations
@@ -34,4 +35,4 @@ def _key(name: str, facts: Mapping[str, Any], why: str) -> ConfigKey:
 
 
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = MappingProxyType({key.name: key for key in _read()})
-"""By name; `default` is the value that is shown."""
+"""Settings by name; `default` is the value that is shown."""

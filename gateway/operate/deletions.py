@@ -1,8 +1,8 @@
 """The job that removes the data of deleted topics, on the node that holds its lease.
 
-The one idea: level-triggered, like every job. A pass looks at which hidden topics are due, and goes on while any is; a
-topic that fails is put off in Postgres by itself, so that it keeps no other waiting, whoever holds the lease next knows
-of it, and one whose owner died is merely due.
+The one idea: level-triggered, like every job. A pass reads which hidden topics are due, and goes on while any is due. A
+topic whose deletion fails is postponed by itself, and Postgres stores the postponement. So it keeps no other topic
+waiting, and the next holder of the lease knows of it. A topic whose owner died is merely due.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ logger = structlog.stdlib.get_logger(__name__)
 TOPICS_PER_LOOK = 100
 
 REPEATED_FAILURES = 10
-"""Failures in a row of one topic from which it is an operator's business; told again at each doubling."""
+"""Consecutive failures of one topic after which an operator must act; logged again each time the number doubles."""
 
 
 class Deletions:
-    """`run` is a pass. `count_gone` and `count_failure` are told of each topic that is gone, and of each failure."""
+    """The deletions of one node. `run` is a pass. It calls `count_gone` for each topic that is gone, and
+    `count_failure` for each failure."""
 
     def __init__(
         self,
@@ -41,8 +42,8 @@ class Deletions:
         self._count_failure = count_failure
 
     async def run(self) -> None:
-        """Until nothing is due or the lease is gone. Topics take turns, so that a large one keeps no small one waiting.
-        Raises StorageError while Postgres is away."""
+        """Delete until nothing is due or the lease is gone. Topics take turns, so that a large one keeps no small
+        one waiting. Raise StorageError while Postgres is away."""
         while waiting := deque(await self._store.due(TOPICS_PER_LOOK)):
             while waiting:
                 lease, topic = self._lease(), waiting.popleft()
@@ -61,7 +62,7 @@ class Deletions:
                     waiting.append(topic)
 
     async def _put_off(self, topic: DueDeletion, error: str, lease: CoordinatorLease) -> bool:
-        """False if another node decides by now."""
+        """Postpone the topic. Return False if another node holds the lease by now."""
         self._count_failure()
         put_off = await self._store.failed(topic.topic_id, error, lease)
         if put_off is None:

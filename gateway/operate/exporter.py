@@ -1,8 +1,8 @@
 """Topics, groups and lag under kafka_exporter's metric names, so that its dashboards and alerts work unchanged.
 
-The one idea: nothing is kept. A scrape reads Postgres through `storage.monitor`, and what one scrape may show is
-bounded; a truncated one says so. Every node would read the same, so only one node exports it, by a lease: Prometheus
-scrapes every node, and a sum over targets must not count a group's lag once for each of them.
+The one idea: nothing is kept. A scrape reads Postgres through `storage.monitor`. The size of a scrape is bounded, and a
+truncated scrape says so. Every node would read the same, so only one node exports it, by a lease: Prometheus scrapes
+every node, and a sum over targets must not count a group's lag once for each of them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from storage.monitor import DeletionTotals, GroupLag, GroupSize, Monitor, Partit
 from storage.types import Node
 
 READ_TIMEOUT_S = 3.0
-"""Below a scraper's own patience (Prometheus: 10 s), which would cost the node's own metrics too."""
+"""Below a scraper's own timeout (Prometheus: 10 s), because exceeding that would lose the node's own metrics too."""
 
 _Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize], DeletionTotals, TransactionTotals]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Collector):
-    """One look at the cluster, as metrics. `read` is False when storage did not answer: then only brokers are shown."""
+    """One state of the cluster, as metrics. `read` is False if storage did not answer: then only brokers are shown."""
 
     brokers: tuple[Node, ...]
     partitions: tuple[tuple[PartitionEnds, int], ...] = ()
-    """Each with the id of the node that clients are pointed to; -1 where nobody may lead it."""
+    """Partitions, each with the id of the node that clients use as its leader; -1 if no node may lead it."""
     lag: tuple[GroupLag, ...] = ()
     groups: tuple[GroupSize, ...] = ()
     deletions: DeletionTotals | None = None
@@ -41,7 +41,7 @@ class Snapshot(Collector):
     read: bool = True
     truncated: bool = False
     exporting: bool = True
-    """Whether this node exports what is the cluster's."""
+    """True if this node exports the cluster's metrics."""
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge(
@@ -206,8 +206,8 @@ def _of_transactions(transactions: TransactionTotals) -> Iterator[Metric]:
 
 
 class Exporter:
-    """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each; `exports` says whether it is
-    this node that exports the cluster's metrics now."""
+    """Take snapshots. `max_series` bounds partitions, committed offsets and groups, each on its own. `exports`
+    returns whether this node exports the cluster's metrics now."""
 
     def __init__(self, monitor: Monitor, membership: Membership, max_series: int, exports: Callable[[], bool]) -> None:
         self._exports = exports
@@ -217,13 +217,13 @@ class Exporter:
         self._reading: asyncio.Future[_Read] | None = None
 
     async def snapshot(self) -> Snapshot:
-        """One look at the cluster; never raises for storage, so that the node's own metrics are always shown."""
+        """Return the state of the cluster; never raise for storage, so that the node's own metrics are always shown."""
         if not self._exports():
             return Snapshot((), exporting=False)
         brokers = tuple(self._membership.brokers())
         limit = self._max_series
-        # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
-        # asked a second time.
+        # A late read is not cancelled, because asyncpg waits for an unresponsive Postgres even then. A second read does
+        # not start.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read(limit + 1))
         reading = self._reading

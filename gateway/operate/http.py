@@ -1,6 +1,6 @@
-"""The operator's door: /metrics, /livez, /readyz, /version.
+"""The operator's HTTP routes: /metrics, /livez, /readyz, /version.
 
-The one idea: liveness says only that the event loop turns; readiness names every check that fails, so that a probe's
+The one idea: liveness says only that the event loop turns. Readiness names every check that fails, so that a probe's
 log line is the diagnosis. Nothing here changes anything.
 """
 
@@ -28,11 +28,11 @@ _LINKS = (
 )
 
 Check = Callable[[], Awaitable[str | None]]
-"""Says what is wrong, None if nothing is."""
+"""Returns what is wrong, None if nothing is."""
 
 
 class HttpServer:
-    """Serves the operator's routes: `bind`, then `serve`, and `stop` at the end, however far it came."""
+    """Serve the operator's routes: `bind`, then `serve`, and `stop` at the end, even if an earlier call failed."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -54,7 +54,7 @@ class HttpServer:
         self._scraping = asyncio.Lock()
 
     async def bind(self, host: str, port: int) -> None:
-        """Take the address without listening on it yet. Raises OSError if the address cannot be had."""
+        """Take the address without listening on it yet. Raise OSError if that fails."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -84,7 +84,7 @@ class HttpServer:
         assert self._snapshot is not None
         async with self._scraping:
             snapshot = await self._snapshot()
-            # Rendering thousands of lines would hold up the event loop, and with it every heartbeat.
+            # Rendering thousands of lines would block the event loop, and with it every heartbeat.
             body = await asyncio.to_thread(_render, self._metrics.registry, snapshot)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -101,9 +101,9 @@ class HttpServer:
         return web.json_response({"name": "sluice", "version": program_version()})
 
     async def failing_checks(self) -> dict[str, str]:
-        """Name and reason of every check that fails or does not end in time."""
-        # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
-        # asked a second time.
+        """Return name and reason of every check that fails or does not end in time."""
+        # A late check is not cancelled, because asyncpg waits for an unresponsive Postgres even then. It is not started
+        # a second time.
         for name, check in self._checks.items():
             if name not in self._checking:
                 self._checking[name] = asyncio.ensure_future(check())

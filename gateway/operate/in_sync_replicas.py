@@ -1,10 +1,10 @@
-"""The job that writes down who is in sync of partitions whose nodes have been named, on the node with its lease.
+"""The job that stores the in-sync replicas of partitions with assigned nodes, on the node that holds its lease.
 
-The one idea: level-triggered. A pass looks at who is alive and at the catalog, and makes each partition what
-`cluster/in_sync.py` says it should be; nobody remembers who died in what order. What it writes stands only where the
-partition is still as it knew it, under the job's lease, so a node that was asleep overwrites nothing. At
-`eligible.leader.replicas.version` 1 nobody asks who is in sync, and a pass has all forgotten who was not, so that the
-way back to 0 begins with all.
+The one idea: level-triggered. A pass reads which nodes are alive and the catalog, and gives each partition the in-sync
+set that `cluster/in_sync.py` computes. No memory of the order in which nodes died is needed. A write takes effect only
+if the partition is unchanged since it was read, under the job's lease, so a node that was suspended overwrites nothing.
+At `eligible.leader.replicas.version` 1 the in-sync sets are unused. A pass then forgets which nodes were out of sync,
+so that a return to 0 begins with all nodes in sync.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from storage.types import Assignment, CoordinatorLease
 logger = structlog.get_logger(__name__)
 
 FOLLOWED_AT_ONCE = 100
-"""Partitions that are written by one transaction: it holds up changes of the catalog, and appends to all of them behind
-one to any."""
+"""Partitions written in one transaction. It blocks changes of the catalog. While it waits for an append to one of its
+partitions, appends to all of them wait."""
 
 Followed = dict[tuple[UUID, int], tuple[Assignment, tuple[int, ...] | None]]
-"""Topic and index of a partition → as it was known, and who is to be in sync of it."""
+"""Topic and index of a partition → its assignment as read, and its new in-sync nodes."""
 
 
 class InSyncReplicas:
-    """`run` is a pass."""
+    """The job on one node. `run` is a pass."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class InSyncReplicas:
         lease: Callable[[], CoordinatorLease | None],
         knows: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`knows`: whether who is missing is gone, and not merely later than this node after an outage of all."""
+        """Take the job's parts. `knows` returns whether a missing node is gone. After an outage of all nodes, a
+        missing node may merely start later than this one."""
         self._store = store
         self._catalog = catalog
         self._leaders = leaders
@@ -51,7 +52,7 @@ class InSyncReplicas:
         self._settled: tuple[Leaders, int] | None = None
 
     async def run(self) -> None:
-        """Until every partition is as it should be, or the lease is gone. Raises StorageError."""
+        """Run until every partition is as it should be, or the lease is gone. Raise StorageError."""
         leaders = self._leaders()
         if not leaders.only_in_sync:
             await self._forget()
@@ -84,7 +85,7 @@ class InSyncReplicas:
             self._settled = before
 
     async def _write(self, changed: Followed) -> None:
-        """What was no longer as it was known is left to the next pass."""
+        """Store the changes. A partition that has changed since it was read is left to the next pass."""
         lease = self._lease()
         if lease is None:
             return

@@ -1,12 +1,12 @@
 """The node's loggers by name, and the level of each: shown and changed while it serves (KIP-412).
 
-The one idea: the standard library's tree of loggers has the levels, of our own lines (structlog's) as well; a logger
-that has none of its own follows its parent. What is set here lasts as long as the process, as upstream's does.
+The one idea: the standard library's tree of loggers holds the levels, including those of our own lines (structlog's). A
+logger without a level of its own follows its parent. A level set here lasts as long as the process, as upstream's does.
 
-A module's lines go by two kinds of names: its own, and those that Kafka's documentation has for whoever does that work
-(`KAFKA_NAMES`). What is set by its own name, or by one above it short of the root, holds. Where nothing is, Kafka's
-names hold, each with the level of its own or of the nearest above it; of several the finest, so that nobody who asked
-for a line by one of them misses it.
+A module's lines have two kinds of names: the module's own, and those that Kafka's documentation gives to the parts that
+do the same work (`KAFKA_NAMES`). A level set for the module's name, or for a name above it short of the root, wins.
+Without such a level Kafka's names decide, each with its own level or that of the nearest above it. Of several levels
+the finest counts, so that a line requested by any of the names is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from structlog.typing import EventDict, WrappedLogger
 
 ROOT = "root"
 LEVELS = {"FATAL": 50, "ERROR": 40, "WARN": 30, "INFO": 20, "DEBUG": 10, "TRACE": 5}
-"""Kafka's names. A line of ours is never finer than DEBUG; TRACE lets through what a library has below it."""
+"""Kafka's names of levels. Our lines are never finer than DEBUG; TRACE also admits the finer lines of libraries."""
 
 _ROOMS = ("gateway", "protocol", "storage")
 
@@ -49,19 +49,19 @@ KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "org.apache.kafka.coordinator.group.GroupMetadataManager": ("gateway.groups.groups", "gateway.groups.records"),
     "state.change.logger": ("gateway.cluster.leases", "gateway.cluster.reconciler"),
 }
-"""A logger of Kafka's → the modules, or packages of such, that do its work here. A module goes by the names that have
-the most of its path; one that no other name has goes by `kafka`. Names with dots are below one another as in Kafka."""
+"""A logger of Kafka's → the modules, or packages, that do its work here. A module has the names whose paths match
+most of its own. A module that no other name covers has `kafka`. Names with dots are below one another as in Kafka."""
 _METHOD_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 
 
 def names() -> list[str]:
-    """The root, then the loggers of our modules and of the libraries in use, and Kafka's names, sorted."""
+    """Return the root, then the loggers of our modules and of the libraries in use, and Kafka's names, sorted."""
     others = (name for name, logger in list(_tree().items()) if isinstance(logger, logging.Logger))
     return [ROOT, *sorted({*our_names(), *others, *KAFKA_NAMES} - {ROOT})]
 
 
 def our_names() -> list[str]:
-    """The modules of ours that are loaded and write lines: by a logger that each calls `logger`."""
+    """Return our loaded modules that write lines: each has a logger called `logger`."""
     return [
         name
         for name, module in list(sys.modules.items())
@@ -71,7 +71,7 @@ def our_names() -> list[str]:
 
 
 def kafka_names_of(module: str) -> list[str]:
-    """The names of Kafka's that a module's lines go by; none for what is not ours."""
+    """Return Kafka's names for a module's lines; none for a module that is not ours."""
     parts = module.split(".")
     if parts[0] not in _ROOMS:
         return []
@@ -84,32 +84,32 @@ def kafka_names_of(module: str) -> list[str]:
 
 
 def level_of(name: str) -> str:
-    """The level that is in effect, by Kafka's name."""
+    """Return the effective level, by Kafka's name."""
     number = _level(name)
     return next((text for text, least in LEVELS.items() if number >= least), "TRACE")
 
 
 def set_level(name: str, level: str) -> None:
-    """`level` is one of LEVELS."""
+    """Set a logger's level, one of LEVELS."""
     _logger(name).setLevel(LEVELS[level])
     _let_through()
 
 
 def unset_level(name: str) -> None:
-    """From here on it follows its parent."""
+    """Remove a logger's level, so that it follows its parent."""
     _logger(name).setLevel(logging.NOTSET)
     _let_through()
 
 
 def drop_below_level(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-    """A structlog processor. Raises DropEvent for a line that its logger's level leaves out."""
+    """Drop lines below their logger's level: a structlog processor that raises DropEvent."""
     if _METHOD_LEVELS.get(method_name, logging.ERROR) < _level(getattr(logger, "name", None) or ROOT):
         raise structlog.DropEvent
     return event_dict
 
 
 class Fineness:
-    """Spares those who have a line for every request the making of it while nobody reads such lines."""
+    """The finest level in use, so that a module with a line per request need not format it if it would be dropped."""
 
     __slots__ = ("is_debug",)
 
@@ -118,31 +118,31 @@ class Fineness:
 
 
 FINEST = Fineness()
-"""Of all the loggers of this process."""
+"""The finest level of all loggers of this process."""
 
 
 class NamedPrintLogger(structlog.PrintLogger):
-    """Knows whose lines it prints."""
+    """A printing logger that knows the name of the logger whose lines it prints."""
 
     name: str | None = None
 
 
 def print_to_stderr(name: str | None = None, *_: object) -> NamedPrintLogger:
-    """A structlog logger factory."""
+    """Create a logger that prints to stderr: a structlog logger factory."""
     made = NamedPrintLogger(sys.stderr)
     made.name = name
     return made
 
 
 def _let_through() -> None:
-    """What no logger wants is dropped before any work: structlog asks one level of all."""
+    """Drop lines finer than every logger's level before any work: structlog has one level for all loggers."""
     finest = _finest()
     FINEST.is_debug = finest <= logging.DEBUG
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(finest))
 
 
 def _level(name: str) -> int:
-    """The number in effect."""
+    """Return the number of the effective level."""
     logger = _logger(name)
     if _level_below_root(logger) == logging.NOTSET:
         through = kafka_names_of(name)
@@ -152,7 +152,7 @@ def _level(name: str) -> int:
 
 
 def _level_below_root(logger: logging.Logger) -> int:
-    """The level of its own or of the nearest above it but the root's; 0 where there is none."""
+    """Return the logger's own level, or that of the nearest above it except the root; 0 if both are unset."""
     while logger.parent is not None:
         if logger.level:
             return logger.level

@@ -1,8 +1,8 @@
 """Log lines as JSON or for a console, each with the request it belongs to.
 
-The one idea: one context variable holds the request in work; a processor unfolds it into connection, API and
-correlation id only when a line is really written, so that a request that logs nothing pays nothing. Clients choose
-names that lines repeat: so repeated lines are counted, long values are cut, and no value holds a character that moves a
+The one idea: one context variable holds the current request. A processor expands it into connection, API and
+correlation id only when a line is written, so that a request that logs nothing pays nothing. Lines repeat names that
+clients choose. So repeated lines are counted, long values are cut, and no value holds a character that moves a
 terminal's cursor.
 """
 
@@ -26,10 +26,11 @@ from gateway.operate.loggers import FINEST, drop_below_level, print_to_stderr
 from protocol.shown import shown
 
 LINES_PER_EVENT, WINDOW_S = 200, 10.0
-"""A client that repeats one mistake, or a thousand clients of an absent Postgres, must not fill the disk."""
+"""Lines of one event per window. A client that repeats one mistake, or a thousand clients of an absent Postgres,
+must not fill the disk."""
 
 MAX_VALUE_CHARS, MAX_VALUES = 1_000, 100
-"""Of one value in a line, and of one list: a line is about one thing."""
+"""Characters of one value in a line, and values of one list: a line is about one thing."""
 
 LogFormat = Literal["auto", "console", "json"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -37,7 +38,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 REQUEST: ContextVar[tuple[str, str, int] | None] = ContextVar("request", default=None)
 """Connection id, API name and correlation id of the request that the current task works on."""
 NO_REQUEST = Context()
-"""For what a request's task sets off but does not wait for (a timer): its lines belong to no request."""
+"""Context for work that a request's task starts but does not wait for (a timer): its lines belong to no request."""
 
 
 def as_json(log_format: LogFormat) -> bool:
@@ -45,8 +46,8 @@ def as_json(log_format: LogFormat) -> bool:
 
 
 def configure(log_format: LogFormat, level: str, node: str | None = None) -> None:
-    """Sends structlog and the standard library's loggers to stderr at `level` (one of LOG_LEVELS). A line of JSON says
-    which `node` wrote it, for where the lines of many end up."""
+    """Send the lines of structlog and of the standard library's loggers to stderr at `level` (one of LOG_LEVELS). A
+    line of JSON says which `node` wrote it, for readers that collect the lines of many nodes."""
     minimum = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -55,7 +56,7 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[Processor]
-    # Tracebacks without the values of locals: they hold the database's password and clients' records.
+    # Tracebacks without the values of locals, which hold the database's password and clients' records.
     if as_json(log_format):
         if node is not None:
             shared.insert(0, _add_node(node))
@@ -81,25 +82,24 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(minimum)
-    # Its access log is one line per scrape.
+    # aiohttp's access log is one line per scrape.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    # A trace for each attempt of each pool while Postgres is away, of which our own passes and requests tell.
+    # asyncpg logs a trace for each attempt of each pool while Postgres is away. Our own passes and requests report
+    # that.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 class Limit:
-    """Lets `LINES_PER_EVENT` lines of one event through per window; the next window's first says how many it left out.
-
-    An event is a constant in the code, so there are few of them to remember.
-    """
+    """Pass `LINES_PER_EVENT` lines of one event per window; the first line of the next window says how many were
+    dropped. An event is a constant in the code, so there are few of them to remember."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._windows: dict[str, tuple[float, int]] = {}
-        """Per event: when its window began, and its lines since."""
+        """Start of the window and number of its lines, by event."""
 
     def __call__(self, logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-        """A structlog processor. Raises DropEvent for a line that is left out."""
+        """Drop surplus lines: a structlog processor that raises DropEvent."""
         now_s, event = self._now_s(), str(event_dict["event"])
         began_s, lines = self._windows.get(event, (now_s, 0))
         if now_s - began_s >= WINDOW_S:
@@ -113,7 +113,7 @@ class Limit:
 
 
 def show_values(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-    """A structlog processor: every text is printable and of bounded length."""
+    """Make every text printable and of bounded length: a structlog processor."""
     for name, value in event_dict.items():
         if name != "exc_info":
             event_dict[name] = _show(value)
@@ -128,12 +128,12 @@ def _show(value: Any) -> Any:
         return {_show(key): _show(each) for key, each in items}
     if isinstance(value, list | set | frozenset) or value.__class__ is tuple:
         return [_show(each) for each in islice(cast("Iterable[Any]", value), MAX_VALUES)]
-    # The representation of anything else has no such characters, and an exception is rendered later.
+    # The representation of any other value has no such characters, and an exception is rendered later.
     return value
 
 
 def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
-    """The exception's own text may repeat what a client sent."""
+    """Write a traceback with the exception's text sanitized, because it may repeat what a client sent."""
     text = StringIO()
     structlog.dev.plain_traceback(text, exc_info)
     out.write("\n".join(shown(line, MAX_VALUE_CHARS) for line in text.getvalue().splitlines()))

@@ -1,12 +1,12 @@
-"""What the node does to its stores in the background: retention, purge, compaction, and forgetting.
+"""Background work of the node on its stores: retention, purge, compaction, and expiry.
 
-The one idea: each job is a pass that looks at what is there and brings it nearer to what the configs say; a pass that
-was cut short is made up for by the next. Jobs on the whole log run on one node each, which holds the job's lease; that
-is only to spare work, for each is safe beside another (log starts only rise, compaction runs are fenced). Offsets
-expire wherever their group's lease is held.
+The one idea: each job is a pass that reads the current state and brings it nearer to what the configs say. The next
+pass completes one that was cut short. A job on the whole log runs on one node, which holds the job's lease. The lease
+only saves work: each job is safe beside a second run (log starts only rise, compaction runs are fenced). Offsets expire
+on the node that holds their group's lease.
 
-When a pass runs, and what happens when it fails, is decided by `gateway/cluster/jobs.py` for jobs and by
-`gateway/operate/supervisor.py`; SQL is storage's, and what compaction keeps is decided in `gateway/log/compactor.py`.
+`gateway/cluster/jobs.py` (for jobs) and `gateway/operate/supervisor.py` decide when a pass runs and what happens if it
+fails. SQL is storage's, and `gateway/log/compactor.py` decides what compaction keeps.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest
 
 logger = structlog.get_logger(__name__)
 compaction_logger = structlog.get_logger("gateway.log.compactor")
-"""By one name whoever looks for what becomes of compacted logs finds all of it."""
+"""One name for all lines about compaction, so that an operator who searches for it finds all of them."""
 
 DELETION_INTERVAL_MS = 1_000
-"""How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
+"""Interval between checks for topics whose failed deletion is due again; a new deletion wakes the job."""
 IN_SYNC_INTERVAL_MS = 1_000
-"""How often it is looked whether partitions or settings have changed; that a node came or went wakes the job."""
+"""Interval between checks for changed partitions or settings; a node that joins or leaves wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
-"""How often a topic can be looked at whose segment.ms asks for haste; others wait for log.cleaner.backoff.ms."""
+"""Shortest interval between checks of a topic with a small segment.ms; others wait for log.cleaner.backoff.ms."""
 
 ROUNDS_PER_PASS = 20
-"""How often one pass goes back for more where a bound cut it short."""
+"""Most rounds of one pass whose bound left more to do."""
 
 RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Batches that are read, decoded and replaced at a time."""
+"""Bytes of batches that are read, decoded and replaced at a time."""
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
-"""Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
+"""Uncompacted bytes above which compaction no longer waits for segment.ms: a broker closes a segment by size, too."""
 
 JOURNAL_INTERVAL_MS = 3_600_000
 FUNCTIONS_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
-"""By how much the clocks may differ before it is told."""
+"""Difference between the clocks above which a warning is logged."""
 
 PRODUCERS_PER_STATEMENT = 10_000
 OFFSETS_PER_STATEMENT = 10_000
@@ -89,13 +89,13 @@ class Pass:
     run: Callable[[], Awaitable[None]]
     interval_ms: int
     job: Job | None = None
-    """Whose lease the node must hold; None: every node does it for itself."""
+    """Job whose lease the node must hold; None: every node runs the pass for itself."""
 
 
 @dataclass(slots=True)
 class Maintenance:
-    """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory of a shard under
-    them."""
+    """The passes of one node. `leases` returns the leases held now, `groups` the groups in memory of a shard held by
+    one."""
 
     database: Database
     log: LogStore
@@ -108,12 +108,12 @@ class Maintenance:
     transactions: Transactions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
-    """The lease of a job, if this node holds it at this moment."""
+    """Returns the lease of a job if this node holds it now."""
     clock: ClusterClock = field(default_factory=ClusterClock)
     in_sync: InSyncReplicas | None = None
 
     def passes(self) -> list[Pass]:
-        """What to give to the supervisor."""
+        """Return the passes for the supervisor."""
         broker = self.catalog.broker
         compaction = Compaction(self.database, self.log, self.catalog, cluster_ms=self.clock.now_ms)
         journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
@@ -153,8 +153,8 @@ class Maintenance:
         ]
 
     async def compare_clocks(self) -> None:
-        """Follow Postgres' clock, by which everything is dated and ages; tell when this machine's own is apart from it,
-        for who reads logs or sets clients' clocks by it is misled."""
+        """Follow Postgres' clock, which dates and ages everything. Warn if this machine's own clock differs, because
+        it would mislead people who read logs or set clients' clocks by it."""
         shown: list[int] = []
 
         async def ask() -> int:
@@ -164,14 +164,15 @@ class Maintenance:
         sent_ms, sent = wall_ms(), time.monotonic()
         await self.clock.compare(ask)
         (database_ms,) = shown
-        # The answer is from some moment of the call: no more than its length can be explained by that.
+        # Postgres read its clock at some moment of the call, so the call's length explains a difference of no more than
+        # that.
         took_ms = (time.monotonic() - sent) * 1000
         skew_ms = sent_ms - database_ms
         if skew_ms > MAX_SKEW_MS or skew_ms + took_ms < -MAX_SKEW_MS:
             logger.warning("this node's clock and Postgres' are apart", ahead_s=round((skew_ms + took_ms / 2) / 1000))
 
     async def retain(self) -> None:
-        """Remove what retention.ms, retention.bytes and DeleteRecords have given up."""
+        """Remove batches that retention.ms, retention.bytes and DeleteRecords have released."""
         policies = [
             _retention_policy(partition.partition_key, self.catalog.config(topic))
             async for topic, partition in in_pieces(_partitions(self.catalog.topics()))
@@ -197,7 +198,7 @@ class Maintenance:
             logger.info("days of the journal dropped", days=dropped)
 
     async def drop_compacted(self) -> None:
-        """Serve no more from memory what compaction has replaced, on whichever node it ran."""
+        """Drop batches from memory that compaction has replaced, on any node."""
         keys = [
             partition.partition_key
             async for topic, partition in in_pieces(_partitions(self.catalog.topics()))
@@ -213,7 +214,8 @@ class Maintenance:
         return ROLL_INTERVAL_MS if age_ms < 0 else max(100, min(ROLL_INTERVAL_MS, age_ms))
 
     async def roll(self) -> None:
-        """Move inline bytes to where bytes belong, and free what nothing is alive in; again while there is work."""
+        """Move inline bytes to their permanent place, and free the places without live bytes; repeat while there is
+        work."""
         lease = self.job_lease(Job.ROLL)
         try:
             for _ in range(ROUNDS_PER_PASS):
@@ -225,7 +227,7 @@ class Maintenance:
             logger.info("moving of bytes overtaken", reason=str(error))
 
     async def sweep(self) -> None:
-        """Rewrite segments and objects in which little is alive, delete what no chunk names."""
+        """Rewrite segments and objects with few live bytes, and delete those that no chunk names."""
         try:
             await self.roller.sweep(lease=self.job_lease(Job.ROLL))
         except StorageConflict as error:
@@ -257,7 +259,7 @@ class Maintenance:
                 return
 
     async def expire_tokens(self) -> None:
-        """Remove delegation tokens that nobody can log in by any more."""
+        """Remove delegation tokens with which no client can log in any more."""
         store = TokenStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
             gone = await store.delete_expired(TOKENS_PER_STATEMENT)
@@ -272,7 +274,7 @@ class Maintenance:
         store = OffsetStore(self.database)
         for lease in self.leases():
             for _ in range(ROUNDS_PER_PASS):
-                # Asked anew each time: groups move on while a statement runs.
+                # Read again each time: groups move on while a statement runs.
                 groups = self.groups(lease.shard)
                 try:
                     expired = await store.expire(
@@ -297,8 +299,8 @@ class Maintenance:
 
 
 def _from_the_second_on(run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """Leaves the first pass out. At start a group without members or offsets is likely one whose members will be back
-    in a moment, and its generation must not begin anew."""
+    """Skip the first pass. At start, a group without members or offsets probably gets its members back in a moment,
+    and its generation must not begin anew."""
     passes = iter([_nothing])
 
     async def run_later() -> None:
@@ -312,7 +314,7 @@ async def _nothing() -> None:
 
 
 def subscriptions(groups: Sequence[Summary]) -> dict[str, frozenset[str]]:
-    """Topics of each Stable consumer group whose subscriptions are known: the others' offsets may expire."""
+    """Return the topics of each Stable consumer group with known subscriptions: offsets of other topics may expire."""
     return {
         group.group_id: group.subscribed_topics
         for group in groups
@@ -321,7 +323,8 @@ def subscriptions(groups: Sequence[Summary]) -> dict[str, frozenset[str]]:
 
 
 def unsettled(groups: Sequence[Summary]) -> list[str]:
-    """Groups of which nothing may expire: with members, and rebalancing or of a protocol that is opaque here."""
+    """Return the groups whose offsets may not expire: they have members, and are rebalancing or have an opaque
+    protocol."""
     return [
         group.group_id
         for group in groups
@@ -338,14 +341,14 @@ def _partitions(topics: Sequence[Topic]) -> Iterator[tuple[Topic, Partition]]:
 
 
 def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:
-    # Without limits it is passed all the same: DeleteRecords leaves rows to remove there.
+    # A topic without limits gets a pass all the same: DeleteRecords leaves rows to remove there.
     if not config.cleanup_delete:
         return RetentionPolicy(key, UNLIMITED, UNLIMITED)
     return RetentionPolicy(key, config.retention_ms, config.retention_bytes)
 
 
 class Compaction:
-    """Looks for dirty partitions of compacted topics and cleans them, chunk by chunk, off the event loop's thread."""
+    """Find dirty partitions of compacted topics and clean them, chunk by chunk, off the event loop's thread."""
 
     def __init__(
         self,
@@ -362,10 +365,10 @@ class Compaction:
         self._store = CompactionStore(database, log_store)
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
-        """When each compacted topic is to be looked at next."""
+        """Time of the next check of each compacted topic."""
 
     async def run(self) -> None:
-        """One pass: the dirtiest partitions of the topics that are due."""
+        """Run one pass: clean the dirtiest partitions of the topics that are due."""
         topics = await self.due_topics()
         if not topics:
             return
@@ -381,7 +384,7 @@ class Compaction:
         waiting = await policies(wait_for_segment=True)
         ranges = await self._store.dirty_ranges(waiting, limit=RANGES_PER_PASS)
         found = {dirty.partition_key for dirty in ranges}
-        # A second look without segment.ms, for logs that have grown too much to wait for it.
+        # A second search ignores segment.ms, for logs that have grown too much to wait for it.
         pressing = await policies(wait_for_segment=False)
         ranges += [
             dirty
@@ -396,7 +399,8 @@ class Compaction:
                 compaction_logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
 
     async def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
-        """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
+        """Return the compacted topics to check in this pass: each after log.cleaner.backoff.ms, or its segment.ms if
+        shorter."""
         now_s = self._monotonic()
         backoff_ms = self._catalog.broker.log_cleaner_backoff_ms
         compacted = [
@@ -454,7 +458,8 @@ class Compaction:
         )
 
     async def _index(self, dirty: DirtyRange) -> tuple[OffsetMap, int]:
-        """The keys of the dirty range, and where the index ends: at the range's end unless it fills up before."""
+        """Return the keys of the dirty range, and where the index ends: at the range's end unless it fills up
+        earlier."""
         index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
@@ -466,12 +471,12 @@ class Compaction:
         return index, dirty.end_offset
 
     async def _aborted(self, key: PartitionKey, chunk: Sequence[StoredBatch]) -> list[AbortedSpan]:
-        """Read once the batches have been. What retention has forgotten by then lies below the log start, and so does
-        whatever it could supersede."""
+        """Return the aborted spans, read after the batches. A span that retention has removed by then lies below the
+        log start, and so does every record that it could supersede."""
         return await self._store.aborted_between(key, chunk[0].base_offset, chunk[-1].last_offset + 1)
 
     async def _read(self, key: PartitionKey, offset: int, end_offset: int) -> list[StoredBatch]:
-        """The next chunk of whole batches below `end_offset`, which is a batch boundary."""
+        """Return the next chunk of whole batches below `end_offset`, which is a batch boundary."""
         if offset >= end_offset:
             return []
         (result,) = await self._log.read([ReadRequest(key, offset, CHUNK_BYTES)], max_bytes=CHUNK_BYTES)

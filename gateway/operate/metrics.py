@@ -1,9 +1,9 @@
-"""What the node counts about itself.
+"""The node's counters of its own work.
 
-The one idea: counting must cost less than what is counted. Requests and commits, of which there are thousands a second,
-are added to plain lists that only a scrape turns into samples; everything rarer uses prometheus_client as it is.
-
-Topics, groups and lag are not counted here: they are read from storage at scrape time (`gateway/operate/exporter.py`).
+The one idea: counting must cost less than the work it counts. Requests and commits, of which there are thousands per
+second, are added to plain lists that only a scrape turns into samples. Everything rarer uses prometheus_client as it
+is. Topics, groups and lag are not counted here: they are read from storage at scrape time
+(`gateway/operate/exporter.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gateway.version import program_version
 from protocol.errors import ErrorCode
 
 disable_created_metrics()
-"""A second series per counter, which nobody asked for."""
+"""Do not export a second, unused series per counter."""
 
 OPERATIONS = ("install_routed", "install_owned", "remove_routed", "confirm_remove", "discarded")
-"""Of reconciliation, as `gateway/log/catalog.py` names them."""
+"""Operations of reconciliation, as `gateway/log/catalog.py` names them."""
 
 COMMIT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
@@ -50,19 +50,19 @@ class RequestSeries:
         self._outcomes: dict[int, int] = {}
 
     def observe(self, duration_s: float, error_code: int) -> None:
-        """Counts one answered request; `error_code` is the answer's top-level code, 0 where it has none."""
+        """Count one answered request; `error_code` is the response's top-level code, 0 if it has none."""
         self._buckets[bisect_left(REQUEST_BUCKETS_S, duration_s)] += 1
         self._sum_s += duration_s
         outcomes = self._outcomes
         outcomes[error_code] = outcomes.get(error_code, 0) + 1
 
     def snapshot(self) -> tuple[list[tuple[str, float]], float, dict[int, int]]:
-        """Cumulative buckets as Prometheus wants them, sum of seconds, count by code."""
+        """Return cumulative buckets in Prometheus' form, the sum of seconds, and the count by code."""
         return _cumulative(REQUEST_BUCKETS_S, self._buckets), self._sum_s, dict(self._outcomes)
 
 
 def _cumulative(bounds_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Buckets as Prometheus wants them."""
+    """Return buckets in Prometheus' form."""
     total = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*bounds_s, None), counts, strict=True):
@@ -163,7 +163,7 @@ class Metrics:
     """The node's registry and the counters that its parts are given."""
 
     def __init__(self, max_series: int = 5_000) -> None:
-        """`max_series`: the most topics that one scrape shows."""
+        """Create the counters. `max_series` is the most topics that one scrape shows."""
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
         build = Gauge(
@@ -306,7 +306,7 @@ class Metrics:
         )
 
     def request_series(self, api: str, version: int) -> RequestSeries:
-        """The series of one API and version, created once and kept by its route."""
+        """Return the series of one API and version, created once and kept by its route."""
         return self._requests.series.setdefault((api, version), RequestSeries())
 
     def authenticated(self, listener: str, mechanism: str, *, again: bool, ok: bool) -> None:
@@ -363,7 +363,7 @@ class Metrics:
         merged: Callable[[], int],
         wakeups: Mapping[str, int],
     ) -> None:
-        """Exports what the cluster's parts count."""
+        """Export the counters that the cluster's parts keep."""
         self._gauge("reconcile_revision_lag", "Committed changes heard of and not known yet.").set_function(
             revision_lag
         )
@@ -392,7 +392,7 @@ class Metrics:
             self._watched.add(f"sluice_wakeups_{name}", documentation, "", {"": partial(wakeups.__getitem__, name)})
 
     def watch_loop(self, name: str, age_s: Callable[[], float]) -> None:
-        """Exports, as a gauge, how long ago a background pass last succeeded."""
+        """Export, as a gauge, how long ago a background pass last succeeded."""
         self._loop_age.labels(name).set_function(age_s)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:

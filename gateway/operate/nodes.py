@@ -1,7 +1,7 @@
-"""`sluice nodes`: who makes up the cluster, and which deleted topics it still has data of, by what Postgres says of it.
+"""`sluice nodes`: the cluster's members, and the deleted topics whose data still exists, according to Postgres.
 
-The one idea: it asks the database and not a broker, so that it answers while no node does. It finds the database as
-`serve` does, starts none, and changes nothing.
+The one idea: the command reads the database and not a broker, so that it works while no node serves. It finds the
+database as `serve` does, starts none, and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps the node's background loops alive: what fails is logged, counted and started again with back-off.
+"""Keep the node's background loops alive: a failure is logged and counted, and the loop restarts with back-off.
 
-The one idea: a loop is a coroutine function that does one pass and returns; when and how often it runs, and what
-happens when it raises, is decided here. It knows nothing of what the loops do.
+The one idea: a loop is a coroutine function that does one pass and returns. This module decides when and how often it
+runs, and what happens when it raises. It knows nothing of what the loops do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ logger = structlog.stdlib.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
-"""And never longer than the pass's own interval: a node whose leases lapse meanwhile serves no group."""
+"""The longest back-off; never longer than the pass's own interval, because a node whose leases lapse in the meantime
+serves no group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +35,7 @@ class _Loop:
 
 
 class Supervisor:
-    """Runs named passes at their intervals until `stop`."""
+    """Run named passes at their intervals until `stop`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -44,8 +45,8 @@ class Supervisor:
     def start(
         self, name: str, run_once: Callable[[], Awaitable[object]], *, interval_ms: int, regular: bool = True
     ) -> None:
-        """Runs `run_once` every `interval_ms` after the end of the pass before; the first pass comes at once. One that
-        is not `regular` waits for its work as long as there is none: its age says nothing."""
+        """Run `run_once` now, and then `interval_ms` after the end of each pass. A pass that is not `regular` waits
+        inside for its work, however long that takes, so its age says nothing."""
         loop = _Loop(name, run_once, interval_ms / 1000)
         self._loops[name] = loop
         if regular:
@@ -53,7 +54,7 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(self._run(loop), name=f"loop {name}"))
 
     async def stop(self) -> None:
-        """Cancels every loop and waits for it."""
+        """Cancel every loop and wait for it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -68,7 +69,7 @@ class Supervisor:
                 self._metrics.loop_failures.labels(loop.name).inc()
                 text = f"{type(error).__name__}: {error}"
                 if text != told:
-                    # While Postgres is gone each pass fails alike, and a trace would say where, not why.
+                    # While Postgres is away each pass fails alike, and a trace would show where, not why.
                     told, foreseen = text, isinstance(error, StorageError | TimeoutError)
                     logger.log(
                         logging.WARNING if foreseen else logging.ERROR,

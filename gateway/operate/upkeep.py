@@ -1,7 +1,7 @@
-"""`sluice check`, `sluice backup` and `sluice restore`: for whoever looks after the data, beside a node or without one.
+"""`sluice check`, `sluice backup` and `sluice restore`: the operator's commands for the data, with or without a node.
 
-The one idea: each finds the database as `serve` does. Where a node runs the embedded Postgres, it is the same server;
-where none does, one is run for as long as the command takes.
+The one idea: each finds the database as `serve` does. If a node runs the embedded Postgres, the command uses that same
+server; if none does, the command runs one for as long as it takes.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ async def database_of(settings: Settings) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def existing_database(settings: Settings) -> AsyncGenerator[str]:
-    """Yield the URL of a database that is there. StorageError if the data directory holds none: a command that makes
-    one would answer from an empty database where the gateway has another."""
+    """Yield the URL of an existing database. Raise StorageError if the data directory holds none: a command that
+    created one would answer from an empty database while the gateway uses another."""
     if settings.database_url is None and not holds_cluster(settings.data_dir):
         place = settings.data_dir.absolute()
         raise StorageError(f"no gateway and no database in {place}: give --config, --database-url or --data-dir")
@@ -93,7 +93,7 @@ async def existing_database(settings: Settings) -> AsyncGenerator[str]:
 
 
 async def require_tables(database: Database) -> None:
-    """StorageError if no gateway has served from this database yet."""
+    """Raise StorageError if no gateway has served from this database yet."""
     if not await has_tables(database):
         raise StorageError("no gateway has served from this database: give --config, --database-url or --data-dir")
 
@@ -135,7 +135,7 @@ async def _back_up(settings: Settings, target: Path) -> int:
 
 
 async def _restore(settings: Settings, source: Path) -> int:
-    read_manifest(source)  # before a Postgres is made for it
+    read_manifest(source)  # before a Postgres is created for it
     async with database_of(settings) as url:
         await restore(url, settings.log_place, source)
     print(f"restored {source}: sluice serve goes on from there")

@@ -1,8 +1,8 @@
-"""`sluice users`: who may authenticate by SCRAM: add, list, delete.
+"""`sluice users`: add, list and delete the users who may authenticate by SCRAM.
 
-The one idea: the first user must be there before any client can authenticate, so these commands are no clients: as
-`kafka-storage format --add-scram` does, they write where the cluster keeps its users, beside a node or without one.
-What they write holds at once. Later users may as well be made by AlterUserScramCredentials.
+The one idea: the first user must exist before any client can authenticate, so these commands are not clients. As
+`kafka-storage format --add-scram` does, they write where the cluster keeps its users, with or without a running node.
+Their changes take effect at once. Later users can also be created by AlterUserScramCredentials.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ EXIT_FAILED = 1
 
 
 class UserError(Exception):
-    """The message is one line for the person who asked."""
+    """A refused command. The message is one line for the person who ran it."""
 
 
 def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configure) -> None:
-    """Adds the subcommands of `users`; `options` are those of `serve`, by which the database is found."""
+    """Add the subcommands of `users`; `options` are those of `serve`, which find the database."""
     add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
     add.add_argument("user")
     add.add_argument(
@@ -93,7 +93,8 @@ def _run(command: Command, settings: Configure, given: argparse.Namespace) -> in
 
 @asynccontextmanager
 async def _users(settings: Settings, *, first: bool = False) -> AsyncGenerator[UserStore]:
-    """`first`: a database in which no gateway has served yet is given its tables, for the first user."""
+    """Yield the users. `first`: if no gateway has served from the database yet, create its tables for the first
+    user."""
     async with existing_database(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
         try:
@@ -147,7 +148,7 @@ def _mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
 
 
 def _password(given: argparse.Namespace) -> str:
-    """Never an argument: everybody on the machine sees those."""
+    """Read the password. It is never an argument, because everyone on the machine can read those."""
     if given.password_stdin:
         password = sys.stdin.readline().rstrip("\r\n")
     elif not sys.stdin.isatty():

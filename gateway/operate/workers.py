@@ -1,9 +1,10 @@
-"""`sluice serve --workers N`: so many nodes on this host, each a process, under one supervisor.
+"""`sluice serve --workers N`: N nodes on this host, each a process, under one supervisor.
 
 The one idea: a worker is `sluice serve` with addresses of its own, so it is a node like any other, and the supervisor
-knows nothing of Kafka. It owns what the workers share: the embedded Postgres, the stream of their lines, and their end.
-A worker that ends after it has served is started again with back-off; one that ends before it ever served was refused
-something (a port, a database), and so is the whole. The kernel kills the workers when the supervisor dies.
+knows nothing of Kafka. The supervisor owns what the workers share: the embedded Postgres, the stream of their lines,
+and their shutdown. A worker that ends after it has served is restarted with back-off. A worker that ends before it ever
+served was refused something (a port, a database), and then all workers stop. The kernel kills the workers when the
+supervisor dies.
 """
 
 from __future__ import annotations
@@ -33,41 +34,41 @@ logger = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0
-"""A worker that has served this long is started again with the first back-off."""
+"""A worker that has served this long restarts with the first back-off."""
 STOP_MARGIN_S = 5.0
-"""What a worker may take beyond its drain, before it is killed."""
+"""Time that a worker may take beyond its drain, before it is killed."""
 MAX_LINE_BYTES = 1024 * 1024
 """A longer line is cut in two."""
 OTHER_CONNECTIONS = 4
-"""Of a worker to Postgres beside its hot and cold ones."""
+"""Connections of a worker to Postgres beside its hot and cold ones."""
 SPARE_CONNECTIONS = 10
-"""For `psql`, a backup, and what Postgres reserves."""
+"""Connections for `psql`, a backup, and what Postgres reserves."""
 MAX_PORT = 65535
 EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 _OWN_VARIABLES = frozenset({"SLUICE_LISTEN", "SLUICE_ADVERTISE", "SLUICE_METRICS_LISTEN", "SLUICE_WORKERS"})
 OWN_FLAGS = frozenset({"listen", "advertise", "metrics-listen", "workers", "log-store", "log-format"})
-"""Options that each worker is given anew."""
+"""Options of which each worker gets its own."""
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One node: what tells it its addresses, and its process."""
+    """One node: the flags with its addresses, and its process."""
 
     name: str
-    """HOST:PORT at which clients of its first listener find it; the node's name."""
+    """HOST:PORT at which clients reach its first listener; the node's name."""
     flags: tuple[str, ...]
     binds: tuple[Address, ...] = ()
     """Every address it listens on."""
     process: asyncio.subprocess.Process | None = None
     serving_since_s: float | None = None
-    """Of the process that runs."""
+    """Start of service of the current process."""
     served: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once and for all when it has served for the first time."""
+    """Set once and for all when the worker has served for the first time."""
 
 
 def plan(configuration: Configuration) -> list[Worker]:
-    """The workers, every port of the n-th greater by n. Raises ConfigurationError where that cannot be."""
+    """Return the workers; the n-th adds n to every port. Raise ConfigurationError if that is impossible."""
     settings = configuration.settings
     given = {value.name for value in configuration.values}
     by_kafkas_names = not given.isdisjoint({"listeners", "advertised.listeners"})
@@ -112,10 +113,9 @@ def _refused(settings: Settings, reason: str) -> ConfigurationError:
 
 
 def die_with(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when the supervisor dies; it ends at once if that has happened already.
-
-    Killed, not told to stop: nobody reads its lines any more. Does nothing where there is no prctl.
-    """
+    """Ask the kernel to kill this process when the supervisor dies; end at once if that has happened already. The
+    kernel kills rather than asks it to stop, because its lines have no reader any more. Do nothing if there is no
+    prctl."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
@@ -125,14 +125,14 @@ def die_with(parent_pid: int) -> None:
 
 
 class _PortTakenError(Exception):
-    """The message is one line for the person who started the workers."""
+    """A port is taken. The message is one line for the person who started the workers."""
 
 
 class Supervisor:
-    """`run` once: starts the workers and returns the exit code when all have ended."""
+    """Start the workers, once, with `run`, which returns the exit code when all have ended."""
 
     def __init__(self, configuration: Configuration, flags: Sequence[str], *, as_json: bool) -> None:
-        """`flags` are what the user gave beyond `OWN_FLAGS`, for each worker."""
+        """Take the configuration and `flags`, the user's flags other than `OWN_FLAGS`, which each worker gets."""
         self._settings = configuration.settings
         self._workers = plan(configuration)
         store = self._settings.log_place
@@ -168,7 +168,7 @@ class Supervisor:
         return self._code
 
     async def _find_ports_free(self) -> None:
-        """Find a port that is taken before anything is created. Raises _PortTakenError."""
+        """Find a port that is taken before anything is created. Raise _PortTakenError."""
         loop = asyncio.get_running_loop()
         for host, port in (address for worker in self._workers for address in worker.binds):
             try:
@@ -183,14 +183,14 @@ class Supervisor:
     async def _run_workers(self, environment: Mapping[str, str], welcome: Callable[[str], str]) -> None:
         keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[:1]]
         first = asyncio.create_task(self._workers[0].served.wait())
-        # What nodes share (schema, the log's directory) is made by the first, before the others look for it.
+        # The first worker creates what nodes share (schema, the log's directory) before the others need it.
         await asyncio.wait((first, *keeping), return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
         keeping += [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[1:]]
         welcoming = asyncio.create_task(self._welcome(welcome))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            # Each ends only when all are to stop, or by an error that nobody foresaw: then none goes on alone.
+            # A keeper ends only when all workers are to stop, or by an unforeseen error: then all stop.
             await asyncio.wait((stopping, *keeping), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
             logger.info("stopping the workers")
@@ -226,7 +226,7 @@ class Supervisor:
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
     async def _run_once(self, worker: Worker, environment: Mapping[str, str]) -> int:
-        """Starts the worker and stays until it has ended; its exit code, negative for a signal."""
+        """Start the worker, wait until it has ended, and return its exit code, negative for a signal."""
         worker.serving_since_s = None
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
@@ -273,8 +273,8 @@ class Supervisor:
     # --- its lines ------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, worker: Worker, stream: asyncio.StreamReader, out: BinaryIO | None) -> None:
-        """Writes the lines to `out`, each with the worker's name. Without one the first line is the sign that it
-        serves: on its standard output a node says nothing but its welcome, and that the supervisor says for all."""
+        """Write the lines to `out`, each with the worker's name. If `out` is None, the first line signals readiness:
+        a node prints only its banner to standard output, and the supervisor prints one for all."""
         while line := await _read_line(stream):
             if out is not None:
                 out.write(named(worker.name, line, as_json=self._as_json))
@@ -285,7 +285,7 @@ class Supervisor:
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    """With its end; empty at the end of the stream."""
+    """Return a line with its end; empty at the end of the stream."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
@@ -295,11 +295,11 @@ async def _read_line(stream: asyncio.StreamReader) -> bytes:
 
 
 def named(name: str, line: bytes, *, as_json: bool) -> bytes:
-    """The line of a node as it goes into the common stream, which is JSON in every line or in none."""
+    """Return a node's line in the form of the common stream, in which either every line is JSON or no line."""
     text = line.rstrip(b"\r\n")
     if not as_json:
         return name.encode() + b" | " + text + b"\n"
     if text.startswith(b"{") and text.endswith(b"}"):
-        return text + b"\n"  # the node has put its name there itself
+        return text + b"\n"  # the node has added its name itself
     said = {"node": name, "level": "warning", "event": text.decode("utf-8", "replace")}
     return json.dumps(said).encode() + b"\n"

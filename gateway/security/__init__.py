@@ -1,1 +1,1 @@
-"""Who a connection's peer is, what it may do to which resource, and how its bytes are kept from others."""
+"""Authenticate a connection's peer, decide what it may do to which resource, and encrypt its bytes."""

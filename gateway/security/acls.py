@@ -1,8 +1,8 @@
-"""The ACLs of a cluster as a value: kept by what they are looked up by, and matched by filters.
+"""The ACLs of a cluster as a value: indexed by what checks look up, and matched by filters.
 
-The one idea: a check asks for the patterns that match one name, which are few, however many there are: the literal of
-that name, the wildcard, and the prefixes of the name. Every prefix of a name is among the prefixes of the greatest one
-that is not greater than the name.
+The one idea: a check reads only the patterns that match one name, and these are few, however many ACLs exist. They are
+the literal of that name, the wildcard, and the prefixes of the name. Sort all prefixes and take the greatest that is
+not greater than the name: every prefix of the name is that one or a prefix of it.
 
 Mirrors upstream's StandardAuthorizerData, ResourcePatternFilter and AccessControlEntryFilter.
 """
@@ -28,13 +28,13 @@ _IMPLIES: Mapping[AclOperation, tuple[AclOperation, ...]] = {
     ),
     AclOperation.ALTER_CONFIGS: (AclOperation.DESCRIBE_CONFIGS,),
 }
-"""What an operation that is allowed allows, too. One that is denied denies itself alone."""
+"""Operations that an allowed operation implies. A denied operation denies only itself."""
 
 _EVERY_BIT = sum(1 << operation for operation in AclOperation)
 
 
 def bits_of(operation: int, permission: int) -> int:
-    """The operations that an ACL is about, as a bit for each."""
+    """Return the operations that an ACL covers, as one bit each."""
     if operation == AclOperation.ALL:
         return _EVERY_BIT
     implied = _IMPLIES.get(AclOperation(operation), ()) if permission == Permission.ALLOW else ()
@@ -44,13 +44,13 @@ def bits_of(operation: int, permission: int) -> int:
 Network = IPv4Network | IPv6Network
 
 MAX_HOSTS_FOUND = 10_000
-"""Addresses of which is remembered in which ranges they lie."""
+"""Most addresses for which the ranges that contain them are cached."""
 SORTED_AT_ONCE = 2_000
-"""Prefixes; about a millisecond, which nobody interrupts."""
+"""Prefixes sorted in one piece: about a millisecond, in which no other task runs."""
 
 
 class AclFilter(NamedTuple):
-    """None: whatever it is. Types, operation and permission are codes, of which ANY is one."""
+    """A filter of ACLs. None matches every value. Types, operation and permission are codes, including ANY."""
 
     resource_type: int
     pattern_type: int
@@ -70,7 +70,7 @@ class AclFilter(NamedTuple):
 
     @property
     def only(self) -> Acl | None:
-        """The one ACL that it can match; None: it may be several."""
+        """Return the single ACL that the filter can match; None if it may match several."""
         definite = self.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED) and all(
             code > 1 for code in (self.resource_type, self.operation, self.permission)
         )
@@ -118,7 +118,7 @@ _ANYBODY: _Who = (WILDCARD_PRINCIPAL, WILDCARD)
 
 
 class _Rules:
-    """Of one pattern: who is allowed and denied what."""
+    """Operations that the ACLs of one pattern allow and deny, by principal and host."""
 
     __slots__ = ("allowed", "denied")
 
@@ -133,7 +133,7 @@ class _Rules:
 
 
 class Hosts:
-    """Those that ACLs name: addresses, and ranges of them in CIDR notation. It has each address of a range."""
+    """Hosts that ACLs name: addresses, and ranges in CIDR notation. Each address of a range is a member."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()
@@ -150,7 +150,7 @@ class Hosts:
         return host in self._named or (isinstance(host, str) and bool(self.ranges_of(host)))
 
     def ranges_of(self, host: str) -> tuple[str, ...]:
-        """The ranges, as ACLs name them, in which the address lies."""
+        """Return the ranges that contain the address, in the text of their ACLs."""
         if not self._ranges:
             return ()
         found = self._found.get(host)
@@ -168,8 +168,8 @@ class Hosts:
 
 
 def network_of(host: str) -> Network | None:
-    """The range that an ACL's host names; None: it is an address, or nothing that can be read. Bits behind the prefix
-    do not matter, as upstream (CidrUtils)."""
+    """Return the range that an ACL's host names; None if the host is an address or unreadable. Bits behind the
+    prefix are ignored, as upstream does (CidrUtils)."""
     if "/" not in host:
         return None
     try:
@@ -179,7 +179,7 @@ def network_of(host: str) -> Network | None:
 
 
 class _Patterns:
-    """Of one type of resource."""
+    """Patterns of one resource type."""
 
     def __init__(self) -> None:
         self.literal: defaultdict[str, _Rules] = defaultdict(_Rules)
@@ -188,7 +188,7 @@ class _Patterns:
         self.hosts = Hosts()
         self._sorted: list[str] = []
         self._within: dict[str, str | None] = {}
-        """Prefix → the longest other one that it begins with."""
+        """Prefix → the longest other prefix that it begins with."""
 
     def add(self, acl: Acl) -> None:
         (self.literal if acl.pattern_type == PatternType.LITERAL else self.prefixed)[acl.resource_name].add(acl)
@@ -223,17 +223,17 @@ _numbers = itertools.count()
 
 
 class Acls:
-    """Does not change once it is made."""
+    """An immutable set of ACLs."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
-        """No other ACLs of this process have it."""
+        """Number unique to this set of ACLs within the process."""
         self._all: dict[Acl, None] = {}
         self._by_type: defaultdict[int, _Patterns] = defaultdict(_Patterns)
 
     @classmethod
     async def read(cls, stored: Iterable[Acl]) -> Acls:
-        """As the catalog has them."""
+        """Index the ACLs that the catalog holds."""
         acls = cls()
         async for acl in in_pieces(stored):
             acls._all[acl] = None
@@ -252,13 +252,13 @@ class Acls:
         return iter(self._all)
 
     def named(self, kind: ResourceType) -> tuple[Container[str], Container[str]]:
-        """Principals and hosts that ACLs of the type name: all others are answered alike."""
+        """Return the principals and hosts that ACLs of the type name. All other clients get one and the same answer."""
         patterns = self._by_type.get(kind)
         return ((), ()) if patterns is None else (patterns.by_principal, patterns.hosts)
 
     def decide(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool | None:
-        """Whether the ACLs of the resource allow it; None: it has none, of whomever. What is denied is denied, however
-        many ACLs allow it."""
+        """Return whether the ACLs of the resource allow the operation; None if the resource has no ACL for any
+        principal. One deny outweighs every allow."""
         patterns = self._by_type.get(kind)
         if patterns is None:
             return None
@@ -278,8 +278,9 @@ class Acls:
         return decided
 
     async def allow_one_of(self, principal: str, host: str, operation: AclOperation, kind: ResourceType) -> bool:
-        """Whether some resource of the type can be thought of for which ACLs allow exactly this operation, or all, and
-        none denies it (KIP-679). Mirrors upstream's Authorizer.authorizeByResourceType."""
+        """Return whether the operation could be allowed on at least one resource of the type, existing or not
+        (KIP-679): an ACL allows exactly this operation, or ALL, and no ACL denies it there. Mirrors upstream's
+        Authorizer.authorizeByResourceType."""
         patterns = self._by_type.get(kind)
         if patterns is None:
             return False

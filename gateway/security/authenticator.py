@@ -1,11 +1,11 @@
-"""SASL before Kafka's requests: which of them are taken before a client has said who it is, and what it is answered.
+"""SASL before Kafka's requests: which requests a node accepts before a client has authenticated, and its responses.
 
 The one idea: an `Authenticator` stands before one connection's requests as a handler of its own. Until the exchange is
-over it takes one request at a time, so nothing that came behind it, in the same segment even, is started or looked at;
-from then on it passes requests on, until the session ends or the client authenticates again (KIP-368).
+complete it accepts one request at a time. So no later request, not even one in the same segment, is started or read.
+From then on it passes requests on, until the session ends or the client authenticates again (KIP-368).
 
-Mirrors upstream's SaslServerAuthenticator and what Selector and SocketServer do around it: who fails is answered, and
-closed, after a delay; a session that has ended is noticed by its next request.
+Mirrors upstream's SaslServerAuthenticator and what Selector and SocketServer do around it: a client that fails gets its
+response and is disconnected, after a delay. The end of a session is noticed at the client's next request.
 """
 
 from __future__ import annotations
@@ -47,27 +47,29 @@ from storage.users import UserStore
 
 HANDSHAKE_VERSIONS, AUTHENTICATE_VERSIONS = range(2), range(3)
 FIRST_HANDSHAKE_WITH_REQUESTS = 1
-"""Before it the tokens that follow have no headers."""
+"""First handshake version after which tokens arrive as requests. Before it, tokens have no headers."""
 MIN_REAUTH_INTERVAL_S = 1.0
-"""Upstream's: who authenticates again sooner is answered ILLEGAL_SASL_STATE, as where that is not asked for."""
+"""Upstream's interval. A client that authenticates again sooner gets ILLEGAL_SASL_STATE, as it does if
+re-authentication is not enabled."""
 MAX_REQUEST_BYTES = 64 * 1024
-"""Before authentication, whatever the settings allow: no mechanism takes a token of more than half of that, and what is
-half here shares one bound with the requests of those who are known."""
+"""Largest request before authentication, even if the settings allow more. No mechanism accepts a token of more than
+half of that. A request that has arrived only in part counts against the same bound as the requests of authenticated
+clients."""
 MAX_LOOKUPS = 2
-"""Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
+"""Credentials that a node reads at once: clients that are not authenticated must not keep the others from Postgres."""
 ABSENT_S = 1.0
-"""For how long an absent name gets no look-up while others wait. If no one waits, a new user is known at once."""
+"""How long an absent name gets no look-up while others wait. If no look-up waits, a new user is known at once."""
 MAX_ABSENT = 1_000
 MAX_TOOK_S = 0.1
 MAX_SHOWN_NAME = 100
 
 _ALONE = Admission()
 _ERROR_CODE = slice(8, 10)
-"""Of an answer to ApiVersions, of whatever version: behind its size and its correlation id."""
+"""Place of the error code in a response to ApiVersions, in every version: behind the size and the correlation id."""
 
 
 class Counts(Protocol):
-    """What is counted of authentications, by mechanism."""
+    """Counters of authentications, by mechanism."""
 
     def authenticated(self, listener: str, mechanism: str, *, again: bool, ok: bool) -> None: ...
 
@@ -75,13 +77,14 @@ class Counts(Protocol):
 
 
 class Requests(RequestHandler, Protocol):
-    """Who answers requests of those who are known."""
+    """Handler of the requests of authenticated clients."""
 
     async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]: ...
 
 
 class Users:
-    """SCRAM credentials of users and of delegation tokens, from Postgres. `tokens`: None where there are none."""
+    """SCRAM credentials of users and of delegation tokens, from Postgres. `tokens` is None if the node has no
+    tokens."""
 
     def __init__(
         self,
@@ -95,14 +98,14 @@ class Users:
         self._lookups = Turns(MAX_LOOKUPS)
         self._secret: bytes | None = None
         self._absent: dict[tuple[str, ScramMechanism], float] = {}
-        """When a name was last found to be absent, the oldest first."""
+        """When each name was last found absent, the oldest first."""
         self._took_s = 0.0
 
     async def find(self, user: str, mechanism: ScramMechanism, address: str) -> ScramCredential:
         key = user, mechanism
         absent = self._clock() < self._absent.get(key, float("-inf")) + ABSENT_S
         if absent and self._secret is not None and self._lookups.busy:
-            # A shorter answer would tell that there is no such user.
+            # A faster response would reveal that no such user exists.
             await asyncio.sleep(self._took_s)
             return decoy(user, mechanism, self._secret)
         async with self._lookups.turn(address):
@@ -115,7 +118,7 @@ class Users:
             while len(self._absent) >= MAX_ABSENT:
                 del self._absent[next(iter(self._absent))]
             self._absent[key] = self._clock()
-        # Made for those who are there, too, so that both take as long.
+        # Computed for existing users too, so that both cases take equally long.
         substitute = decoy(user, mechanism, secret)
         return substitute if found is None else found
 
@@ -123,7 +126,7 @@ class Users:
         async with self._lookups.turn(address):
             secret = await self._decoy_secret()
             found = None if self._tokens is None else await self._tokens.credential(token_id, mechanism)
-        # A user of this name has another.
+        # The prefix makes this decoy differ from the decoy of a user with the same name.
         substitute = decoy(f"{TOKEN_AUTH} {token_id}", mechanism, secret)
         return TokenCredential(substitute, "", b"", 0) if found is None else found
 
@@ -134,7 +137,7 @@ class Users:
 
 
 class ListenerSasl:
-    """What the connections of one listener share."""
+    """State that all connections of one listener share."""
 
     def __init__(
         self,
@@ -177,13 +180,13 @@ class ListenerSasl:
 
 class State(Enum):
     INITIAL = auto()
-    """ApiVersions or SaslHandshake may come."""
+    """ApiVersions or SaslHandshake may follow."""
     HANDSHAKE = auto()
-    """ApiVersions was answered: SaslHandshake alone."""
+    """ApiVersions has been answered: only SaslHandshake may follow."""
     TOKENS = auto()
     COMPLETE = auto()
     OTHER_MECHANISM = auto()
-    """Who authenticates again asked for another mechanism: whatever comes next ends it."""
+    """The client asked for another mechanism when it re-authenticated: its next request ends the connection."""
     FAILED = auto()
 
 
@@ -195,10 +198,10 @@ class Authenticator:
         self._state = State.INITIAL
         self._mechanism = ""
         self._principal: Principal | None = None
-        """Of the exchange that is over; another one must end with the same."""
+        """Principal of the completed exchange; re-authentication must end with the same principal."""
         self._exchange: Exchange | None = None
         self._with_requests = False
-        """Whether tokens come in SaslAuthenticate requests, not as they are."""
+        """True if tokens arrive in SaslAuthenticate requests rather than bare."""
         self._expires_s: float | None = None
         self._again_s = float("-inf")
         """When the client last began to authenticate again."""
@@ -232,7 +235,7 @@ class Authenticator:
         raise UnanswerableError("session_expired", f"{connection.principal} has not authenticated again")
 
     async def _take(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
-        if len(frame) > self.max_request_bytes:  # who authenticates again may send more of other requests
+        if len(frame) > self.max_request_bytes:  # other requests on a re-authenticating connection may be larger
             self._state = State.FAILED
             raise UnanswerableError("request_size", f"{len(frame)} bytes to authenticate")
         try:
@@ -249,7 +252,7 @@ class Authenticator:
                     raise UnanswerableError("sasl_state", "a request behind a failed authentication")
         except StorageError as error:
             self._state = State.FAILED
-            # Not refused: the client may be who it says, and comes back.
+            # Close without refusing: the client may be genuine, and will reconnect.
             raise UnanswerableError("storage", f"credentials cannot be read: {error}") from error
         except KeysUnavailableError as error:
             self._state = State.FAILED
@@ -316,7 +319,7 @@ class Authenticator:
         return (len(token).to_bytes(4, "big") + token,)
 
     async def _answer(self, token: bytes, connection: ConnectionInfo) -> tuple[bytes, int]:
-        """What the client is told, and for how many milliseconds its session lasts (0: for ever, or not begun)."""
+        """Return the response token and the session's lifetime in ms (0: unlimited, or the session has not begun)."""
         assert self._exchange is not None
         exchange = self._exchange
         answer = await exchange.answer(token)
@@ -331,7 +334,8 @@ class Authenticator:
             )
         shared = self._shared
         shared.counts.authenticated(shared.listener, self._mechanism, again=self._again, ok=True)
-        # Of the one that ends first. Of a credential that has ended, but for a clock's skew, nothing is left.
+        # The earlier limit counts. A credential that has expired, and passes only by the allowed clock skew, leaves 0
+        # ms.
         limits_ms = [shared.settings.max_reauth_ms.get(self._mechanism), exchange.lifetime_ms]
         lifetime_ms = min((limit_ms for limit_ms in limits_ms if limit_ms is not None), default=None)
         self._expires_s = None if lifetime_ms is None else shared.clock() + lifetime_ms / 1000
@@ -347,7 +351,8 @@ class Authenticator:
     async def _failure(
         self, connection: ConnectionInfo, reason: str, refused: Sequence[Buffer] | None
     ) -> ProtocolError:
-        """After the delay: what ends the connection, with the answer if there is one."""
+        """Count and log the failure, wait for the delay, and return the error that ends the connection. The error
+        carries the response, if there is one."""
         self._state = State.FAILED
         shared, exchange = self._shared, self._exchange
         shared.counts.authenticated(shared.listener, self._mechanism or "unknown", again=self._again, ok=False)
@@ -376,5 +381,5 @@ def _encode(header: RequestHeader, response: Any) -> Sequence[Buffer]:
 
 
 def guards(sasl: Mapping[str, ListenerSasl]) -> Mapping[str, Callable[[], Authenticator]]:
-    """By listener, as the server wants them."""
+    """Return the guard factories by listener, in the form that the server expects."""
     return {name: shared.guard for name, shared in sasl.items()}

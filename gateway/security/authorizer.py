@@ -1,7 +1,7 @@
-"""Whether somebody may do something: super users, ACLs, and what holds where there are none.
+"""Decide whether a principal may do something: super users, ACLs, and the rule for resources without ACLs.
 
-The one idea: a decision is a function of a principal, its host, an operation and a resource. What it is asked for, and
-what is answered to whom is refused, is the APIs' business (`gateway/apis/permissions.py`).
+The one idea: a decision is a function of a principal, its host, an operation and a resource. Which permission a request
+needs, and how a refusal is answered, is the APIs' business (`gateway/apis/permissions.py`).
 
 Mirrors upstream's StandardAuthorizer.
 """
@@ -20,19 +20,21 @@ from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, Reso
 from protocol.errors import ErrorCode, KafkaError
 
 logger = structlog.get_logger(__name__)
-"""By upstream's name `kafka.authorizer.logger` its level is set, too. What is allowed it tells at DEBUG."""
+"""Logger with upstream's name, `kafka.authorizer.logger`, by which its level is set. Permitted requests are logged
+at DEBUG."""
 
 MAX_LINES_PER_S = 10
-"""Refusals that are told of in the log; the metric has all of them."""
+"""Most refusals logged per second; the metric counts all of them."""
 MAX_NAME_SHOWN = 249
-"""A topic's longest; other names may have 32 KiB."""
+"""Length of the longest topic name; other names may have 32 KiB."""
 
 _HARDCODED = "hardcode"
-"""Any name, as upstream asks for it."""
+"""Stands for any name; upstream asks with the same text."""
 
 
 class Describing:
-    """Who may describe which topic by one set of ACLs, for whoever asks of many (`gateway.coordinator.cluster`)."""
+    """Decide who may describe which topic by one set of ACLs, for callers that ask about many topics
+    (`gateway.coordinator.cluster`)."""
 
     def __init__(self, acls: Acls, super_users: frozenset[str], *, allow_everyone: bool) -> None:
         self.acls = acls
@@ -40,8 +42,8 @@ class Describing:
         self._allow_everyone = allow_everyone
 
     def like(self, principal: str, host: str) -> tuple[str, str] | None:
-        """Principal and host of all who are answered as these are: "" where no ACL names it. None: who may describe
-        every topic."""
+        """Return the principal and host that stand for all clients with the same answers. "" replaces a name that no
+        ACL mentions. None: the client is a super user and may describe every topic."""
         if principal in self._super_users:
             return None
         principals, hosts = self.acls.named(ResourceType.TOPIC)
@@ -54,32 +56,32 @@ class Describing:
 
 
 _NOBODYS = frozenset({ResourceType.USER, ResourceType.DELEGATION_TOKEN})
-"""Without ACLs these are nobody's, whatever else is everybody's: who may make tokens for a user is that user.
-Upstream's authorizer makes no difference."""
+"""Types that stay closed without ACLs, even if `allow_everyone` opens all others: a client that may create tokens
+for a user is that user. Upstream's authorizer does not make this exception."""
 
 
 class Authorizer:
-    """Of one node. `acls`: those in force."""
+    """The authorizer of one node. `acls` returns the ACLs in force."""
 
     def __init__(self, acls: Callable[[], Acls], super_users: frozenset[str], *, allow_everyone: bool) -> None:
-        """`super_users`: principals as `User:name`. `allow_everyone`: whether a resource without any ACL is
-        everybody's; but no user and no delegation token is."""
+        """Take the super users, as `User:name`. `allow_everyone` opens each resource without any ACL to everyone,
+        except users and delegation tokens."""
         self._acls = acls
         self._super_users = super_users
         self._allow_everyone = allow_everyone
         self.denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None
-        """Told of each refusal of something that was asked for."""
+        """Called for each refusal of an operation that a client asked for."""
         self._describing = Describing(Acls(), super_users, allow_everyone=allow_everyone)
         self._second = 0
         self._lines = 0
 
     @property
     def acls(self) -> Acls:
-        """Another object when one has changed."""
+        """ACLs in force: a new object after each change."""
         return self._acls()
 
     def allows(self, who: ConnectionInfo, operation: AclOperation, kind: ResourceType, name: str) -> bool:
-        """Told to nobody."""
+        """Return whether the operation is allowed, without counting or logging the answer."""
         principal = str(who.principal)
         if principal in self._super_users:
             return True
@@ -89,20 +91,20 @@ class Authorizer:
         return decided
 
     def describing(self) -> Describing:
-        """By the ACLs in force; another object when one has changed."""
+        """Return the decisions by the ACLs in force: a new object after each change of the ACLs."""
         acls = self._acls()
         if self._describing.acls is not acls:
             self._describing = Describing(acls, self._super_users, allow_everyone=self._allow_everyone)
         return self._describing
 
     async def allows_one_of(self, who: ConnectionInfo, operation: AclOperation, kind: ResourceType) -> bool:
-        """Whether it is allowed for any resource of the type."""
+        """Return whether the operation is allowed on at least one resource of the type."""
         if self.allows(who, operation, kind, _HARDCODED):
             return True
         return await self._acls().allow_one_of(str(who.principal), host_of(who), operation, kind)
 
     def refused(self, context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> None:
-        """Counts and tells."""
+        """Count the refusal and log it."""
         self.denied(kind, operation)
         second = int(time.monotonic())
         if second != self._second:
@@ -115,7 +117,7 @@ class Authorizer:
 
 
 def _asked(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> dict[str, str]:
-    """As a line of the log says it."""
+    """Return the fields of the log line."""
     return {
         "principal": str(context.connection.principal),
         "operation": operation.name,
@@ -126,7 +128,7 @@ def _asked(context: RequestContext, operation: AclOperation, kind: ResourceType,
 
 
 def host_of(who: ConnectionInfo) -> str:
-    """The peer's address as an ACL names it."""
+    """Return the peer's address in the form that ACLs use."""
     return who.client_host.removeprefix("/")
 
 
@@ -141,7 +143,7 @@ REFUSALS: Mapping[ResourceType, tuple[ErrorCode, str]] = {
         "Transactional Id authorization failed.",
     ),
 }
-"""What is answered, with upstream's text."""
+"""Error code of a refusal and upstream's text, by resource type."""
 
 
 def may(
@@ -152,8 +154,8 @@ def may(
     *,
     told: bool = True,
 ) -> bool:
-    """Whether the connection's principal may. `told`: a refusal is counted and logged; not where all there are of a
-    kind are listed, or where another permission does as well."""
+    """Return whether the connection's principal may do this. `told`: count and log a refusal. Callers switch it off
+    if they list all resources of a kind, or if another permission suffices."""
     authorizer = context.services.authorizer
     if authorizer is None:
         return True
@@ -171,7 +173,7 @@ def refusal_of(kind: ResourceType) -> KafkaError:
 
 
 def require(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME) -> None:
-    """Raises KafkaError."""
+    """Raise KafkaError if the connection's principal may not do this."""
     if not may(context, operation, kind, name):
         raise refusal_of(kind)
 

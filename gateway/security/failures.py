@@ -1,4 +1,4 @@
-"""What is said of clients that fail to show who they are: a line a second, for they try as fast as a node answers."""
+"""Log failed authentications: one line per second at most, because clients retry as fast as a node responds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERVAL_S = 1.0
 
 
 class Failures:
-    """Of one listener."""
+    """Failures of one listener."""
 
     def __init__(self, event: str, *, listener: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._event = event
@@ -23,7 +23,7 @@ class Failures:
         self._unlogged = 0
 
     def log(self, **said: object) -> None:
-        """`more` is how many have failed since the last line that had none of their own."""
+        """Log one failure. `more` is the number of failures since the last line that got no line of their own."""
         now = self._clock()
         if now < self._logged_at + INTERVAL_S:
             self._unlogged += 1

@@ -1,7 +1,8 @@
-"""The keys that access tokens are signed by, from where an issuer publishes them, and tokens checked by them.
+"""Fetch the keys that sign access tokens from where the issuer publishes them, and check tokens with them.
 
-The one idea: keys are asked for because a token wants one, and never more often than an interval of ours allows: what
-strangers send decides when, not how often. One question is under way at a time; whoever wants its answer waits for it.
+The one idea: a token that needs a key triggers a fetch, but never more often than our own interval allows. Unknown
+clients decide when a node fetches, not how often. One fetch is under way at a time; every caller that needs its result
+waits for it.
 
 Mirrors upstream's RefreshingHttpsJwks (KIP-768), and JwksFileVerificationKeyResolver for files.
 """
@@ -35,15 +36,15 @@ logger = structlog.stdlib.get_logger(__name__)
 MAX_SET_BYTES = 256 * 1024
 FETCH_TIMEOUT_S = 10.0
 UNKNOWN_KEY_INTERVAL_S = 10.0
-"""Between questions for keys that are in no set that we have."""
+"""Interval between fetches for keys that are in no set that we have."""
 
 
 class KeysUnavailableError(Exception):
-    """No key fits a token, and the issuer does not tell whether there are others."""
+    """No key fits a token, and the issuer does not say whether there are others."""
 
 
 class Tokens:
-    """Checks the access tokens of one listener. `clock` is monotonic, `wall_clock` tells seconds since 1970."""
+    """Check the access tokens of one listener. `clock` is monotonic, `wall_clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -64,15 +65,15 @@ class Tokens:
         self.now_s = wall_clock
         self._keys: Sequence[RsaKey] = ()
         self._stale_s = float("-inf")
-        """When keys that are known are asked for again."""
+        """When known keys become due for another fetch."""
         self._next_s = float("-inf")
-        """Before it nobody is asked."""
+        """Earliest time of the next fetch."""
         self._failures = 0
-        """One after the other."""
+        """Consecutive failed fetches."""
         self._question: asyncio.Task[None] | None = None
 
     async def check(self, token: str) -> AccessToken:
-        """Raises TokenError, KeysUnavailableError."""
+        """Return the checked token. Raise TokenError or KeysUnavailableError."""
         parsed = parse_token(token)
         try:
             key = find_key(parsed, self._keys)
@@ -87,7 +88,7 @@ class Tokens:
         else:
             now = self._clock()
             if now >= self._stale_s + self._settings.refresh_ms / 1000:
-                # For long nobody has come: the key may have been withdrawn.
+                # No token arrived for a whole refresh interval: the issuer may have withdrawn the key.
                 await self._ask()
                 key = find_key(parsed, self._keys)
             elif now >= self._stale_s:
@@ -101,10 +102,10 @@ class Tokens:
             await asyncio.gather(self._question, return_exceptions=True)
 
     async def _ask(self) -> None:
-        """Returns once the answer is there, or where nobody is asked now."""
+        """Fetch the keys and return when they have arrived; return at once if no fetch may begin yet."""
         question = self._begin()
         if question is not None:
-            # Who leaves does not take it from the others.
+            # A cancelled caller must not cancel the fetch for the others.
             await asyncio.shield(question)
 
     def _begin(self) -> asyncio.Task[None] | None:
@@ -138,11 +139,11 @@ class Tokens:
 
 
 async def _fetch(url: str) -> bytes:
-    """At most MAX_SET_BYTES. Raises OSError, aiohttp.ClientError, ValueError."""
+    """Return at most MAX_SET_BYTES. Raise OSError, aiohttp.ClientError or ValueError."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return await asyncio.to_thread(_read, Path(unquote(parts.path)))
-    # Who publishes keys says where, and sends nobody to another place by an answer.
+    # No redirects: the settings say where the issuer publishes its keys, and a response must not change that.
     async with aiohttp.ClientSession() as session, session.get(url, allow_redirects=False) as response:
         if response.status != 200:
             raise ValueError(f"answered by {response.status}")

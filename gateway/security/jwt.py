@@ -1,10 +1,10 @@
-"""Access tokens: signed JWTs (RFC 7515, 7517, 7519) and what of them is believed.
+"""Access tokens: signed JWTs (RFC 7515, 7517, 7519), and which of their claims are believed.
 
-The one idea: nothing of a token counts before its signature does, and what a signature must be is built whole and
-compared, never taken apart: a padding that is parsed is one that can be forged.
+The one idea: nothing in a token counts before its signature does. The expected signature is built whole and compared,
+never taken apart, because a padding that is parsed can be forged.
 
-RS256, RS384 and RS512 are known (RFC 7518, 3.3), for they need no more than `pow`. Mirrors upstream's
-ValidatorAccessTokenValidator, and of jose4j beneath it which claims are asked for. It does no I/O.
+RS256, RS384 and RS512 are supported (RFC 7518, 3.3), because they need no more than `pow`. Mirrors upstream's
+ValidatorAccessTokenValidator, and from jose4j beneath it the set of required claims. It does no I/O.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_TOKEN_BYTES = 16 * 1024
 MIN_MODULUS_BITS, MAX_MODULUS_BITS = 2048, 8192
 MAX_EXPONENT_BITS = 32
 MAX_KEYS = 100
-"""Of a set; those behind them are not looked at."""
+"""Most keys read from a set; further keys are ignored."""
 MAX_SECONDS = 2**40
-"""The farthest time that a token may name."""
+"""Latest time that a token may name."""
 MAX_SHOWN = 100
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
@@ -33,27 +33,27 @@ _HASHES: Mapping[str, tuple[str, bytes]] = {
     "RS384": ("sha384", bytes.fromhex("3041300d060960864801650304020205000430")),
     "RS512": ("sha512", bytes.fromhex("3051300d060960864801650304020305000440")),
 }
-"""By `alg`: the hash, and the DigestInfo that stands before it (RFC 8017, 9.2)."""
+"""The hash and its DigestInfo prefix (RFC 8017, 9.2), by `alg`."""
 
 
 class TokenError(Exception):
-    """A token that is not believed. The text is for our log: it has a key's id or a reason, nothing of a secret."""
+    """A token that is not believed. The text is for our log: it holds a key's id or a reason, never a secret."""
 
     def __init__(self, reason: str, subject: str = "") -> None:
         super().__init__(reason)
         self.subject = subject
-        """Whom a token that is signed names; empty: it is not, or names nobody."""
+        """Subject that a signed token names; empty if the token is unsigned or names no subject."""
 
 
 class UnknownKeyError(TokenError):
-    """No key of the set fits: there may be a newer set."""
+    """No key of the set fits; a newer set may exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class RsaKey:
     kid: str | None
     algorithm: str | None
-    """The only one that it is for; None: each."""
+    """The only algorithm that the key is for; None: any."""
     modulus: int
     exponent: int
 
@@ -64,7 +64,7 @@ class RsaKey:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a token must say. `audiences` empty: that it names none; `issuer` None: whatever it likes."""
+    """Claims that a token must have. Empty `audiences`: the token must not name any; `issuer` None: any issuer."""
 
     audiences: frozenset[str]
     issuer: str | None
@@ -82,7 +82,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A token in its parts, believed in none."""
+    """A token split into its parts, none of them verified."""
 
     algorithm: str
     kid: str | None
@@ -95,7 +95,8 @@ class Signed:
 
 
 def parse_keys(document: bytes) -> Sequence[RsaKey]:
-    """The keys of a JWK set that are for signatures and that we know, in its order. ValueError: it is none."""
+    """Return the supported signature keys of a JWK set, in its order. Raise ValueError if the document is not a JWK
+    set."""
     keys: object = _object(document).get("keys")
     if not isinstance(keys, list):
         raise ValueError("there are no keys in it")
@@ -108,7 +109,7 @@ def parse_keys(document: bytes) -> Sequence[RsaKey]:
 
 
 def _key(key: Mapping[str, object]) -> RsaKey | None:
-    """None: of another kind, for something else, or too weak or too large to be used."""
+    """Return the key; None if it is of another kind or for another use, or too weak or too large to be used."""
     kid, algorithm, n, e = (key.get(name) for name in ("kid", "alg", "n", "e"))
     operations = key.get("key_ops")
     if key.get("kty") != "RSA" or key.get("use", "sig") != "sig" or not isinstance(kid, str | None):
@@ -134,7 +135,7 @@ def _key(key: Mapping[str, object]) -> RsaKey | None:
 
 
 def parse_token(token: str) -> Signed:
-    """Raises TokenError."""
+    """Split a token into its parts. Raise TokenError."""
     if len(token) > MAX_TOKEN_BYTES:
         raise TokenError(f"a token of {len(token)} bytes")
     parts = token.split(".")
@@ -156,7 +157,7 @@ def parse_token(token: str) -> Signed:
 
 
 def find_key(token: Signed, keys: Sequence[RsaKey]) -> RsaKey:
-    """The key that the token says it is signed by; of a token that names none the only one there is. Raises
+    """Return the key that the token names as its signer; if the token names none, the only key of the set. Raise
     UnknownKeyError."""
     fitting = [
         key for key in keys if key.algorithm in (None, token.algorithm) and (token.kid is None or key.kid == token.kid)
@@ -167,7 +168,7 @@ def find_key(token: Signed, keys: Sequence[RsaKey]) -> RsaKey:
 
 
 def verify(token: Signed, key: RsaKey) -> None:
-    """RSASSA-PKCS1-v1_5 (RFC 8017, 8.2.2). Raises TokenError."""
+    """Verify the signature by RSASSA-PKCS1-v1_5 (RFC 8017, 8.2.2). Raise TokenError."""
     hash_name, digest_info = _HASHES[token.algorithm]
     digest = digest_info + hashlib.new(hash_name, token.signed).digest()
     signature = int.from_bytes(token.signature, "big")
@@ -183,7 +184,7 @@ def verify(token: Signed, key: RsaKey) -> None:
 
 
 def check_claims(token: Signed, expected: Expected, now_s: float) -> AccessToken:
-    """What a token says whose signature has been verified. Raises TokenError."""
+    """Check and return the claims of a token whose signature has been verified. Raise TokenError."""
     try:
         claims = _object(token.payload)
     except ValueError as error:
@@ -199,7 +200,7 @@ def check_claims(token: Signed, expected: Expected, now_s: float) -> AccessToken
 
 
 def _check_times(claims: Mapping[str, object], clock_skew_s: int, now_s: float) -> float:
-    """When it expires."""
+    """Return when the token expires."""
     expires_s, issued_s, begins_s = (_seconds(claims, name) for name in ("exp", "iat", "nbf"))
     if expires_s is None or issued_s is None:
         raise TokenError(f"it has no {'exp' if expires_s is None else 'iat'}")
@@ -241,7 +242,7 @@ def _seconds(claims: Mapping[str, object], name: str) -> float | None:
     found = claims.get(name)
     if found is None:
         return None
-    # A bool is an int, too.
+    # bool is a subclass of int.
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_SECONDS:
         raise TokenError(f"its {name} is no time")
     return found
@@ -251,7 +252,7 @@ def _seconds(claims: Mapping[str, object], name: str) -> float | None:
 
 
 def decode_base64url(text: str) -> bytes:
-    """Of unpadded text in the only form that its bytes have. ValueError: it is none."""
+    """Decode unpadded text in the one canonical form of its bytes. Raise ValueError for any other text."""
     if _BASE64URL.fullmatch(text) is None or len(text) % 4 == 1:
         raise ValueError("not base64url")
     found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
@@ -261,7 +262,7 @@ def decode_base64url(text: str) -> bytes:
 
 
 def _object(document: bytes) -> dict[str, Any]:
-    """A JSON object without a name twice. ValueError: it is none."""
+    """Parse a JSON object that has no name twice. Raise ValueError for any other document."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -275,7 +276,7 @@ def _object(document: bytes) -> dict[str, Any]:
     try:
         found: object = json.loads(document.decode(), object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError:
-        # Its text has none of the document, but its object has.
+        # The exception's text shows nothing of the document, but its object holds all of it.
         raise ValueError("not JSON") from None
     except RecursionError:
         raise ValueError("JSON too deep") from None

@@ -1,6 +1,6 @@
-"""Kafka's codes of what ACLs are about: operations, types of resources and of patterns, permissions.
+"""Kafka's codes for ACLs: operations, types of resources and of patterns, permissions.
 
-The one idea: UNKNOWN stands for a code that nobody knows, ANY for whatever there is, in filters alone.
+The one idea: UNKNOWN stands for every unknown code. ANY matches everything, and occurs only in filters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ CLUSTER_NAME = "kafka-cluster"
 """The one resource of type CLUSTER."""
 
 WILDCARD = "*"
-"""Any name of a literal pattern, and any host."""
+"""Any name in a literal pattern, and any host."""
 WILDCARD_PRINCIPAL = "User:*"
 
 

@@ -1,7 +1,7 @@
-"""SASL mechanisms seen from the server: PLAIN (RFC 4616), SCRAM, OAUTHBEARER (RFC 7628). An object for each exchange.
+"""SASL mechanisms seen from the server: PLAIN (RFC 4616), SCRAM, OAUTHBEARER (RFC 7628). One object per exchange.
 
-The one idea: an exchange is given the client's tokens one after the other and answers each, until it knows who the
-client is. What is known of users it asks its source, which may be Postgres.
+The one idea: an exchange reads the client's tokens one after the other and answers each, until it knows who the client
+is. It reads credentials from the source it was given, which may be Postgres.
 
 Mirrors upstream's PlainSaslServer, ScramSaslServer and OAuthBearerSaslServer; the texts of `SaslAuthenticationError`
 are theirs, since clients show them.
@@ -25,18 +25,19 @@ OTHER_USER = "Authentication failed: Client requested an authorization id that i
 INVALID_PLAIN = "Authentication failed: Invalid username or password"
 
 FindCredential = Callable[[str, ScramMechanism], Awaitable[ScramCredential]]
-"""Of any name: of a user who is not there one that no password fits. Raises StorageError."""
+"""Returns a credential for every name; an unknown user gets a decoy that no password matches. Raises StorageError."""
 
 FindToken = Callable[[str, ScramMechanism], Awaitable[TokenCredential]]
-"""Of any name: of a token that is not there, or has expired, one that no password fits. Raises StorageError."""
+"""Returns a credential for every name; an unknown or expired token gets a decoy that no password matches. Raises
+StorageError."""
 
 
 class SaslError(Exception):
-    """The client is not who it says. The text is for our log: the client is told no more than that."""
+    """The client could not prove its identity. The text is for our log: the client learns only that it failed."""
 
 
 class SaslAuthenticationError(SaslError):
-    """The same, with a text that the client is told; `reason` is what our log says, where that is more."""
+    """A SaslError with a text for the client; `reason` is the text for our log, if that says more."""
 
     def __init__(self, told: str, reason: str | None = None) -> None:
         super().__init__(reason or told)
@@ -45,16 +46,16 @@ class SaslAuthenticationError(SaslError):
 
 class Exchange(Protocol):
     user: str
-    """Whom the client says it is; empty as long as it has not."""
+    """User that the client claims to be; empty until it names one."""
     complete: bool
-    """Whether it has shown it."""
+    """True once the client has proved it."""
     lifetime_ms: int | None
-    """For how long that holds, once it is complete; None: for ever."""
+    """How long the proof is valid once the exchange is complete; None: without limit."""
     by_token: bool
-    """Whether it was a delegation token that has shown it."""
+    """True if the client authenticated with a delegation token."""
 
     async def answer(self, token: bytes) -> bytes:
-        """Raises SaslError."""
+        """Return the server's answer to a token. Raise SaslError."""
         ...
 
 
@@ -77,7 +78,7 @@ class PlainExchange:
         if not password:
             raise SaslError("password not specified")
         known = self._users.get(self.user)
-        # Compared in any case, and as digests, so that the time tells neither who is known nor how long a password is.
+        # Always compared, and as digests, so that the time reveals neither which users exist nor a password's length.
         same = hmac.compare_digest(_digest(password), _digest(known or ""))
         if known is None or not same:
             raise SaslAuthenticationError(INVALID_PLAIN)
@@ -107,7 +108,7 @@ class ScramExchange:
         self._owner = ""
         self._expires_s = 0.0
         self.user = ""
-        """Until it is complete a token's id, where it is one."""
+        """A delegation token's id, if one is used, until the exchange is complete."""
         self.by_token = False
         self.complete = False
         self.lifetime_ms: int | None = None
@@ -148,7 +149,7 @@ _VALUE = r"[\x21-\x7e \t\r\n]+"
 _FIRST = re.compile(rf"n,(?:a=(?P<authorization_id>{_SASL_NAME}))?,\x01(?P<pairs>(?:[A-Za-z]+={_VALUE}\x01)*)\x01")
 _AUTH = re.compile(r"(?P<scheme>[A-Za-z0-9_]+) +(?P<token>[-_~+/.a-zA-Z0-9]+=*)")
 MAX_FIRST_BYTES = 2 * MAX_TOKEN_BYTES
-"""With extensions."""
+"""Largest first message, with its extensions."""
 
 
 class OAuthBearerExchange:
@@ -157,15 +158,16 @@ class OAuthBearerExchange:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._refused: str | None = None
-        """Why; the client has been told that, and is to say that it has read it."""
+        """Why the token was refused. The client has received the refusal, and must confirm it with one more message."""
         self.user = ""
         self.complete = False
         self.lifetime_ms: int | None = None
 
     async def answer(self, token: bytes) -> bytes:
-        """Raises KeysUnavailableError, too."""
+        """Return the server's answer to a token. Raise SaslError or KeysUnavailableError."""
         if self._refused is not None:
-            # Upstream takes another token in the place of this; no client sends one, and guessing has its delay here.
+            # Upstream accepts another token in place of the confirmation. No client sends one, and here each guess has
+            # to wait for the failure delay.
             raise (
                 SaslAuthenticationError(INVALID_TOKEN, self._refused) if token == b"\x01" else SaslError(self._refused)
             )
@@ -187,7 +189,8 @@ class OAuthBearerExchange:
 
 
 def _parse_first(message: bytes) -> tuple[str, str]:
-    """Authorization id, empty if the client asks for none, and token. SASL extensions are looked at for their form."""
+    """Return the authorization id, empty if the client asks for none, and the token. Of SASL extensions only the
+    form is checked."""
     if len(message) > MAX_FIRST_BYTES:
         raise SaslError(f"a message of {len(message)} bytes")
     found = _FIRST.fullmatch(message.decode("utf-8", "replace"))

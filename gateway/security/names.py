@@ -1,4 +1,4 @@
-"""The name that a client's certificate stands for: its subject as a distinguished name, and the rules that shorten it.
+"""The principal's name from a client's certificate: its subject as a distinguished name, and the rules that shorten it.
 
 The one idea: ACLs and quotas are written for the name that Kafka would have found, so it must be the same to the
 character: RFC 2253 as Java's X500Principal writes it, and `ssl.principal.mapping.rules` as upstream's
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 ANONYMOUS_NAME = "ANONYMOUS"
 MAX_NAME_CHARACTERS = 1_024
-"""Of a distinguished name that rules are applied to: expressions take time by its length."""
+"""Longest distinguished name to which rules are applied: the time of a regular expression grows with it."""
 
 _KEYWORDS = {
     "2.5.4.3": "CN",
@@ -27,20 +27,20 @@ _KEYWORDS = {
     "0.9.2342.19200300.100.1.1": "UID",
 }
 _ENCODINGS = {0x0C: "utf-8", 0x13: "ascii", 0x16: "ascii", 0x14: "latin-1", 0x1E: "utf-16-be", 0x1B: "ascii"}
-"""Of DER's strings, by tag: UTF8, Printable, IA5, T61, BMP, General."""
+"""Encodings of DER's string types, by tag: UTF8, Printable, IA5, T61, BMP, General."""
 _SEQUENCE, _SET, _OID, _VERSION = 0x30, 0x31, 0x06, 0xA0
 _ESCAPED = frozenset(',=+<>#;"\\')
 
 
 class UnusableNameError(ValueError):
-    """A certificate without a name that could be used."""
+    """A certificate without a usable name."""
 
 
 # --- distinguished names ----------------------------------------------------------------------------------------------
 
 
 def subject(certificate: bytes) -> str:
-    """Of a certificate in DER, which TLS has checked. UnusableNameError where it is not one."""
+    """Return the subject of a DER certificate that TLS has verified. Raise UnusableNameError if it cannot be read."""
     try:
         ((_, outer),) = _elements(certificate)
         to_be_signed = next(iter(_elements(outer)))[1]
@@ -54,7 +54,7 @@ def subject(certificate: bytes) -> str:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each DER element."""
+    """Yield tag and content of each DER element."""
     for tag, content, _ in _whole_elements(data):
         yield tag, content
 
@@ -124,10 +124,10 @@ _RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([
 @dataclass(frozen=True, slots=True)
 class Rule:
     pattern: re.Pattern[str] | None
-    """None: DEFAULT, the name as it is."""
+    """None: the rule DEFAULT, which keeps the name."""
     replacement: str = ""
     case: str = ""
-    """L, U or as it is."""
+    """L for lower case, U for upper case, empty for unchanged."""
 
     def apply(self, name: str) -> str | None:
         if self.pattern is None:
@@ -140,7 +140,7 @@ class Rule:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """ValueError says which rule is none."""
+    """Parse `ssl.principal.mapping.rules`. ValueError names the text that is not a rule."""
     rules: list[Rule] = []
     position = 0
     while position < len(text.rstrip()):
@@ -159,7 +159,8 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def mapped(name: str, rules: tuple[Rule, ...]) -> str:
-    """What the first rule that matches makes of a distinguished name. UnusableNameError if none does."""
+    """Return the name that the first matching rule makes of a distinguished name. Raise UnusableNameError if none
+    matches."""
     if len(name) > MAX_NAME_CHARACTERS:
         raise UnusableNameError(f"a name of {len(name)} characters")
     for rule in rules:
@@ -170,8 +171,8 @@ def mapped(name: str, rules: tuple[Rule, ...]) -> str:
 
 
 def _filled(replacement: str, found: re.Match[str]) -> str:
-    """As Java's replaceAll: $N is a group, as many digits as name one; what a backslash stands before is itself. A
-    number that no group has stays as it is."""
+    """Fill groups into the replacement as Java's replaceAll does. $N is a group, and N takes as many digits as still
+    name a group. A character after a backslash stands for itself. A number that no group has stays unchanged."""
     shown: list[str] = []
     position, groups = 0, found.re.groups
     while position < len(replacement):

@@ -1,10 +1,10 @@
 """SCRAM (RFC 5802, RFC 7677) as Kafka speaks it: messages, keys, and one exchange seen from the server.
 
-The one idea: the server holds no password. Of a user it knows a salt, a number of iterations and two keys, by which it
-sees that the client knows the password and shows the client that it knows them.
+The one idea: the server holds no password. For each user it stores a salt, a number of iterations and two keys. With
+these it verifies that the client knows the password, and proves to the client that it knows the keys.
 
-As upstream: passwords and names are taken as UTF-8 without SASLprep, channel binding is not served, and of extensions
-`tokenauth` alone is looked at (KIP-48). It does no I/O.
+As upstream: passwords and names are read as UTF-8 without SASLprep, channel binding is not supported, and `tokenauth`
+is the only extension that is read (KIP-48). It does no I/O.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from enum import IntEnum
 from storage.types import ScramCredential
 
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
-"""Upstream's, of either mechanism."""
+"""Upstream's bounds, for both mechanisms."""
 DEFAULT_ITERATIONS = 4096
 MAX_MESSAGE_BYTES = 16 * 1024
-"""Of one message of a client; more is nothing that a client sends."""
+"""Largest message of a client; no client sends more."""
 SALT_BYTES = NONCE_BYTES = 24
 TOKEN_AUTH = "tokenauth"
 
 
 class ScramMechanism(IntEnum):
-    """By Kafka's numbers (KIP-554)."""
+    """The mechanisms, with Kafka's numbers (KIP-554)."""
 
     SHA_256 = 1
     SHA_512 = 2
 
     @property
     def mechanism(self) -> str:
-        """As SASL names it."""
+        """Name of the mechanism in SASL."""
         return f"SCRAM-{self.name.replace('_', '-')}"
 
     @property
@@ -55,18 +55,19 @@ class ScramError(Exception):
 
 
 def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """Takes milliseconds of processor time, by design, without the interpreter's lock."""
+    """Derive the salted password. This takes milliseconds of processor time, by design, without the interpreter's
+    lock."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
 def credential(user: str, mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
-    """What is stored of a salted password."""
+    """Return the credential to store for a salted password."""
     stored_key = hashlib.new(mechanism.hash_name, _mac(mechanism, salted, b"Client Key")).digest()
     return ScramCredential(user, int(mechanism), iterations, salt, stored_key, _mac(mechanism, salted, b"Server Key"))
 
 
 def decoy(user: str, mechanism: ScramMechanism, secret: bytes) -> ScramCredential:
-    """Of a user who is not there: the same whenever it is asked for, and no password fits it."""
+    """Return a credential for a user that does not exist: the same at each call, and no password matches it."""
 
     def derived(what: str) -> bytes:
         return hmac.digest(secret, f"{what} {int(mechanism)} {user}".encode("utf-8", "surrogatepass"), "sha512")
@@ -107,12 +108,12 @@ _CLIENT_FINAL = re.compile(
 class ClientFirst:
     name: str
     authorization_id: str
-    """As it was sent; empty: the client asks for none."""
+    """Authorization id as the client sent it; empty if the client asks for none."""
     nonce: str
     bare: str
-    """The message without its head, as it is signed."""
+    """The message without its head: the part that is signed."""
     by_token: bool = False
-    """Whether the name is a delegation token's, and the password its secret."""
+    """True if the name is a delegation token's id, and the password its secret."""
 
 
 def parse_client_first(message: bytes) -> ClientFirst:
@@ -120,7 +121,7 @@ def parse_client_first(message: bytes) -> ClientFirst:
     if found is None:
         raise ScramError("the client's first message is malformed")
     if found["mandatory"]:
-        # RFC 5802, 5.1. Kafka leaves it out of what it signs, so that no proof fits.
+        # RFC 5802, 5.1. Kafka omits the extension from the text it signs, so no proof would match.
         raise ScramError("the client demands an extension (m=) that no server knows")
     name = found["name"].replace("=2C", ",").replace("=3D", "=")
     extensions = dict(part.split("=", 1) for part in found["extensions"].split(",")[1:])
@@ -135,7 +136,8 @@ def _text(message: bytes) -> str:
 
 
 class ScramServer:
-    """One exchange, from the client's first message and what is known of its user on; `finish` takes its last one."""
+    """One exchange, begun with the client's first message and its user's credential; `finish` reads the last
+    message."""
 
     def __init__(self, first: ClientFirst, known: ScramCredential) -> None:
         self._mechanism = ScramMechanism(known.mechanism)
@@ -144,11 +146,12 @@ class ScramServer:
         self._nonce = first.nonce + base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
         salt = base64.b64encode(known.salt).decode()
         self.first = f"r={self._nonce},s={salt},i={known.iterations}".encode()
-        """What the client is answered."""
+        """The server's first message."""
         self._signed = f"{first.bare},{self.first.decode()},"
 
     def finish(self, message: bytes) -> bytes:
-        """The server's last message. Raises ScramError where the client has not shown that it knows the password."""
+        """Return the server's last message. Raise ScramError if the client has not proved that it knows the
+        password."""
         found = _CLIENT_FINAL.fullmatch(_text(message))
         if found is None:
             raise ScramError("the client's final message is malformed")

@@ -1,7 +1,7 @@
-"""TLS of a listener: its context from PEM, what is said of handshakes that fail, and whom a certificate stands for.
+"""TLS of a listener: its context from PEM, the log of failed handshakes, and the principal of a certificate.
 
-The one idea: whatever is wrong with keys and certificates is found at start; of what is wrong with a client the log
-tells once a second, and a counter always.
+The one idea: every mistake in keys and certificates is found at start. Failures of clients are logged once per second
+at most, and always counted.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gateway.security.names import mapped, parse_rules, subject
 logger = structlog.stdlib.get_logger(__name__)
 
 MAX_HANDSHAKES = 500
-"""Under way at once at one listener; each takes some tens of kilobytes and milliseconds."""
+"""Handshakes under way at once at one listener; each takes some tens of kilobytes and milliseconds."""
 MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Of keys or certificates."""
+"""Largest file of keys or certificates."""
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _PEM = re.compile(r"(-----BEGIN [A-Z ]+-----)(.*?)(-----END [A-Z ]+-----)", re.DOTALL)
 
 Failed = Callable[[str], None]
-"""Told why a handshake has failed."""
+"""Called with the reason of a failed handshake."""
 
 
 class _Handshakes(ssl.SSLObject):
-    """Says of a handshake that fails what asyncio keeps to itself."""
+    """Report the reason of a failed handshake, which asyncio does not expose."""
 
     is_given_up = False
 
@@ -63,14 +63,14 @@ class _Handshakes(ssl.SSLObject):
 
 
 class ListenerContext(ssl.SSLContext):
-    """A server's context of one listener."""
+    """Server-side TLS context of one listener."""
 
     sslobject_class = _Handshakes
     pending: dict[int, weakref.ref[_Handshakes]]
     """Handshakes that have begun, the oldest first."""
     failed: Failed
     successor: ListenerContext | None = None
-    """By whose keys and certificates handshakes go that begin from here on."""
+    """Context whose keys and certificates new handshakes use, once there is one."""
 
     def wrap_bio(
         self,
@@ -80,12 +80,13 @@ class ListenerContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """As asyncio asks for each connection."""
+        """Create the TLS object of a new connection; asyncio calls this for each one."""
         context = self.successor or self
         return ssl.SSLContext.wrap_bio(context, incoming, outgoing, server_side, server_hostname, session)
 
     def take_place(self, handshake: _Handshakes) -> None:
-        """Where there are too many the oldest is given up: whoever says nothing must not keep others out."""
+        """Register the handshake. If too many are under way, give up the oldest: silent clients must not keep others
+        out."""
         key, pending = id(handshake), self.pending
         if key in pending:
             return
@@ -105,7 +106,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
-    """Reads files. ConfigError names the setting whose key or certificates cannot be used."""
+    """Make a context from the files that the settings name. ConfigError names the setting with unusable keys or
+    certificates."""
     _check_file("ssl.keystore.location", settings.key_file)
     _check_file("ssl.truststore.location", settings.trusted_file)
     context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
@@ -134,18 +136,18 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
 
 
 class Certificates:
-    """Of the node's listeners that speak TLS. Each may get others while it serves (KIP-226)."""
+    """Certificates of the node's TLS listeners. Each listener may get new ones while it serves (KIP-226)."""
 
     def __init__(self) -> None:
         self._contexts: list[tuple[Listener, ListenerContext]] = []
 
     def add(self, listener: Listener, context: ListenerContext) -> None:
-        """A context that connections of the listener are made with."""
+        """Add a context with which the listener's connections are made."""
         self._contexts.append((listener, context))
 
     async def read(self, broker: BrokerConfig) -> Callable[[], None]:
-        """Reads what `broker` names for listeners that something was altered for, or is no longer; what this returns
-        takes it into use, for connections from then on. ConfigError if it cannot be used."""
+        """Read the certificates that `broker` names for listeners whose settings were altered, now or before. The
+        returned function puts them into use for later connections. Raise ConfigError if they cannot be used."""
         made: list[tuple[ListenerContext, ListenerContext]] = []
         for listener, context in self._contexts:
             if context.successor is None and not is_altered(listener, broker):
@@ -165,7 +167,7 @@ class Certificates:
         return use
 
     async def begin(self, broker: BrokerConfig) -> None:
-        """Takes into use what was altered before this start; where it cannot be used, what was given at start holds."""
+        """Put into use what was altered before this start. If it cannot be used, the settings given at start apply."""
         try:
             (await self.read(broker))()
         except ConfigError as error:
@@ -173,7 +175,7 @@ class Certificates:
 
 
 def _check_file(setting: str, path: str | None) -> None:
-    """Reading a pipe or a device may never end, and nobody could end it."""
+    """Refuse everything but a regular file: reading a pipe or a device may never end, and could not be stopped."""
     if path is None:
         return
     try:
@@ -194,7 +196,8 @@ def _why(error: Exception, what: str) -> str:
 
 @contextmanager
 def _key_file(settings: TlsSettings) -> Generator[str]:
-    """Python reads keys from files alone; a text is one for as long as that takes, and nobody else's to read."""
+    """Yield the path of a file with the key, because Python reads keys only from files. A key given as text is
+    written to a file that no other user can read, and that exists only while it is read."""
     if settings.key_file is not None:
         yield settings.key_file
         return
@@ -208,7 +211,7 @@ def _key_file(settings: TlsSettings) -> Generator[str]:
 
 
 def _pem(text: str) -> str:
-    """With the lines that OpenSSL wants: as a setting a text may have come in one line."""
+    """Restore the line breaks that OpenSSL needs: a text in a setting may have arrived as one line."""
     return "".join(
         f"{head}\n" + "".join(f"{line}\n" for line in body.split()) + f"{end}\n" if ":" not in body else found
         for found, head, body, end in ((match[0] + "\n", *match.groups()) for match in _PEM.finditer(text))
@@ -216,11 +219,9 @@ def _pem(text: str) -> str:
 
 
 def identify_by(settings: TlsSettings) -> Callable[[Any], Principal]:
-    """From a connection's `ssl_object` to its principal, of a listener that asks for no other proof.
-
-    ConfigError if the rules are none. What it makes raises UnusableNameError for a certificate whose name no rule
-    takes.
-    """
+    """Return a function from a connection's `ssl_object` to its principal, for a listener that asks for no other
+    proof. Raise ConfigError if the rules cannot be parsed. The returned function raises UnusableNameError for a
+    certificate whose name no rule matches."""
     try:
         rules = parse_rules(settings.principal_rules)
     except ValueError as error:

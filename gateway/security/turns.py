@@ -1,6 +1,6 @@
-"""Turns by address: work of which a node does little at once, shared fairly among those who ask.
+"""Turns by address: scarce work of a node, shared fairly among the addresses that request it.
 
-The one idea: each address has a line of its own, and the lines take turns. However many requests one address has
+The one idea: each address has a queue of its own, and the queues take turns. However many requests one address has
 waiting, another's first request is served after at most one request of every other address.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 IPV6_PREFIX_BITS = 64
-"""One household or machine has all addresses of such a network."""
+"""A household or machine has all addresses of such a network."""
 
 
 class Turns:
@@ -23,7 +23,7 @@ class Turns:
 
     @property
     def busy(self) -> bool:
-        """Whether the next has to wait."""
+        """True if the next request has to wait."""
         return not self._free or bool(self._lines)
 
     @asynccontextmanager
@@ -62,7 +62,7 @@ class Turns:
 
 
 def network_of(address: str) -> str:
-    """The address as far as it tells one client from another."""
+    """Return the part of the address that distinguishes one client from another."""
     try:
         found = ipaddress.ip_address(address.removeprefix("/").partition("%")[0])
     except ValueError:
