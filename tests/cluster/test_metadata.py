@@ -395,15 +395,15 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
 
 
 def topic_led_by(node: GatewayProcess) -> str:
-    """A topic all of whose partitions are read through the node."""
+    """Create a topic whose partitions are all led by the node, because it is their only named replica."""
     admin = AdminClient({"bootstrap.servers": node.bootstrap})
-    while True:
-        topic = create_topic(node.bootstrap, PARTITIONS)
-        found = admin.list_topics(topic, timeout=30)
-        addresses = {f"{found.brokers[p.leader].host}:{found.brokers[p.leader].port}" for p in
-                     found.topics[topic].partitions.values()}  # fmt: skip
-        if addresses == {node.bootstrap}:
-            return topic
+    brokers = admin.list_topics(timeout=30).brokers.values()
+    (broker,) = (each.id for each in brokers if f"{each.host}:{each.port}" == node.bootstrap)
+    topic = f"led-{uuid.uuid4().hex[:8]}"
+    admin.create_topics([NewTopic(topic, PARTITIONS, replica_assignment=[[broker]] * PARTITIONS)])[topic].result(30)
+    found = admin.list_topics(topic, timeout=30).topics[topic]
+    assert {each.leader for each in found.partitions.values()} == {broker}
+    return topic
 
 
 def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> None:
