@@ -557,8 +557,10 @@ class EmbeddedPostgres:
         command = _command_of(pid)
         if command is None or os.fsencode(self.cluster_dir) not in command:
             return None
-        # The cluster's owner writes the number into the file, and must not have us end another user's process.
-        return pid if _uid_of_process(pid) == self.cluster_dir.lstat().st_uid else None
+        # The cluster's owner writes the number into the file, and must not have us end another user's process. Root runs
+        # no postmaster, because Postgres refuses to.
+        uid = _uid_of_process(pid)
+        return pid if uid and uid == self.cluster_dir.lstat().st_uid else None
 
     def _disown_lock_files(self) -> None:
         """Take the number of a dead server out of its lock files.

@@ -103,7 +103,7 @@ def test_librdkafka_describes_and_alters_settings(librdkafka: AdminClient) -> No
     librdkafka.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
     assert (read()["retention.ms"].value, read()["retention.ms"].is_default) == ("5000", False)
     assert read()["cleanup.policy"].value == "delete,compact"
-    assert "log.retention.hours" in read()["retention.ms"].synonyms
+    assert set(read()["retention.ms"].synonyms) == {"retention.ms"}
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.ms": "500"})
     librdkafka.alter_configs([replaced])[replaced].result(TIMEOUT_S)
     assert read()["retention.ms"].value == "604800000"

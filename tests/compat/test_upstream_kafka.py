@@ -81,6 +81,7 @@ def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies(
         "group.consumer.heartbeat.interval.ms": "100",
         "group.consumer.min.heartbeat.interval.ms": "100",
         "num.partitions": "3",
+        "num.network.threads": "2",
     }
 
 

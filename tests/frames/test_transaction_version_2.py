@@ -71,7 +71,7 @@ async def test_clients_are_told_that_it_is_finalized(client: WireClient, version
     assert answer.finalized_features_epoch >= 0
     supported = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
     second = {"share.version": (0, 2), "transaction.version": (0, 2)}
-    offered = {**dict.fromkeys(always, (0, 1)), **second, "kraft.version": (0, 0)}
+    offered = {**dict.fromkeys(always, (0, 1)), **second, "kraft.version": (0, 1)}
     assert supported == ({} if version == 3 else offered) | {"metadata.version": (7, 33)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import subprocess
 import time
@@ -37,7 +38,8 @@ def _pooler(database_url: str, directory: Path, *, mode: str, ignored: str) -> I
     port = parts.port or int(query.get("port", ["5432"])[0])
     user = parts.username or query.get("user", [""])[0]
     (listen_port,) = free_ports(1)
-    (directory / "pgbouncer.ini").write_text(
+    ini = directory / "pgbouncer.ini"
+    ini.write_text(
         f"""
 [databases]
 * = host={host} port={port} user={user} {f"password={parts.password}" if parts.password else ""}
@@ -54,7 +56,9 @@ ignore_startup_parameters = {ignored}
     assert PGBOUNCER is not None
     with (directory / "pgbouncer.log").open("wb") as log:
         process = subprocess.Popen(
-            [PGBOUNCER, "-u", "nobody", str(directory / "pgbouncer.ini")], stdout=log, stderr=log
+            [PGBOUNCER, "-u", _account(Path(host)) if host.startswith("/") else "nobody", str(ini)],
+            stdout=log,
+            stderr=log,
         )
     try:
         yield f"postgresql://{user}@127.0.0.1:{listen_port}{parts.path}"
@@ -65,13 +69,19 @@ ignore_startup_parameters = {ignored}
 
 @pytest.fixture(autouse=True)
 async def pooler_may_connect(sql: asyncpg.Connection) -> None:
-    """The embedded server that runs as root's child lets only root in; a pooler refuses to run as root."""
+    """Admit the server's own account: as root's child the embedded server admits only root, and a pooler refuses to run
+    as root."""
     ident = Path(str(await sql.fetchval("select current_setting('ident_file')")))
     if os.getuid() == 0 and ident.exists() and "gateway root" in ident.read_text():
-        if "nobody" not in ident.read_text():
+        admitted = f"gateway {_account(ident)} sluice\n"
+        if admitted not in ident.read_text():
             with ident.open("a") as file:
-                file.write("gateway nobody sluice\n")
+                file.write(admitted)
         await sql.execute("select pg_reload_conf()")
+
+
+def _account(path: Path) -> str:
+    return pwd.getpwuid(path.stat().st_uid).pw_name
 
 
 async def _open(url: str) -> Database:

@@ -206,9 +206,9 @@ async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cl
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """But for kraft.version, whose voters nobody adds or removes here."""
+    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing."""
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
-    kafkas["kraft.version"] = [0, 0, 0]
+    kafkas["kraft.version"] = [0, 1, 1]
     for unstable in (False, True):
         ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
         assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
@@ -225,7 +225,7 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     assert told == {"metadata.version": (7, highest)} | (
         {
-            "kraft.version": (0, 0),
+            "kraft.version": (0, 1),
             "eligible.leader.replicas.version": (0, 1),
             "group.version": (0, 1),
             "share.version": (0, 2),

@@ -28,6 +28,8 @@ def context() -> Any:
 
 
 def joining(size: int) -> JoinGroupRequest:
+    """A join that makes the group keep `size` bytes: names of protocols and their type count too."""
+    size -= len("consumer" + "p0" + "p1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     protocols = tuple(JoinGroupRequestProtocol(name=f"p{number}", metadata=half) for number, half in enumerate(halves))
     return JoinGroupRequest(
@@ -41,6 +43,8 @@ def joining(size: int) -> JoinGroupRequest:
 
 
 def syncing(size: int) -> SyncGroupRequest:
+    """Assignments that make the group keep `size` bytes: member ids count too."""
+    size -= len("m0" + "m1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     assignments = tuple(
         SyncGroupRequestAssignment(member_id=f"m{number}", assignment=half) for number, half in enumerate(halves)

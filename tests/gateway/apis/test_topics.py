@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -358,7 +359,8 @@ async def test_create_partitions_at_every_version(database_url: str) -> None:
             after = node.catalog.get("orders")
             assert after is not None
             assert len(after.partitions) == 5 + version
-            assert after.partitions[:2] == before.partitions
+            grown = tuple(replace(each, partition_count=len(after.partitions)) for each in before.partitions)
+            assert after.partitions[:2] == grown
             assert await node.topics.find("orders") == after
 
 

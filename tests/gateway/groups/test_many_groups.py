@@ -169,7 +169,7 @@ async def test_very_many_are_listed() -> None:
     async def stored() -> list[tuple[str, str, str | None, str]]:
         return rows
 
-    groups: Any = SimpleNamespace(_group_records=SimpleNamespace(list=stored), _slots={}, lease_for=Leases().lease_for)
+    groups: Any = SimpleNamespace(_stored=SimpleNamespace(get=stored), _slots={}, lease_for=Leases().lease_for)
     async with watched() as turns:
         listed = await Groups.list(groups)
     assert len(listed) == 10 * COUNT

@@ -154,15 +154,17 @@ async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way:
     committer = node.groups.offset_committer
     real = committer.submit
 
-    async def overtaken(commits: Sequence[OffsetCommit]) -> Any:
+    async def overtaken(commits: Sequence[OffsetCommit], number: int, again: bool) -> Any:
         committer.submit = real  # type: ignore[method-assign]
         if way == "upgrade":
             await join(node, "a")
         else:
             assert (await join_classic(node, member_id)).error_code == ErrorCode.NONE
-        return await real(commits)
+        return await real(commits, number, again=again)
 
-    committer.submit = lambda commits: asyncio.ensure_future(overtaken(commits))  # type: ignore
+    committer.submit = lambda commits, number, *, again=False: asyncio.ensure_future(  # type: ignore
+        overtaken(commits, number, again)
+    )
     error = await commit(node, topic, member_id, generation, version=8)
     # A generation that has ended is another matter: what it commits may be another's by now.
     assert error == (ErrorCode.NONE if way == "upgrade" else ErrorCode.ILLEGAL_GENERATION)
