@@ -102,7 +102,7 @@ def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int
     return draft.seal()
 
 
-# --- what an accepted join does -------------------------------------------------------------------------------------
+# --- results of accepted joins --------------------------------------------------------------------------------------
 
 
 def require_member_id(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
@@ -195,8 +195,8 @@ def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId)
 
 
 def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
-    """Answer a member that joins again in Stable. A leader that joins again wants to assign again, whatever it
-    offers (it has seen new partitions)."""
+    """Answer a member that joins again in Stable. A leader that joins again wants to assign again (it has seen new
+    partitions), even if it offers the same."""
     if member_id == draft.leader_id or draft.members[member_id].protocols != event.protocols:
         _wait_at_barrier(draft, event, member_id)
     else:

@@ -26,7 +26,7 @@ from protocol.errors import ErrorCode
 
 
 def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
-    """Remove the named members. The top-level code is NONE whatever the entries' codes are; LeaveGroup 0-2 lifts its
+    """Remove the named members. The top-level code is always NONE, also if entries fail; LeaveGroup 0-2 lifts its
     only entry's code."""
     draft = Draft(group, now_ms, settings)
     left = tuple(_leave_one(draft, leaving) for leaving in event.members)

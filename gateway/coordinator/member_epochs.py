@@ -1,8 +1,8 @@
 """Code shared by the machines whose members have epochs: those of consumer, streams and share groups.
 
-The one idea: such a group is its members, its epochs and a target, whatever its members are assigned. So these parts
-are alike: its membership, when it may be forgotten, how it is stored and deleted, how a step takes it apart and puts it
-together, and the reply to a client that speaks another protocol.
+The one idea: such a group is its members, its epochs and a target, no matter what its members are assigned. So these
+parts are alike: its membership, when it may be forgotten, how it is stored and deleted, how a step takes it apart and
+puts it together, and the reply to a client that speaks another protocol.
 """
 
 from __future__ import annotations

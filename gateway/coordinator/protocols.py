@@ -32,7 +32,7 @@ def compatible(group: Group, protocol_type: str, protocols: Protocols) -> bool:
     """Return whether a member that offers these protocols can join the present members (`supportsProtocols`).
 
     The requester's own old offer counts too: a lone member cannot switch to a disjoint list. A group without members
-    accepts any type, whatever it was used for before.
+    accepts any type, even if it was used for another type before.
     """
     if not group.members:
         return protocol_type != "" and len(names(protocols)) > 0
