@@ -1,8 +1,8 @@
-"""The classic group coordinator, whole: one function from a group and an event to what becomes of both.
+"""The classic group coordinator as a whole: one function from a group and an event to the next group and its replies.
 
-The one idea: `step` is a look-up in `table.TABLE`, total over state × event. Values in, values out: the caller stores
-what changed and sends the replies, so that restart, failover and simulation need no other code. What the protocol is
-stands in the modules that the table names. `CLASSIC` is the same as the runner plays it.
+The one idea: `step` is a look-up in `table.TABLE`, total over state × event. It takes and returns values: the caller
+stores what changed and sends the replies, so restart, failover and simulation need no other code. The protocol itself
+is in the modules that the table names. `CLASSIC` offers the same function to the runner.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ __all__ = ["CLASSIC", "DURABLE", "describe", "next_deadline", "postponed", "rest
 DURABLE: frozenset[type[Fact]] = frozenset(
     {GenerationStarted, AssignmentGiven, EveryoneHeard, GroupDeleted, HandoffsChanged}
 )
-"""What binds: a generation, its assignments and what is awaited before they are delivered, that the group is gone. A
-join phase in flight may be lost."""
+"""Facts that must be stored before the replies are sent: a generation, its assignments and pending handoffs before
+they are delivered, and the end of the group. A join phase in progress may be lost."""
 
 
 def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: Cluster = NO_TOPICS) -> Step:
-    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group).
+    """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group).
 
-    An event that is refused, or changes nothing, gives back the same `group` object.
+    An event that is refused, or changes nothing, returns the same `group` object.
     """
     if type(event) is SyncGroup and settings.guards(group.group_id):
         event, withheld = guarded(group, event)
@@ -80,11 +80,12 @@ def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: C
 
 
 UNOBSERVED = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit})
-"""All that is frequent. They neither begin a generation nor deliver an assignment."""
+"""All frequent events. They neither begin a generation nor deliver an assignment."""
 
 
 def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
-    """Heartbeats for a group that could not be read are answered NONE: upstream keeps members alive meanwhile."""
+    """Return the reply that refuses `event`. Heartbeats for a group that could not be read get NONE, because
+    upstream keeps members alive in that case."""
     match event:
         case JoinGroup():
             return JoinReply(error, event.member_id)
@@ -103,7 +104,7 @@ def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
 
 
 class _Classic:
-    """`Machine` for `Group`."""
+    """The `Machine` for `Group`."""
 
     group_type = "classic"
     events = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
@@ -117,8 +118,8 @@ class _Classic:
         return False
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
-        """A consumer or streams group without members goes on as a classic one, with its offsets; generations rise from
-        its epoch."""
+        """Convert a consumer or streams group without members to a classic one. It keeps its offsets; generations
+        rise from its epoch."""
         if isinstance(group, ConsumerGroup | StreamsGroup) and not group.members:
             classic = Group(group.group_id, exists=group.exists, generation_id=group.group_epoch)
             return Adopted(classic, Conversion.EMPTY)
@@ -130,7 +131,8 @@ class _Classic:
         return step(group, event, now_ms, settings, cluster)
 
     def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
-        """The observer and the handoff read what members say and are given."""
+        """Return True if the step may be long, because the observer and the handoff read subscriptions and
+        assignments."""
         if type(event) is SyncGroup:
             return sum(len(assignment) for _, assignment in event.assignments) > LONG_BYTES
         return type(event) is JoinGroup and sum(len(metadata) for _, metadata in event.protocols) > LONG_BYTES
@@ -145,7 +147,8 @@ class _Classic:
         return postponed(group, by_ms)
 
     def watches(self, group: Group) -> bool:
-        """Classic members watch their topics themselves; but nobody need wait for a partition that is gone."""
+        """Return True while handoffs are pending, because a deleted partition ends its wait. Classic members watch
+        their topics themselves."""
         return bool(group.handoffs)
 
     def is_idle(self, group: Group) -> bool:

@@ -1,12 +1,14 @@
-"""Partitions of a classic group that may not be delivered yet: whose SyncGroup is held, and until when.
+"""Partitions of a classic group that may not be delivered yet: which SyncGroups are held, and until when.
 
-The one idea: the leader's assignment is stored at once and everyone is answered but those who gain what another member
-has not let go of (or not drained). Who is itself awaited is never held, else two members that swap partitions would
-wait for each other; what such a member gains is kept from it by OffsetFetch alone (UNSTABLE_OFFSET_COMMIT).
+The one idea: the leader's assignment is stored at once, and every member is answered except those that gain partitions
+another member has not released (or not drained). A member that is itself a source is never held; otherwise two members
+that swap partitions would wait for each other. Only OffsetFetch keeps such a member from its new partitions
+(UNSTABLE_OFFSET_COMMIT).
 
-What a source still has is what it says of itself (`observer.claimants`): a cooperative member by its subscription, an
-eager one has let go by joining again, a static member that is away has what it was last given. A SyncGroup is held for
-ten seconds, or half of the session, at most; the record outlives that, until its own deadline.
+Each source states what it still holds (`observer.claimants`). A cooperative member does so in its subscription. An
+eager one has released everything by joining again. An absent static member holds what it was last assigned. A SyncGroup
+is held for ten seconds, or half of the session, at most; the record outlives that, until its own deadline. The head of
+`handoff.py` explains the whole handover.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def begin(draft: Draft) -> None:
-    """Of the generation that has just been assigned: what must be waited for, and who waits.
+    """Determine, for the generation just assigned, which partitions must be waited for and which members wait.
 
-    Knows nothing of groups of other protocol types; members whose bytes cannot be read gain and lose nothing.
+    Groups of other protocol types are left alone; members whose bytes cannot be read gain and lose nothing.
     """
     settings = draft.settings.handoff_of(draft.group_id)
     before = {(each.topic, each.partition): each for each in draft.handoffs}
@@ -70,8 +72,9 @@ def begin(draft: Draft) -> None:
 
 
 def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Partition, set[MemberId]]:
-    """By what members say; a source that still claims what another has waited for has it, however old its claim is:
-    the newer claim is of one that was given it and has read nothing."""
+    """Return the holders of each partition by the members' claims. A source that still claims a partition for which
+    another member has waited holds it, however old its claim: the newer claim belongs to a member that was assigned
+    the partition and has read nothing."""
     if not is_cooperative(draft.protocol_name):
         return claimants(draft, {}) if draft.watch.absent else {}
     claims = claims_of(draft)
@@ -92,13 +95,13 @@ def _sources(
     *,
     drain: bool,
 ) -> dict[Partition, tuple[MemberId, Awaits]]:
-    """Who each partition is awaited from, and what of it."""
+    """Return the source of each pending partition, and what it must still do."""
     sources: dict[Partition, tuple[MemberId, Awaits]] = {}
     for partition, target in given.items():
         others = holders.get(partition, set[MemberId]()) - {target}
         known = before.get(partition)
         if others and known is not None and known.source in holders[partition]:
-            # Who else claims it has waited for this one, and read nothing.
+            # The other claimants have waited for this source and have read nothing.
             sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
         elif others:
             sources[partition] = min(others), Awaits.ACKNOWLEDGEMENT
@@ -127,8 +130,9 @@ def _record(
     awaits: Awaits,
     known: Handoff | None,
 ) -> Handoff:
-    """The time counts from the first generation in which the source was to let go. One that has it again is a source
-    still, for a moment: whoever claims it too does not know yet that it is not to be its own."""
+    """Return the record of one handoff. Its time counts from the first generation in which the source had to
+    release. A source that gets the partition back stays a source for a moment: another claimant does not know yet
+    that it will not get the partition."""
     goes_on = known if known is not None and known.source == source and target != source else None
     since_ms = draft.now_ms if goes_on is None else goes_on.since_ms
     deadline_ms = since_ms + settings.timeout_ms
@@ -155,7 +159,7 @@ def _tell_begun(draft: Draft, mode: HandoffMode) -> None:
         draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
     for each in draft.handoffs:
         if each.forced and each.target is not None:
-            # Its time went by in generations before, and the source has it still.
+            # Its time ended in earlier generations, and the source still holds it.
             partitions = ((each.topic, each.partition),)
             draft.tell(HandoffBegun(each.source, each.target, draft.generation_id, mode, 0, partitions))
             tell_ended(draft, each, HandoffEnd.TIMEOUT)
@@ -169,18 +173,18 @@ def _hold_targets(draft: Draft) -> None:
             draft.hold_deadlines[each.target] = draft.now_ms + hold_ms
 
 
-# --- who is held ------------------------------------------------------------------------------------------------------
+# --- held members -----------------------------------------------------------------------------------------------------
 
 
 def is_held(draft: Draft, member_id: MemberId) -> bool:
-    """Whether the member's SyncGroup is not to be answered yet."""
+    """Return True if the member's SyncGroup must not be answered yet."""
     return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(
         each.is_pending and each.target == member_id for each in draft.handoffs
     )
 
 
 def _release(draft: Draft) -> None:
-    """Answers those who wait for nothing any more, or have waited as long as a client can be held."""
+    """Answer the members that wait for nothing any more, or have been held as long as a client can be."""
     for member_id in draft.hold_deadlines:
         member = draft.members.get(member_id)
         if member is not None and member.parked_sync is not None and not is_held(draft, member_id):
@@ -196,8 +200,8 @@ def _release(draft: Draft) -> None:
 
 
 def generation_begun(draft: Draft) -> None:
-    """A join phase ends with members: what the last generation waited for is told to be over, and what sources have
-    still not let go of, or not drained, is remembered for the next assignment."""
+    """Record the end of the last generation's waits when a join phase ends with members. Remember what sources have
+    still not released or not drained, for the next assignment."""
     settings = draft.settings.handoff_of(draft.group_id)
     drain = settings.mode is HandoffMode.DRAIN
     kept: list[Handoff] = []
@@ -213,7 +217,7 @@ def generation_begun(draft: Draft) -> None:
             awaits = Awaits.DRAIN if let_go else each.awaits
             kept.append(replace(each, target=None, awaits=awaits))
         elif heir := _heir(each, claims):
-            # Of several that have waited for it one goes on; the others do not know yet.
+            # Of several members that waited for the partition, one becomes the source; the others do not know yet.
             deadline_ms = draft.now_ms + settings.timeout_ms
             begins = replace(each, source=heir, target=None, mark=None, forced=False, since_ms=draft.now_ms)
             kept.append(replace(begins, awaits=Awaits.ACKNOWLEDGEMENT, deadline_ms=deadline_ms))
@@ -222,15 +226,15 @@ def generation_begun(draft: Draft) -> None:
 
 
 def _heir(handoff: Handoff, claims: Claims) -> MemberId | None:
-    """Who claims a partition that its source has let go of, by the newest claim, if several do."""
+    """Return the member with the newest claim to a partition that its source has released, if several claim it."""
     partition = handoff.topic, handoff.partition
     claimers = [key for key, claim in claims.items() if partition in claim.partitions and key != handoff.source]
     return max(claimers, key=lambda key: (claims[key].generation_id, key)) if len(claimers) > 1 else None
 
 
 def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> bytes:
-    """What a generation that begins keeps of what its members had: in mode `drain` the next assignment is compared
-    with it. A generation that was never assigned took nothing from anyone."""
+    """Return what a new generation keeps of the member's assignment: in mode `drain` the next assignment is compared
+    with it. A generation that was never assigned took nothing from any member."""
     if draft.settings.handoff_of(draft.group_id).mode is not HandoffMode.DRAIN:
         return b""
     if draft.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -239,7 +243,8 @@ def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> byte
 
 
 def joined_again(draft: Draft, member: Member) -> None:
-    """A member has come back to a generation that goes on: to join again is to let go of what it does not claim."""
+    """Update handoffs after a member has re-joined a generation that continues: by joining again it releases what it
+    does not claim."""
     if all(each.source != member.member_id for each in draft.handoffs):
         return
     claims = claims_of(draft) if is_cooperative(draft.protocol_name) else {}
@@ -261,7 +266,7 @@ def joined_again(draft: Draft, member: Member) -> None:
 
 
 def member_gone(draft: Draft, member_id: MemberId, departure: Departure) -> None:
-    """Nobody waits for who is gone; what was to be its own is nobody's until the next assignment."""
+    """End the waits for a member that is gone. Partitions assigned to it have no target until the next assignment."""
     if not draft.handoffs:
         return
     left = departure in (Departure.LEFT, Departure.TURNED_AWAY)
@@ -278,8 +283,8 @@ def member_gone(draft: Draft, member_id: MemberId, departure: Departure) -> None
 
 
 def member_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
-    """Another process is the static member now: it holds nothing of what the one before was to let go of, and waits
-    for what that one waited for."""
+    """Transfer handoffs to the new process of a static member. It holds none of the partitions that its predecessor
+    had to release, and inherits the predecessor's waits."""
     kept: list[Handoff] = []
     for each in draft.handoffs:
         if each.source == old_id:
@@ -302,11 +307,11 @@ def member_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
 
 
 def expire(draft: Draft) -> None:
-    """Part of a Tick: whose time is over has waited long enough."""
+    """Force the handoffs whose time is over, as part of a Tick."""
 
     def each_in_time() -> Iterator[Handoff | None]:
         for each in draft.handoffs:
-            # While the next assignment is made nobody is given anything.
+            # No partition is delivered while the next assignment is made.
             early = each.target is None and draft.state is not GroupState.STABLE
             if each.forced or early or each.deadline_ms > draft.now_ms:
                 yield each
@@ -320,7 +325,7 @@ def expire(draft: Draft) -> None:
 
 
 def deadlines(group: Group) -> Iterator[int]:
-    """When a Tick is due on account of what is awaited."""
+    """Return when Ticks are due because of pending handoffs."""
     if group.state is not GroupState.STABLE:
         return
     for each in group.handoffs:
@@ -337,14 +342,14 @@ def postponed(handoffs: Iterable[Handoff], by_ms: int) -> tuple[Handoff, ...]:
 
 
 def take_over(draft: Draft, clock_lead_ms: int | None, shortest_ms: int) -> None:
-    """A coordinator that has read the group goes on waiting: whom the one before had answered does not ask again. It
-    waits for what is left of the time, but at least `shortest_ms`, within which a source finds the new coordinator; for
-    all of it if nobody knows since when the one before waited."""
+    """Continue the waits in a coordinator that has read the group, because members that its predecessor answered do
+    not ask again. Each wait gets what is left of its time, but at least `shortest_ms`, within which a source finds
+    the new coordinator. It gets all of its time if the start of the predecessor's wait is unknown."""
     now_ms, timeout_ms = draft.now_ms, draft.settings.handoff_of(draft.group_id).timeout_ms
     earliest_end_ms = now_ms + min(timeout_ms, shortest_ms)
 
     def goes_on(handoff: Handoff) -> Handoff:
-        # Another node's clock may be ahead of ours: nothing began in the future.
+        # Another node's clock may be ahead of ours: no wait began in the future.
         since_ms = now_ms if clock_lead_ms is None else min(handoff.since_ms + clock_lead_ms, now_ms)
         return replace(handoff, since_ms=since_ms, deadline_ms=max(since_ms + timeout_ms, earliest_end_ms))
 
@@ -353,11 +358,11 @@ def take_over(draft: Draft, clock_lead_ms: int | None, shortest_ms: int) -> None
         _hold_targets(draft)
 
 
-# --- what others ask --------------------------------------------------------------------------------------------------
+# --- queries ----------------------------------------------------------------------------------------------------------
 
 
 def draining(group: Group) -> tuple[Draining, ...]:
-    """What sources are to commit, while the group is Stable."""
+    """Return what sources must commit, while the group is Stable."""
     if group.state is not GroupState.STABLE:
         return ()
     return tuple(
@@ -378,17 +383,18 @@ def draining(group: Group) -> tuple[Draining, ...]:
 
 
 def member_on(group: Group, connection_id: str) -> MemberId | None:
-    """Who speaks on the connection."""
+    """Return the member that speaks on the connection."""
     return next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
 
 
 def awaited_by(
     group: Group, connection_id: str, client_id: str, client_host: str, member_id: str = ""
 ) -> frozenset[Partition]:
-    """Partitions whose committed offsets are not settled for who asks on this connection: a member that is not their
-    source. It is the target, or has been one and does not know yet that another assignment is made. It is known by the
-    connection that speaks for it; on a connection that speaks for nobody, by client id and host. A request that names a
-    member gets what is pending for that member, as an administrator asks."""
+    """Return the partitions whose committed offsets are not settled for the requester on this connection: any member
+    that is not their source. It is the target, or was one and does not know yet that another assignment is being
+    made. A member is known by the connection that speaks for it; on a connection that speaks for no member, by
+    client id and host. A request that names a member, as an administrator's does, gets the partitions pending for
+    that member."""
     awaited = [each for each in group.handoffs if not each.forced]
     if not awaited:
         return frozenset()
@@ -407,7 +413,7 @@ def awaited_by(
 
 
 def replace_all(draft: Draft, handoffs: Iterable[Handoff | None]) -> None:
-    """None: it is over."""
+    """Replace the records; None stands for a handoff that is over."""
     after = tuple(each for each in handoffs if each is not None)
     if after != draft.handoffs:
         draft.handoffs = after

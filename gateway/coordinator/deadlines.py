@@ -1,8 +1,8 @@
-"""Time and lost connections: the deadlines a group holds, and what is done once they have passed.
+"""Time and lost connections: the deadlines of a group, and what happens once they have passed.
 
-The one idea: a deadline is re-read when it fires. A Tick knows nothing but the time, so a late, early or repeated one
-does exactly what is due: first pending ids and members (session, connection grace) go, then what their loss starts or
-ends happens once, last the phase that is then current.
+The one idea: a deadline is re-read when it fires. A Tick knows nothing but the time, so a late, early or repeated Tick
+does exactly what is due. First, pending ids and members (session, connection grace) are removed. Then the consequences
+of their loss happen once. Last comes the phase that is then current.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from gateway.coordinator.rebalance import (
 
 
 def next_deadline(group: Group) -> int | None:
-    """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
+    """Return when a Tick is due at the earliest; None if the group waits for nothing but requests."""
     return min(_deadlines(group), default=None)
 
 
 def postponed(group: Group, by_ms: int) -> Group:
-    """The same group with every deadline later: for this long nobody could be heard, or be told."""
+    """Return the same group with every deadline later by the time in which no member could reach the coordinator or
+    get a reply."""
     later = object.__new__(Group)
     attributes = later.__dict__
-    # Each write of a group ends here: as `Group.with_session_deadline`.
+    # Every write of a group ends here, so the attributes are copied at once, as in `Group.with_session_deadline`.
     attributes.update(group.__dict__)
     attributes["session_deadlines"] = {key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()}
     attributes["connection_deadlines"] = {key: at_ms + by_ms for key, at_ms in group.connection_deadlines.items()}
@@ -88,8 +89,9 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
 
 
 def _follow_up(draft: Draft, *, later: bool) -> None:
-    """Partitions were withheld and nobody has joined again since: asks everyone once more who has what. A step `later`
-    where this one has changed what is handed over: that is stored, and a join phase in flight is not."""
+    """Start a rebalance if partitions were withheld and no member has joined again since, so that members state
+    their claims once more. Wait for a step `later` if this one has changed handoffs: these are stored, but a join
+    phase in progress is not."""
     follow_up_ms = draft.watch.follow_up_ms
     if follow_up_ms is not None and follow_up_ms <= draft.now_ms:
         if later and draft.state is GroupState.STABLE:
@@ -109,14 +111,14 @@ def _expire_pending(draft: Draft) -> bool:
 
 
 def _expire_members(draft: Draft) -> bool:
-    """Whether anyone is lost."""
+    """Remove expired members; return True if there was one."""
     before = len(draft.members)
     for member in list(draft.members.values()):
         if draft.connection_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
             draft.remove(member.member_id, Departure.CONNECTION_CLOSED)
         elif draft.session_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
             if _waits_on_us(member):
-                # Silent because it is being held; its session starts again with the answer.
+                # The member is silent because its request is parked; its session starts again with the reply.
                 del draft.session_deadlines[member.member_id]
                 continue
             draft.remove(member.member_id, Departure.SESSION_EXPIRED)
@@ -124,7 +126,8 @@ def _expire_members(draft: Draft) -> bool:
 
 
 def _waits_on_us(member: Member) -> bool:
-    """Held members are alive. A new member's timeout, though, is there to end the holding of its join."""
+    """Return True for members whose request is parked, because they are alive. A new member's timeout, though, must
+    end the parking of its join."""
     return not member.is_new and (member.parked_join is not None or member.parked_sync is not None)
 
 
@@ -142,10 +145,9 @@ def _end_phase(draft: Draft) -> None:
 
 
 def connection_closed(group: Group, event: ConnectionClosed, now_ms: int, settings: Settings) -> Step:
-    """What was held for this connection cannot be answered any more; the member may still come back on another one.
-
-    A dynamic member that has not done so within the grace counts as failed. The last event of a connection.
-    """
+    """Drop the requests parked for this connection, which cannot be answered any more. The member may return on
+    another one. A dynamic member that has not returned within the grace period counts as failed. This is the last
+    event of a connection."""
     closed = event.connection_id
     touched = [member for member in group.members.values() if _uses(member, closed)]
     if not touched:
@@ -175,7 +177,7 @@ def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
     draft.put(disconnected)
     first_join_dropped = member.is_new and member.parked_join is not None and parked_join is None
     if first_join_dropped or member.member_id not in draft.session_deadlines:
-        # It was being held, so that its session did not count; nobody holds it any more.
+        # Its session did not run while its request was parked. The request is gone, so the session starts.
         draft.arm_session(disconnected)
     grace_ms = draft.settings.group_connection_grace_ms
     if connection_id is None and member.group_instance_id is None and grace_ms >= 0:

@@ -1,10 +1,10 @@
 """A group being changed: the working copy that one step makes, alters and seals.
 
-The one idea: mutation lives for the length of one step. A handler that accepts a request opens a `Draft`, says in
-domain verbs what happens to members, and seals it into a `Step`; a handler that refuses gives back the very group it
-was given. The verbs keep in agreement what must agree: a member that goes takes its deadlines and its parked requests
-with it, every parked request that is displaced is answered, counts follow members, what happened is told. When
-rebalances start and end is not decided here, but in `rebalance.py`.
+The one idea: mutation lives for the length of one step. A handler that accepts a request opens a `Draft`, changes
+members through domain verbs, and seals it into a `Step`; a handler that refuses returns the very group it received. The
+verbs keep related fields consistent: a removed member loses its deadlines and its parked requests, every parked request
+that is displaced is answered, counts follow members, and each change is recorded as a fact. This module does not decide
+when rebalances start and end; `rebalance.py` does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Draft:
         self.settings = settings
         self.replies: list[tuple[RequestId, Reply]] = []
         self.facts: list[Fact] = []
-        # A draft and a group hold the same attributes, and to copy them at once takes a tenth of one by one.
+        # A draft and a group hold the same attributes. Copying them at once takes a tenth of the time of copying one by
+        # one.
         self.__dict__.update(group.__dict__)
         self.members = dict(group.members)
         self.pending = dict(group.pending)
@@ -89,7 +90,7 @@ class Draft:
         self._had_unheard = bool(group.unheard)
 
     def seal(self) -> Step:
-        # During a join phase nothing is stored; its end is, and says the same.
+        # Nothing is stored during a join phase; the end of the phase stores the same.
         if (
             self._had_unheard
             and not self.unheard
@@ -117,7 +118,7 @@ class Draft:
     # --- members ----------------------------------------------------------------------------------------------------
 
     def put(self, member: Member) -> None:
-        """Adds the member, or replaces what is held under its id."""
+        """Add the member, or replace the one stored under its id."""
         before = self.members.get(member.member_id)
         if before is None:
             last = next(reversed(self.members.values()), None)
@@ -132,7 +133,7 @@ class Draft:
         self.members[member.member_id] = member
 
     def remove(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
-        """Takes the member out; its parked requests are answered. A leader's place goes to the eldest."""
+        """Remove the member and answer its parked requests. If it was the leader, the eldest member becomes leader."""
         member = self.members.pop(member_id)
         self.tell(MemberLeft(member_id, departure, shortened(reason)))
         self._count(member, -1)
@@ -145,7 +146,7 @@ class Draft:
             self.leader_id = next(iter(self.members), None)
 
     def rename(self, old_id: MemberId, new: Member, reason: str | None) -> None:
-        """Puts `new` in the place of a static member: order, leadership and a sync still awaited go over to it.
+        """Replace a static member with `new`, which inherits its order, its leadership and its pending sync.
 
         The old id's parked requests are answered FENCED_INSTANCE_ID (`replaceStaticMember`).
         """
@@ -168,7 +169,7 @@ class Draft:
         member_replaced(self, old_id, new.member_id)
 
     def park_join(self, member: Member, parked: Parked) -> None:
-        """Holds a join for `member`. A join already held for it is answered: its client has asked again."""
+        """Park a join for `member`. A join already parked for it is answered, because its client has asked again."""
         if member.parked_join is not None:
             self.answer(member.parked_join.request_id, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         held = replace(member, parked_join=parked)
@@ -176,7 +177,7 @@ class Draft:
         self.arm_session(held)
 
     def park_sync(self, member: Member, parked: Parked) -> None:
-        """Holds a sync for `member`; one already held is answered, as in `park_join`."""
+        """Park a sync for `member`; one already parked is answered, as in `park_join`."""
         if member.parked_sync is not None:
             self.answer(member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
         held = replace(member, parked_sync=parked)
@@ -205,7 +206,7 @@ class Draft:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def hear(self, member: Member, connection_id: ConnectionId) -> Member:
-        """The member has spoken through this connection, which is its key from here on."""
+        """Record that the member spoke through this connection, which is its key from now on."""
         self.connection_deadlines.pop(member.member_id, None)
         self.unheard.discard(member.member_id)
         if member.connection_id != connection_id:
@@ -217,7 +218,7 @@ class Draft:
         self.session_deadlines[member.member_id] = self.now_ms + session_ms(member, self.settings)
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member asked for."""
+        """Return the longest rebalance timeout of any member."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def _forget(self, member_id: MemberId) -> None:
@@ -227,6 +228,6 @@ class Draft:
 
 
 def session_ms(member: Member, settings: Settings) -> int:
-    """How long the member may be silent. A new member's first join may be held for longer than any session."""
+    """Return how long the member may be silent. A new member's first join may be parked for longer than any session."""
     first_join_held = member.is_new and member.parked_join is not None
     return settings.new_member_join_timeout_ms if first_join_held else member.session_timeout_ms

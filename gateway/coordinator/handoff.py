@@ -1,9 +1,62 @@
-"""A partition that moves from one member to another: what is remembered of it, and what is told.
+"""Handover of a partition from its previous owner (the source) to its new owner (the target): the values.
 
-The one idea: a partition is given away in three steps that are never skipped: the source lets go (it acknowledges), in
-mode `drain` its commits reach what it was served (the mark), then the target has it. A record exists for as long as
-one of the first two is awaited, and every wait has a deadline. These are values; when they come and go is decided in
-`classic_handoff.py` and in `consumer/handoff.py`.
+The one idea: a handoff has three steps, in a fixed order. The source acknowledges that it has released the partition.
+In mode `drain` its commits then reach the offset after the records it was served (the mark). Then the target may read.
+A record exists while one of the first two steps is pending, and every wait has a deadline. This module only declares
+values; `classic_handoff.py` and `consumer/handoff.py` create and end the records.
+
+Modes. `ack` (the default) waits for the acknowledgement. `drain` also waits for the commits, because a consumer may
+hand records to worker threads that commit after the release; a target that began at the old offset would repeat that
+work. With `off` the classic machine keeps no record and delivers what the leader assigned. In the consumer machine
+`off` drops only the records: KIP-848 itself never gives a partition to a member while another one owns it.
+
+The classic machine. The leader decides who gets a partition, and a cooperative source learns of the revocation from its
+own SyncGroup reply. The coordinator therefore stores the whole assignment at once. Only targets wait: each gains a
+partition that another member still claims, or has not drained. Their SyncGroup is held for ten seconds or half of their
+session at most, so that no client times out. A member that is itself a source is never held: it must learn what to
+revoke, and two members that swap partitions would wait for each other.
+
+A target whose SyncGroup cannot be held, or no longer, gets its assignment. OffsetFetch then returns
+UNSTABLE_OFFSET_COMMIT with the committed offset for the pending partitions, if the request asks for stable offsets
+(`require_stable`). Every stock client that asks for them retries. A request that does not ask gets the offset; the
+target reads on, and its wait ends as `client_cap`. The whole member waits, not one partition, because stock clients ask
+for all partitions again if one is unstable.
+
+A source acknowledges by joining again. A cooperative source must not claim the partition in its subscription; an eager
+one releases everything by joining. A static member that is absent still holds what it was last delivered. A rebalance
+ends the wait, as `acked` or `superseded`; the next assignment is compared with the claims anew. A claim does not prove
+that a member reads: a target that was held back claims its partition in the next rebalance. So the first source stays
+the source while it claims the partition, even if another member's claim is newer.
+
+The consumer machine. The coordinator decides, and a heartbeat response tells the source what to revoke. The source
+stays the owner until a heartbeat reports its partitions without the revoked ones. The target gets the partition only
+once it is free. Until then the target is asked to send a heartbeat every 500 ms at least, because the coordinator
+cannot push. Each partition is released by itself. In mode `ack` the records only report, because the owners already
+decide. In mode `drain` a member that has released a partition stays its owner (`ConsumerMember.undrained`) until it has
+committed.
+
+A full heartbeat does not release a partition that its member has never reported as owned. The application may still be
+about to take that partition over, as librdkafka and Java do. Only an acknowledgement of a response without the
+partition releases it. A classic member, or the new process of a static one, releases everything by joining.
+
+Draining. A mark is written before the bytes of a Fetch response leave the node, under the connection and under client
+id and host, because a Fetch names no member. For Java's consumer the mark is its Fetch offset: everything below has
+gone to the application. Other clients prefetch further, so they may be served records that they never process. A mark
+never falls, because a source that seeks back has not done more. If the pace of a source's commits shows that it works
+on no more, the wait ends as `processed`. The pace is a guess, so the deadline remains. A source has no pace if it never
+committed, if another node served it, or if the coordinator is new; then the mark and the deadline decide. If no mark is
+known, the wait ends at once (`never_fetched`). Until the drain ends, the classic machine accepts the source's commits
+of the generation just ended. Kafka refuses them, and the target would repeat that work.
+
+What else ends a wait. The source or the target leaves or expires, a new process replaces a static source, the partition
+is deleted, or the partition gets another target. The last end is `timeout`. In the classic machine
+`group.handoff.timeout.ms` counts from the first generation in which the source had to release, over all rebalances
+since. The expired record stays, marked `forced`, until the source has released the partition, so that the time does not
+begin again. In the consumer machine that time counts from the release and bounds only the drain; a source that does not
+release is removed after its own rebalance timeout. After a failover a classic source gets what is left of its time, and
+at least enough to find the new coordinator. A consumer source gets the full time again. Ends `timeout` and `client_cap`
+are forced: the target reads although the source may not be done. A classic group with pending handoffs may become a
+consumer group; `consumer/unsettled.py` continues them.
 """
 
 from __future__ import annotations
@@ -25,9 +78,9 @@ class HandoffMode(Enum):
     """`group.handoff.mode`."""
 
     ACK = "ack"
-    """The target waits until the source has let go."""
+    """The target waits until the source has released the partition."""
     DRAIN = "drain"
-    """And until the source has committed what it was served."""
+    """The target also waits until the source has committed what it was served."""
     OFF = "off"
 
 
@@ -35,7 +88,7 @@ class HandoffMode(Enum):
 class HandoffSettings:
     mode: HandoffMode = HandoffMode.ACK
     timeout_ms: int = DEFAULT_TIMEOUT_MS
-    """How long a target waits at most, over all rebalances in which the source keeps the partition."""
+    """The longest wait of a target, over all rebalances in which the source keeps the partition."""
 
 
 DEFAULTS = HandoffSettings()
@@ -47,69 +100,70 @@ class Awaits(Enum):
 
 
 class HandoffEnd(Enum):
-    """Why a target need not wait any more; by the journal's words."""
+    """Reasons for the end of a target's wait; the values are the journal's words."""
 
     ACKNOWLEDGED = "acked"
     DRAINED = "drained"
     PROCESSED = "processed"
-    """The source has committed what it has processed. It was served more and does not work on that."""
+    """The source has committed what it has processed. It was served more, but does not work on the rest."""
     NEVER_FETCHED = "never_fetched"
     NOT_ATTRIBUTABLE = "not_attributable"
     SOURCE_LEFT = "source_left"
     SOURCE_EXPIRED = "source_expired"
     TARGET_LEFT = "target_left"
     SUPERSEDED = "superseded"
-    """Another rebalance began, or the partition went to somebody else."""
+    """Another rebalance began, or the partition was assigned to another member."""
     PARTITION_DELETED = "partition_deleted"
     TIMEOUT = "timeout"
     CLIENT_CAP = "client_cap"
-    """The target's client cannot be held any longer, nor told to ask again."""
+    """The target's client cannot be held any longer and does not ask for stable offsets."""
 
 
 FORCED = frozenset({HandoffEnd.TIMEOUT, HandoffEnd.CLIENT_CAP})
-"""The target has the partition although the source may not be done with it."""
+"""Ends after which the target has the partition although the source may not be done with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """One partition on its way, in a classic group. Stored with the group; a coordinator that takes it over gives the
-    source what is left of its time, and some time to find it."""
+    """A partition being handed over in a classic group. Stored with the group. A coordinator that takes the group
+    over gives the source what is left of its time, and some time to find the new coordinator."""
 
     topic: str
     partition: int
     source: MemberId
     target: MemberId | None
-    """None while the leader has given it to nobody, or to nobody who is still there."""
+    """None while the leader has assigned it to no present member."""
     generation_id: int
-    """In which the target was given it."""
+    """Generation in which the target was assigned the partition."""
     awaits: Awaits
     mark: int | None = None
-    """The offset after what the source was served, if known. It only rises."""
+    """The offset after the records that the source was served, if known. It only rises."""
     forced: bool = False
-    """Its time is over. Remembered until the source has let go, so that the time does not begin again."""
+    """True if its time is over. Remembered until the source has released the partition, so that the time does not
+    begin again."""
     since_ms: int = 0
-    """By the clock of the coordinator that stores it (see `StoredGroup.clock_lead_ms`)."""
+    """Start of the wait by the clock of the coordinator that stores it (see `StoredGroup.clock_lead_ms`)."""
     deadline_ms: int = field(default=0, metadata=VOLATILE)
 
     @property
     def is_pending(self) -> bool:
-        """A target waits for it."""
+        """True if a target waits for it."""
         return self.target is not None and not self.forced
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- facts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffBegun(Fact):
-    """A target waits for partitions that the source has not let go of, or not drained."""
+    """A target waits for partitions that the source has not released or not drained."""
 
     source: MemberId
     target: MemberId
     generation_id: int
     mode: HandoffMode
     left_ms: int
-    """Until the target has them in any case."""
+    """Time until the target gets them in any case."""
     partitions: tuple[tuple[str | UUID, int], ...]
 
     def __str__(self) -> str:
@@ -118,7 +172,7 @@ class HandoffBegun(Fact):
 
 @dataclass(frozen=True, slots=True)
 class HandoffAcknowledged(Fact):
-    """The source has let go; what it was served is still to be committed."""
+    """The source has released partitions; it still has to commit what it was served."""
 
     source: MemberId
     partition_count: int
@@ -129,7 +183,7 @@ class HandoffAcknowledged(Fact):
 
 @dataclass(frozen=True, slots=True)
 class HandoffEnded(Fact):
-    """As `HandoffBegun`, which it ends, of one partition."""
+    """The end of one partition's handoff, which `HandoffBegun` announced."""
 
     source: MemberId
     target: MemberId
@@ -148,34 +202,35 @@ class HandoffEnded(Fact):
 
 @dataclass(frozen=True, slots=True)
 class HandoffsChanged(Fact):
-    """Which partitions of a classic group are awaited is to be stored, before anyone is answered."""
+    """Pending handoffs of a classic group changed; they must be stored before any reply is sent."""
 
     def __str__(self) -> str:
         return "awaited partitions changed"
 
 
-# --- how far a source is ----------------------------------------------------------------------------------------------
+# --- progress of sources ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What is known, outside the group, of one partition that is to be drained."""
+    """Progress of one partition that must be drained, as known outside the group."""
 
     topic: str | UUID
     partition: int
     source: MemberId
     mark: int | None
-    """None: nothing that the source was served is known."""
+    """None: no record is known that the source was served."""
     committed: int
-    """−1: nothing."""
+    """−1: no committed offset."""
     otherwise: HandoffEnd = HandoffEnd.NEVER_FETCHED
-    """Why there is nothing to wait for, if there is no mark."""
+    """Reason for not waiting if there is no mark."""
     stopped: bool = False
-    """By its own pace the source would have committed more by now, if it worked on more."""
+    """True if, by its own pace, the source would have committed more by now if it worked on more."""
 
 
 def settled(found: Drained, mark: int | None) -> tuple[HandoffEnd | None, int | None]:
-    """Why the wait is over, or None; and the mark, which never falls: a source that goes back has not done more."""
+    """Return why the wait is over, or None; and the mark, which never falls: a source that seeks back has not done
+    more."""
     known = [each for each in (mark, found.mark) if each is not None]
     if not known:
         return found.otherwise, None
@@ -187,7 +242,7 @@ def settled(found: Drained, mark: int | None) -> tuple[HandoffEnd | None, int | 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A partition whose source is to commit what it was served, as whoever looks for its mark must know it."""
+    """A partition whose source must commit what it was served, with all that is needed to find its mark."""
 
     topic: str | UUID
     partition: int
@@ -197,15 +252,15 @@ class Draining:
     connection_id: str | None
     mark: int | None
     asked_ms: int | None = None
-    """When the source was asked to revoke it, if that is known."""
+    """When the source was asked to revoke it, if known."""
     asked_by_rebalance: bool = False
-    """The source was asked by the rebalance that came before: an eager member revokes before it joins again."""
+    """True if the preceding rebalance asked the source: an eager member revokes before it joins again."""
 
 
 def by_pair(
     facts: Iterable[tuple[MemberId, MemberId, str | UUID, int]],
 ) -> Mapping[tuple[MemberId, MemberId], tuple[tuple[str | UUID, int], ...]]:
-    """(source, target, topic, partition), gathered by source and target."""
+    """Return (source, target, topic, partition) grouped by source and target."""
     found: dict[tuple[MemberId, MemberId], list[tuple[str | UUID, int]]] = {}
     for source, target, topic, partition in facts:
         found.setdefault((source, target), []).append((topic, partition))

@@ -1,7 +1,7 @@
-"""News of what classic members wait for: how far sources have committed, and topics that are gone.
+"""News about pending handoffs of classic groups: how far sources have committed, and deleted topics.
 
-The one idea: whoever brings news looked at something else than the group, a moment ago. So it is compared with what the
-group awaits now, source by source, and what no longer fits is no news.
+The one idea: the news comes from an observation outside the group, made a moment ago. So it is compared with the
+handoffs that are pending now, source by source, and news that no longer fits is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings:
 
 
 def progress_elsewhere(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:
-    """Nothing is held: the next assignment asks anew."""
+    """Ignore the news outside Stable: no SyncGroup is held, and the next assignment asks anew."""
     return Step(group)
 
 
@@ -52,7 +52,7 @@ def _progressed(draft: Draft, handoff: Handoff, found: Drained | None) -> Handof
 
 
 def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-    """Partitions that are no more are awaited by nobody."""
+    """End the handoffs of partitions that have been deleted."""
     draft = Draft(group, now_ms, settings)
 
     def each_left() -> Iterator[Handoff | None]:

@@ -1,8 +1,9 @@
-"""Heartbeat, OffsetCommit and TxnOffsetCommit: the requests that at most say "I am alive" to the group.
+"""Heartbeat, OffsetCommit and TxnOffsetCommit: requests that tell the group at most that a member is alive.
 
-The one idea: they are all that is frequent, so they move one deadline and build nothing else. Whether a commit's
-offsets stand is decided here by the member's identity, generation and the group's state, and once more in Postgres. A
-commit in a transaction comes from a producer: it keeps no member alive.
+The one idea: these are all the frequent requests, so they move one deadline and build nothing else. This module accepts
+or refuses a commit by the member's identity, generation and the group's state; Postgres checks it once more. A commit
+in a transaction comes from a producer: it keeps no member alive.
+
 Follows `classicGroupHeartbeat` and `ClassicGroup.validateOffsetCommit`.
 """
 
@@ -39,7 +40,8 @@ def heartbeat_empty(group: Group, event: Heartbeat, now_ms: int, settings: Setti
 
 
 def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
-    """REBALANCE_IN_PROGRESS is how members learn that they are to join again; it keeps them alive as any other."""
+    """Respond with REBALANCE_IN_PROGRESS, by which members learn that they must join again. It keeps them alive as
+    any other heartbeat does."""
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
@@ -48,7 +50,7 @@ def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: S
 
 
 def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
-    """In CompletingRebalance, too, all is well: the generation is the member's own."""
+    """Respond with NONE. CompletingRebalance is no exception: the generation is the member's own."""
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
@@ -75,11 +77,12 @@ def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, .
 
 
 _REPLIES: dict[ErrorCode, HeartbeatReply] = {}
-"""One of each."""
+"""One shared reply per error code."""
 
 
 def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
-    """Commits of simple consumers and admin tools; the first one makes the group, which then has no protocol type."""
+    """Accept commits of simple consumers and admin tools. The first one creates the group, which then has no
+    protocol type."""
     if event.generation_id < 0:
         return _commit(group if group.exists else replace(group, exists=True), event, ErrorCode.NONE)
     if group.exists:
@@ -90,11 +93,12 @@ def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Setti
 
 
 def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
-    """In PreparingRebalance, too: members commit the old generation while they revoke.
+    """Accept a member's commit. PreparingRebalance is no exception: members commit the old generation while they
+    revoke.
 
-    Otherwise than upstream: while a new owner waits for what a member commits, the member's commit of the generation
-    just ended stands, too. It was sent before the member knew of the new generation, and if it was refused the new
-    owner would do that work again.
+    Unlike upstream, while a new owner waits for a member's commits, the member's commit of the generation just ended is
+    accepted too. The member sent it before it knew of the new generation. If it were refused, the new owner would
+    repeat that work.
     """
     error = _commit_error(group, event)
     member_epoch = None
@@ -107,7 +111,7 @@ def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settin
 
 
 def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
-    """Partitions may have moved, and the member cannot know before it has synced."""
+    """Refuse the commit, because partitions may have moved, and the member cannot know before it has synced."""
     return _commit(group, event, _commit_error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
@@ -122,7 +126,8 @@ def txn_commit_empty(group: Group, event: TxnOffsetCommit, now_ms: int, settings
 
 
 def txn_commit_live(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
-    """In CompletingRebalance, too: what was read is in the transaction, and its offsets must be."""
+    """Accept the commit. CompletingRebalance is no exception: the transaction contains the results of the records,
+    so it must contain their offsets."""
     return _commit(group, event, None if event.names_nobody else _identity_error(group, event))
 
 
@@ -140,7 +145,8 @@ def _identity_error(group: Group, event: OffsetCommit | TxnOffsetCommit) -> Erro
 
 
 def _is_awaited(group: Group, event: OffsetCommit) -> bool:
-    """Whether the commit is of the generation just ended, by a member that is still to commit what it has released."""
+    """Return True if the commit names the generation just ended and its member still has to commit what it has
+    released."""
     return event.generation_id == group.generation_id - 1 and any(
         each.source == event.member_id and each.awaits is Awaits.DRAIN and not each.forced for each in group.handoffs
     )
@@ -168,12 +174,12 @@ def _commit(
 def hear(
     group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings
 ) -> tuple[Group, tuple[Fact, ...]]:
-    """The group once it has heard from a member: its session starts again, its key is this connection."""
+    """Return the group after a sign of life from a member: its session starts again on this connection."""
     member = group.members[member_id]
     timeout_ms = session_ms(member, settings)
     silent = silence(member_id, timeout_ms, group.session_deadlines.get(member_id), now_ms)
     if silent and (_is_held(member) or member_id in group.unheard):
-        # Who waits for our answer, or has not found this coordinator before, has missed nothing.
+        # A member that waits for our reply, or has not found this coordinator before, has missed no heartbeat.
         silent = ()
     if member.connection_id == connection_id:
         return group.with_session_deadline(member_id, now_ms + timeout_ms), silent

@@ -1,9 +1,9 @@
-"""Who a request stands for: the columns of the error matrix.
+"""The member that a request stands for: the columns of the error matrix.
 
-The one idea: a request names itself by member id, instance id and connection; what it then gets depends only on its
-standing and the group's state. Dynamic members are known by their connection as well (a second JoinGroup without an id
-on one connection is the same member, never a phantom beside it), static members by their instance id alone; the client
-id never counts. Nothing here changes a group.
+The one idea: a request names itself by member id, instance id and connection; its result depends only on its standing
+and the group's state. Dynamic members are also known by their connection: a second JoinGroup without an id on one
+connection is the same member, never a phantom beside it. Static members are known by their instance id alone. The
+client id never counts. Nothing here changes a group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_MEMBER_ID = MemberId("")
 
 
 class Standing(Enum):
-    """How the sender of a JoinGroup stands to the group."""
+    """Relation of the sender of a JoinGroup to the group."""
 
     NEWCOMER = "no id"
     NEW_INSTANCE = "new instance, no id"
@@ -36,7 +36,7 @@ class Standing(Enum):
 class Requester(NamedTuple):
     standing: Standing
     member_id: MemberId
-    """The member or pending id the request stands for, which it need not have named; "" if there is none."""
+    """The member or pending id the request stands for, even if the request does not name it; "" if none."""
 
 
 def identify(group: Group, event: JoinGroup) -> Requester:
@@ -79,7 +79,7 @@ def static_member(members: Members, instance_id: str) -> Member | None:
 
 
 def dynamic_member(members: Members, connection_id: ConnectionId) -> Member | None:
-    """The dynamic member that speaks through this connection; the first to have joined, should there be several."""
+    """Return the dynamic member that speaks through this connection; the first to have joined if there are several."""
     for member in members.values():
         if member.connection_id == connection_id and member.group_instance_id is None:
             return member
@@ -87,14 +87,14 @@ def dynamic_member(members: Members, connection_id: ConnectionId) -> Member | No
 
 
 def generation_of(group: Group, member: Member) -> int:
-    """What the member is to name as its generation."""
+    """Return the generation that the member must name."""
     return member.member_epoch or group.generation_id
 
 
 def refusal(members: Members, member_id: MemberId, instance_id: str | None) -> ErrorCode | None:
-    """Why this identity may not speak for a member, or None if it may (upstream's `validateMember`).
+    """Return why this identity may not speak for a member, or None if it may (upstream's `validateMember`).
 
-    UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when the instance belongs to another member id.
+    UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance belongs to another member id.
     """
     member = members.get(member_id)
     if instance_id is None or (member is not None and member.group_instance_id == instance_id):

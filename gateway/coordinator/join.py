@@ -1,8 +1,9 @@
-"""JoinGroup: who is let in, who waits at the join barrier, who is answered at once.
+"""JoinGroup: which members are admitted, which wait at the join barrier, which are answered at once.
 
-The one idea: after the checks that hold for everyone (session timeout, capacity, protocols), what happens is one cell
-of `ANSWERS`, state × standing, as the error matrix of the classic protocol lists it. A refusal leaves the group as it
-was; the one exception is upstream's: who comes back to a group that has become too large is put out of it.
+The one idea: after the checks that apply to every join (session timeout, capacity, protocols), the result is one cell
+of `ANSWERS`, state × standing, as the error matrix of the classic protocol lists it. A refusal leaves the group
+unchanged. The one exception is upstream's: a member that returns to a group that has become too large is removed.
+
 Follows `classicGroupJoinNewMember` and `classicGroupJoinExistingMember` (KIP-345, KIP-394, KIP-814).
 """
 
@@ -37,7 +38,7 @@ SKIP_ASSIGNMENT = 9
 """JoinGroup version that lets a returning static leader see the members without assigning (KIP-814)."""
 
 JoinAnswer = Callable[[Draft, JoinGroup, MemberId], None]
-"""Changes the draft for one accepted join; the member id is the one `identify` found."""
+"""Function that changes the draft for one accepted join. The member id is the one that `identify` found."""
 
 
 def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step:
@@ -54,7 +55,7 @@ def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Ste
     if isinstance(answer, ErrorCode):
         return refuse(group, event, answer)
     if requester.standing is Standing.PENDING and event.group_instance_id is not None:
-        # Ids are handed out to dynamic members only; upstream throws here.
+        # The coordinator gives ids to dynamic members only; upstream throws here.
         return refuse(group, event, ErrorCode.UNKNOWN_SERVER_ERROR)
     draft = Draft(group, now_ms, settings)
     draft.exists = True
@@ -74,7 +75,8 @@ def refuse_dead(group: Group, event: JoinGroup, now_ms: int, settings: Settings)
 
 
 def _has_room(group: Group, requester: Requester, max_size: int) -> bool:
-    """`group.max.size`: who is in may stay, but while everyone re-joins it is the first to come who stay."""
+    """Return whether `group.max.size` admits the requester. Members may stay; while everyone re-joins, the first to
+    join stay."""
     member = group.members.get(requester.member_id)
     match group.state:
         case GroupState.PREPARING_REBALANCE:
@@ -86,7 +88,7 @@ def _has_room(group: Group, requester: Requester, max_size: int) -> bool:
 
 
 def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int, settings: Settings) -> Step:
-    """GROUP_MAX_SIZE_REACHED, without an id to come back with; who held a place or an id loses it."""
+    """Refuse with GROUP_MAX_SIZE_REACHED, without an id to return with. The requester loses its place or pending id."""
     reply = JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
     member_id = requester.member_id
     if member_id not in group.members and member_id not in group.pending:
@@ -100,12 +102,12 @@ def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int
     return draft.seal()
 
 
-# --- what an accepted join does -------------------------------------------------------------------------------------
+# --- results of accepted joins --------------------------------------------------------------------------------------
 
 
 def require_member_id(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
-    """A dynamic newcomer is given its id first (a retry on its connection the same one again), or joins if it is of a
-    version that cannot be told so."""
+    """Give a dynamic newcomer its id first; a retry on the same connection gets the same id. Admit it at once if its
+    version predates MEMBER_ID_REQUIRED."""
     if event.version < KNOWN_MEMBER_ID_REQUIRED:
         admit(draft, event, pending_id)
         return
@@ -116,7 +118,7 @@ def require_member_id(draft: Draft, event: JoinGroup, pending_id: MemberId) -> N
 
 
 def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
-    """A new member, under its pending id if it has one. Its first join starts a rebalance or takes part in one."""
+    """Add a new member, under its pending id if it has one. Its first join starts a rebalance or takes part in one."""
     draft.pending.pop(pending_id, None)
     member = Member(
         member_id=pending_id or event.new_member_id,
@@ -141,17 +143,19 @@ def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
 
 
 def return_to_barrier(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
-    """A static member restarted in the join phase, and has joined; or after it, and cannot sync as who it was."""
+    """Re-admit a restarted static member. If it restarted in the join phase, it has joined; if later, it cannot sync
+    under its old id."""
     member = _replace_static(draft, event, old_id, park=True)
     rebalance(draft, Trigger.MEMBER_RETURNED, member.member_id)
 
 
 def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
-    """A static member restarted: it takes over its own assignment without a rebalance, unless its new offer changes
-    the vote, or it reads other topics. The new id is stored before it is revealed.
+    """Let a restarted static member take over its own assignment without a rebalance, unless its new protocols change
+    the vote, or it subscribes to other topics. The new id is stored before it is revealed.
 
-    Upstream serves its old assignment to one that reads other topics, too (KAFKA-12759). A leader may notice that, a
-    follower's topics nobody looks at: Java's consumer refuses such an assignment and joins again, over and over.
+    Upstream returns the old assignment even to a member that subscribes to other topics (KAFKA-12759). A leader may
+    notice, but no one checks a follower's topics: Java's consumer refuses such an assignment and joins again, over and
+    over.
     """
     old_leader_id, before = draft.leader_id, draft.members[old_id]
     member = _replace_static(draft, event, old_id, park=False)
@@ -166,7 +170,8 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
     if event.version >= SKIP_ASSIGNMENT:
         reply = joined(draft, member, skip_assignment=member.member_id == draft.leader_id)
     else:
-        # An older client that saw itself as the leader would assign anew; with its former id as leader it follows.
+        # An older client that saw itself as the leader would assign anew; with its former id as the leader it acts as a
+        # follower.
         reply = replace(joined(draft, member), leader=old_leader_id or "", members=())
     draft.answer(event.request_id, reply)
 
@@ -181,7 +186,8 @@ def rejoin_while_preparing(draft: Draft, event: JoinGroup, member_id: MemberId) 
 
 
 def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
-    """Unchanged, it has only missed the answer to its join; changed, the generation is outdated before it began."""
+    """Answer a member that joins again before it has synced. If its protocols are unchanged, it only missed the
+    reply to its join. If they changed, the generation is outdated before it began."""
     if draft.members[member_id].protocols == event.protocols:
         _answer_at_once(draft, event, member_id)
     else:
@@ -189,7 +195,8 @@ def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId)
 
 
 def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
-    """A leader that joins again wants to assign again, whatever it offers (it has seen new partitions)."""
+    """Answer a member that joins again in Stable. A leader that joins again wants to assign again (it has seen new
+    partitions), even if it offers the same."""
     if member_id == draft.leader_id or draft.members[member_id].protocols != event.protocols:
         _wait_at_barrier(draft, event, member_id)
     else:
@@ -199,7 +206,8 @@ def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> 
 def _answer_at_once(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
     member = draft.hear(draft.members[member_id], event.connection_id)
     if event.connection_number > member.connection_number:
-        # Nothing else is new, but what arrives from an older connection later, in a consumer group, was overtaken.
+        # Only the connection is new. In a consumer group, a request that arrives later from an older connection is
+        # stale.
         member = replace(member, connection_number=event.connection_number)
         draft.put(member)
     draft.arm_session(member)
@@ -221,7 +229,7 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId) -> Non
 
 
 def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: bool) -> Member:
-    """The restarted process gets a new id, so that whoever still speaks under the old one is fenced."""
+    """Give the restarted process a new id, so that a process that still uses the old id is fenced."""
     member = replace(
         draft.members[old_id],
         member_id=event.new_member_id,
@@ -246,7 +254,7 @@ def _parked(event: JoinGroup) -> Parked:
 
 
 def rebalance_timeout_ms(event: JoinGroup) -> int:
-    """Version 0 has no such field; the session timeout stands in for it, as upstream has it."""
+    """Return the rebalance timeout. Version 0 has no such field; the session timeout replaces it, as in upstream."""
     return event.rebalance_timeout_ms if event.rebalance_timeout_ms > 0 else event.session_timeout_ms
 
 
@@ -256,7 +264,7 @@ _NOBODY_THERE: Mapping[Standing, JoinAnswer | ErrorCode] = {
     Standing.NEWCOMER: require_member_id,
     Standing.NEW_INSTANCE: admit,
     Standing.PENDING: admit,
-    # No instance is known to a group without members: these two cannot be met there.
+    # A group without members knows no instance, so these two cannot occur.
     Standing.RETURNING_INSTANCE: ErrorCode.UNKNOWN_MEMBER_ID,
     Standing.FENCED: ErrorCode.UNKNOWN_MEMBER_ID,
     Standing.MEMBER: ErrorCode.UNKNOWN_MEMBER_ID,
@@ -287,4 +295,5 @@ ANSWERS: Mapping[GroupState, Mapping[Standing, JoinAnswer | ErrorCode]] = {
         Standing.MEMBER: rejoin_while_stable,
     },
 }
-"""How a join that passed the checks is answered, by what the group is doing and who asks. Dead groups refuse before."""
+"""Answers to a join that passed the checks, by state of the group and standing of the requester. Dead groups refuse
+before."""

@@ -1,7 +1,7 @@
-"""LeaveGroup and DeleteGroups: ways to be gone.
+"""LeaveGroup and DeleteGroups: the requests that remove members or the group.
 
-The one idea: a batch is one event. Each entry gets its own code, and whatever the batch takes away costs one rebalance
-and, only if the leader went, one election. Follows `classicGroupLeaveToClassicGroup` (KIP-345, KIP-800).
+The one idea: a batch is one event. Each entry gets its own code. All removals of the batch cost one rebalance and, only
+if the leader left, one election. Follows `classicGroupLeaveToClassicGroup` (KIP-345, KIP-800).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from protocol.errors import ErrorCode
 
 
 def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
-    """The top-level code is NONE whatever became of the entries; LeaveGroup 0-2 lifts its only entry's code."""
+    """Remove the named members. The top-level code is always NONE, also if entries fail; LeaveGroup 0-2 lifts its
+    only entry's code."""
     draft = Draft(group, now_ms, settings)
     left = tuple(_leave_one(draft, leaving) for leaving in event.members)
     reply = LeaveReply(ErrorCode.NONE, left)
@@ -68,7 +69,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
 
 
 def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
-    """Pending ids go with the group: who comes back with one is told that it is unknown."""
+    """Delete an empty group. Pending ids are deleted with it: a client that returns with one gets UNKNOWN_MEMBER_ID."""
     if not group.exists:
         return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
     deleted = Group(group.group_id, GroupState.DEAD)

@@ -1,8 +1,8 @@
-"""What the machines have in common whose members have epochs: those of consumer, streams and share groups.
+"""Code shared by the machines whose members have epochs: those of consumer, streams and share groups.
 
-The one idea: such a group is its members, its epochs and a target, whatever it is that members are given. So who is in
-it, when it may be forgotten, how it is stored and deleted, how a step takes it apart and puts it together, and what is
-told to who speaks another protocol, is alike.
+The one idea: such a group is its members, its epochs and a target, no matter what its members are assigned. So these
+parts are alike: its membership, when it may be forgotten, how it is stored and deleted, how a step takes it apart and
+puts it together, and the reply to a client that speaks another protocol.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from protocol.errors import ErrorCode
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
-"""A static member that will come back: what it has is kept for it while its session lasts."""
+"""Epoch by which a static member leaves but announces its return: it keeps its assignment while its session lasts."""
 
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9
-"""Of OffsetCommit and OffsetFetch."""
+"""First version of OffsetCommit and OffsetFetch with a member epoch."""
 
 UNRELEASED_INTERVAL_MS = 500
-"""Who awaits what others have not let go of asks again soon, for nobody can tell it that it is free."""
+"""Heartbeat interval of a member that waits for partitions other members have not released. The coordinator cannot
+push, so the member asks sooner."""
 
 DURABLE: frozenset[type[Fact]] = frozenset(
     {
@@ -64,14 +65,15 @@ DURABLE: frozenset[type[Fact]] = frozenset(
         TargetComputed,
     }
 )
-"""All but what is only told: an epoch that somebody was answered must not come twice."""
+"""Facts that must be stored first: all but the purely informative ones, because an epoch already sent in a reply
+must not be used again."""
 
 GroupT = TypeVar("GroupT")
 
 
 def has_its_share(group: Any, member_id: MemberId, member_epoch: int) -> bool:
-    """Whether who speaks at this epoch is a member that has been given all of its share: if it says nothing new, its
-    heartbeat changes nothing."""
+    """Return True if the sender with this epoch is a member that has received all of its share. Its heartbeat then
+    changes nothing unless it carries something new."""
     member = group.members.get(member_id)
     return member is not None and member_epoch == member.member_epoch == group.assignment_epoch
 
@@ -115,7 +117,7 @@ class Fields(Generic[GroupT]):
         self._sets = tuple(name for name in self._names if type(getattr(missing, name)) is frozenset)
 
     def of(self, group: GroupT) -> dict[str, Any]:
-        """By name; mappings and sets as copies that may be changed. The group exists from here on."""
+        """Return the fields by name; mappings and sets as copies that may be changed. The group exists from here on."""
         own = dict(zip(self._names, self._values(group), strict=True))
         for name in self._mappings:
             own[name] = dict(own[name])
@@ -125,7 +127,7 @@ class Fields(Generic[GroupT]):
         return own
 
     def together(self, own: Mapping[str, Any]) -> GroupT:
-        """The group of which these are the fields, and other things with them."""
+        """Return the group made of these fields; other entries are ignored."""
         values = {name: own[name] for name in self._names}
         for name in self._sets:
             values[name] = frozenset(values[name])
@@ -133,7 +135,8 @@ class Fields(Generic[GroupT]):
 
 
 def stored(group: Value, state: str, protocol_type: str) -> StoredGroup:
-    """`generation_id` is the group epoch: commits from outside are fenced by the group's being Empty."""
+    """Return the stored form. `generation_id` is the group epoch; commits from outside are fenced by the condition
+    that the group is Empty."""
     document = dump(group)
     del document["group_epoch"]
     return StoredGroup(
@@ -156,7 +159,7 @@ CLASSIC_REQUESTS_OF_MEMBERS = frozenset[type]({Heartbeat, SyncGroup, LeaveGroup}
 
 
 def no_classic_member(group: Value, event: Any) -> Step:
-    """What a member of the classic protocol is told by a group that has none: that nobody knows it."""
+    """Refuse a request of the classic protocol in a group without classic members: UNKNOWN_MEMBER_ID."""
     unknown = ErrorCode.UNKNOWN_MEMBER_ID
     reply: HeartbeatReply | SyncReply | LeaveReply
     match event:

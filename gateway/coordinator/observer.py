@@ -1,12 +1,12 @@
-"""Looks at what consumers claim and what their leader assigns, and says where they depart from KIP-429.
+"""Observation of what consumers claim and what their leader assigns; reports where they depart from KIP-429.
 
-The one idea: the observer reads and tells. It looks twice at each generation of a group of protocol type `consumer`:
-when the join phase has ended (who claims what) and when the leader has assigned (who is given what). What it cannot
-read is opaque and counted, never refused. Only `guarded`, where `group.cooperative.guard` asks for it, changes an
-assignment: what a member of a cooperative group still claims is taken out of what others are given, so that they get it
-once it was let go, as after a leader that keeps the rule.
+The one idea: the observer reads and reports. It looks twice at each generation of a group of protocol type `consumer`:
+when the join phase has ended (which member claims which partitions) and when the leader has assigned (which member gets
+which). Bytes that it cannot read are opaque and counted, never refused. Only `guarded`, if `group.cooperative.guard`
+asks for it, changes an assignment: partitions that a member of a cooperative group still claims are removed from other
+members' assignments. Those members get them after the release, as with a leader that keeps the rule.
 
-Which protocols are cooperative is known by name alone; a consumer's metadata does not say it.
+Cooperative protocols are known by name alone; a consumer's metadata does not say it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from gateway.coordinator.draft import Draft
 
 ORPHANED_GENERATIONS = 3
-"""A cooperative move leaves a partition to nobody for one generation, or two when a member joins meanwhile."""
+"""Generations without an owner before a partition counts as orphaned. A cooperative move leaves a partition
+unassigned for one generation, or two if a member joins in the meantime."""
 CHURN_GENERATIONS = 10
 CHURN_MS = 60_000
 FOLLOW_UP_MS = 30_000
-"""What members are given to join again by themselves after partitions were withheld."""
+"""Time for members to join again by themselves after partitions were withheld."""
 NO_GENERATION = -1
 
 Partition = tuple[str, int]
@@ -49,27 +50,27 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a member said of itself in the metadata of the chosen protocol."""
+    """A member's claim in the metadata of the chosen protocol."""
 
     topics: frozenset[str]
     partitions: frozenset[Partition]
     generation_id: int
-    """In which it was given them; −1 where its version does not say."""
+    """Generation in which the member was assigned them; −1 if its metadata version does not say."""
 
 
 Claims = Mapping[MemberId, Claim]
 
 
 def is_cooperative(protocol_name: str | None) -> bool:
-    """`cooperative-sticky` of all clients, assignors named after it, and Kafka Streams' own."""
+    """Return True for `cooperative-sticky` of all clients, assignors named after it, and Kafka Streams' own."""
     return protocol_name is not None and ("cooperative" in protocol_name or protocol_name == "stream")
 
 
 def is_half_way(group: Group) -> bool:
-    """Whether the group is in the middle of an upgrade from eager to cooperative, or back: its members do not all offer
-    the same kinds of protocols, or the chosen one is cooperative while somebody offers an eager one, too.
+    """Return True if the group is in the middle of an upgrade from eager to cooperative, or back: its members do not
+    all offer the same kinds of protocols, or the chosen one is cooperative while a member also offers an eager one.
 
-    Members that all offer both and use the eager one are at rest: so are Java's as they come.
+    Members that all offer both and use the eager one are at rest: Java's default configuration is such a case.
     """
     offered = {frozenset(is_cooperative(name) for name, _ in member.protocols) for member in group.members.values()}
     return len(offered) > 1 or (is_cooperative(group.protocol_name) and any(False in kinds for kinds in offered))
@@ -79,7 +80,7 @@ def is_half_way(group: Group) -> bool:
 
 
 def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: int) -> Step:
-    """The step with what the observer has to say about it."""
+    """Return the step with the observer's facts added."""
     after: Group = taken.group
     if after is before or after.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return taken
@@ -90,7 +91,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
             watch = replace(watch, absent=_absent(before, after, taken))
             watch = _generation_started(after.with_watch(watch), found, now_ms)
         elif isinstance(fact, MemberReplaced):
-            # A static member may come back with other protocols, and without a rebalance.
+            # A static member may return with other protocols, and without a rebalance.
             watch = replace(watch, half_way=is_half_way(after))
         elif isinstance(fact, GenerationAssigned):
             watch = _generation_assigned(after, watch, found, cluster)
@@ -107,7 +108,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
 
 
 def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[MemberId, Claim]:
-    """Of the members whose subscription can be read."""
+    """Return the claims of the members whose subscription can be read."""
     claims: dict[MemberId, Claim] = {}
     for member in group.members.values():
         try:
@@ -123,10 +124,10 @@ def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[Memb
 
 
 def claimants(group: Group | Draft, claims: Claims) -> dict[Partition, set[MemberId]]:
-    """Who holds each partition by its own words: those of the newest generation that claim it.
+    """Return the holders of each partition by their own claims: the claimants of the newest generation.
 
-    A stale claim counts where nobody has a newer one: its member may have missed the answer that took the partition
-    away. Who was not there to claim holds what it was last delivered.
+    A stale claim counts if no member has a newer one: its member may have missed the reply that revoked the partition.
+    A member that was absent from the join holds what it was last delivered.
     """
     holders: dict[Partition, set[MemberId]] = {}
     newest: dict[Partition, int] = {}
@@ -151,8 +152,8 @@ def _is_stale(watch: Watch, member_id: MemberId, claim: Claim) -> bool:
 
 
 def _absent(before: Group, after: Group, taken: Step) -> dict[MemberId, frozenset[Partition]]:
-    """Of the generation that begins. What was delivered is forgotten in a restart of the gateway; then it is what a
-    member had claimed or was given."""
+    """Return the absent members of the generation that begins. A restart of the gateway forgets what was delivered;
+    then the member's claims or its stored assignment count."""
     present = {reply.member_id for _, reply in taken.replies if isinstance(reply, JoinReply)}
     watch = before.watch
     absent: dict[MemberId, frozenset[Partition]] = {}
@@ -186,7 +187,7 @@ def _generation_started(group: Group, found: _Findings, now_ms: int) -> Watch:
     for member_id, claim in claims.items():
         if member_id in watch.absent:
             continue
-        # Of a member that offers an eager protocol, too, KIP-429 makes an eager one: it claims nothing when it joins.
+        # KIP-429 makes a member that also offers an eager protocol an eager one: it claims nothing when it joins.
         keeps = all(is_cooperative(name) for name, _ in group.members[member_id].protocols)
         _compare_with_delivered(watch, member_id, claim, found, keeps and is_cooperative(group.protocol_name))
     cooperative = is_cooperative(group.protocol_name)
@@ -229,7 +230,7 @@ def _compare_with_delivered(
         return
     found.add_each(Violation.UNDELIVERED_CLAIM, member_id, claim.partitions - given)
     if not cooperative or claim.generation_id != delivered.generation_id:
-        # An eager member has let go of everything; one that names no generation has lost what it had.
+        # An eager member has released everything; one that names no generation has lost what it had.
         return
     kept = {partition for partition in given if partition[0] in claim.topics}
     untaken = kept - claim.partitions
@@ -264,7 +265,7 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
         if times > 1:
             found.add_all(Violation.ASSIGNED_TWICE, _given_to(group, partition), partition)
     if unreadable or len(claims) < len(group.members):
-        # Who has what is not known.
+        # The owners are unknown.
         return replace(watch, unassigned={})
     unassigned = _unassigned(watch, claims, given, cluster)
     for partition, generations in unassigned.items():
@@ -288,7 +289,7 @@ def _unassigned(watch: Watch, claims: Claims, given: Mapping[Partition, int], cl
 
 
 def _delivered(before: Group, taken: Step) -> dict[MemberId, Delivered]:
-    """Whose SyncGroup the step answers with an assignment. Repeats are the same."""
+    """Return the members whose SyncGroup the step answers with an assignment. Repeats are the same."""
     after: Group = taken.group
     if after.state is not GroupState.STABLE or not any(isinstance(reply, SyncReply) for _, reply in taken.replies):
         return {}
@@ -305,8 +306,8 @@ def _delivered(before: Group, taken: Step) -> dict[MemberId, Delivered]:
 
 
 def guarded(group: Group, event: SyncGroup) -> tuple[SyncGroup, dict[MemberId, set[Partition]]]:
-    """The leader's SyncGroup without partitions that others than their new owners claim, and what that takes from
-    whom. Bytes that need no change, or cannot be read, stay as they came."""
+    """Return the leader's SyncGroup without partitions claimed by members other than their new owners, and the
+    partitions withheld from each member. Bytes that need no change, or cannot be read, stay as they came."""
     assigns = group.state is GroupState.COMPLETING_REBALANCE and event.member_id == group.leader_id
     if not assigns or group.protocol_type != CONSUMER_PROTOCOL_TYPE or not is_cooperative(group.protocol_name):
         return event, {}
@@ -323,8 +324,8 @@ def guarded(group: Group, event: SyncGroup) -> tuple[SyncGroup, dict[MemberId, s
 
 
 def withhold(taken: Step, withheld: Mapping[MemberId, set[Partition]], now_ms: int) -> Step:
-    """The step that settled a guarded assignment: says so, and sees to it that the group rebalances again. Members who
-    find that they lost partitions do that by themselves, as after any cooperative generation."""
+    """Return the step that settled a guarded assignment, with the fact about it and a deadline for another
+    rebalance. Members that lose partitions join again by themselves, as after any cooperative generation."""
     if not withheld or not any(isinstance(fact, GenerationAssigned) for fact in taken.facts):
         return taken
     group: Group = taken.group
@@ -357,12 +358,12 @@ def _each(topics: Iterable[TopicPartition]) -> Iterable[Partition]:
 
 
 def _partitions_in(assignment: bytes) -> frozenset[Partition]:
-    """Zero bytes are an assignment of nothing. Raises ProtocolError."""
+    """Return the assigned partitions; zero bytes are an empty assignment. Raises ProtocolError."""
     return frozenset(_each(decode_assignment(assignment).assigned_partitions)) if assignment else frozenset()
 
 
 def partitions_or_none(assignment: bytes) -> frozenset[Partition]:
-    """None of them, where the bytes cannot be read."""
+    """Return the assigned partitions, or none if the bytes cannot be read."""
     try:
         return _partitions_in(assignment)
     except ProtocolError:
@@ -370,7 +371,7 @@ def partitions_or_none(assignment: bytes) -> frozenset[Partition]:
 
 
 class _Findings:
-    """What one look has found, gathered by kind: one fact each, however many members and partitions it is about."""
+    """Findings of one look, gathered by kind: one fact each, however many members and partitions it is about."""
 
     def __init__(self, generation_id: int) -> None:
         self._generation_id = generation_id

@@ -1,7 +1,7 @@
-"""Which protocols a group can speak, which one it chooses, and what its members subscribe to.
+"""The protocols a group can speak, the one it chooses, and the topics its members subscribe to.
 
 The one idea: a protocol is a candidate only if every member lists it, and each member votes for its own first
-candidate. Metadata is opaque, except that members of type `consumer` say in it which topics they read.
+candidate. Metadata is opaque, except that members of type `consumer` list their topics in it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ STREAMS_PROTOCOL_TYPE = "streams"
 
 
 def names(protocols: Protocols) -> frozenset[str]:
-    """The protocols one member can speak. A nameless one is none: clients cannot read a success that names it."""
+    """Return the protocols one member can speak. An empty name does not count: clients cannot read a success that
+    names it."""
     return frozenset(name for name, _ in protocols if name)
 
 
 def metadata_of(member: Member, protocol_name: str | None) -> bytes:
-    """b"" where the member does not list the protocol."""
+    """Return the member's metadata for the protocol, or b"" if the member does not list it."""
     return next((metadata for name, metadata in member.protocols if name == protocol_name), b"")
 
 
 def compatible(group: Group, protocol_type: str, protocols: Protocols) -> bool:
-    """Whether a member that offers these can be in the group beside all that are in it (`supportsProtocols`).
+    """Return whether a member that offers these protocols can join the present members (`supportsProtocols`).
 
     The requester's own old offer counts too: a lone member cannot switch to a disjoint list. A group without members
-    takes any type, whatever it was used for before.
+    accepts any type, even if it was used for another type before.
     """
     if not group.members:
         return protocol_type != "" and len(names(protocols)) > 0
@@ -42,9 +43,9 @@ def compatible(group: Group, protocol_type: str, protocols: Protocols) -> bool:
 
 
 def select_protocol(members: Mapping[MemberId, Member], support: Mapping[str, int], leader: Member) -> str:
-    """The vote (`selectProtocol`); a tie goes to what the leader prefers.
+    """Return the winner of the vote (`selectProtocol`); the leader's preference breaks a tie.
 
-    `members` is not empty and `compatible` let each of them in, so that there is a candidate.
+    `members` is not empty and each of them passed `compatible`, so a candidate exists.
     """
     candidates = {name for name, count in support.items() if count == len(members)}
     votes = Counter(_first(member.protocols, candidates) for member in members.values())
@@ -59,7 +60,8 @@ def _first(protocols: Protocols, candidates: set[str]) -> str:
 def subscribed_topics(
     protocol_type: str | None, protocol_name: str, members: Iterable[Member]
 ) -> frozenset[str] | None:
-    """None if one subscription cannot be read, or the type is not `consumer` and so has none."""
+    """Return the topics of all members; None if one subscription cannot be read, or if the type is not `consumer`
+    and so has no subscriptions."""
     if protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     topics: set[str] = set()

@@ -1,7 +1,7 @@
-"""The join barrier: when a rebalance starts, how long it waits for whom, and what its end does.
+"""The join barrier: when a rebalance starts, how long it waits and for which members, and what its end does.
 
-The one idea: the generation rises once, when the barrier falls, so that until then every member still belongs to the
-old generation (its heartbeats get REBALANCE_IN_PROGRESS, its commits stand). Follows `prepareRebalance`,
+The one idea: the generation rises once, when the barrier falls. Until then every member still belongs to the old
+generation (its heartbeats get REBALANCE_IN_PROGRESS, its commits are accepted). Follows `prepareRebalance`,
 `maybeCompleteJoinPhase` and `completeClassicGroupJoin` of upstream's GroupMetadataManager.
 """
 
@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode
 
 
 def rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
-    """The membership or somebody's metadata has changed: opens the barrier, or looks whether an open one can fall."""
+    """Open the barrier after a change of membership or metadata, or check whether an open one can fall."""
     if draft.state is GroupState.PREPARING_REBALANCE:
         maybe_complete_join_phase(draft)
     else:
@@ -51,7 +51,8 @@ def _refuse_parked_syncs(draft: Draft) -> None:
 
 
 def _start_initial_delay(draft: Draft) -> None:
-    """A group's first members tend to start together: the first join of an Empty group waits for the others."""
+    """Start the initial delay: a group's first members tend to start together, so the first join of an Empty group
+    waits for the others."""
     delay_ms = draft.settings.group_initial_rebalance_delay_ms
     draft.new_member_added = False
     draft.initial_delay_remaining_ms = max(draft.rebalance_timeout_ms() - delay_ms, 0)
@@ -61,7 +62,8 @@ def _start_initial_delay(draft: Draft) -> None:
 
 
 def end_initial_delay(draft: Draft, remaining_ms: int) -> None:
-    """Newcomers prolong the delay by itself, up to the rebalance timeout; pending members do not hold it back."""
+    """End or extend the initial delay. New members extend it by its own length, up to the rebalance timeout; pending
+    members do not."""
     if draft.new_member_added and remaining_ms > 0:
         next_ms = min(draft.settings.group_initial_rebalance_delay_ms, remaining_ms)
         draft.new_member_added = False
@@ -72,7 +74,7 @@ def end_initial_delay(draft: Draft, remaining_ms: int) -> None:
 
 
 def maybe_complete_join_phase(draft: Draft) -> None:
-    """The barrier falls once everyone has joined; before the initial delay is over it never does."""
+    """Complete the join phase once every member has joined, but never before the initial delay is over."""
     if draft.initial_delay_remaining_ms is not None:
         return
     everyone_joined = draft.awaiting_join == len(draft.members) and not draft.pending
@@ -81,14 +83,15 @@ def maybe_complete_join_phase(draft: Draft) -> None:
 
 
 def complete_join_phase(draft: Draft) -> None:
-    """The barrier falls, whoever is missing. Dynamic members that have not re-joined are out; static ones stay."""
+    """Complete the join phase, even if members are missing. Dynamic members that have not re-joined are removed;
+    static ones stay."""
     for member in list(draft.members.values()):
         if member.parked_join is None and member.group_instance_id is None:
             draft.remove(member.member_id, Departure.NOT_REJOINED)
     draft.initial_delay_remaining_ms = None
     draft.new_member_added = False
     if draft.members and draft.awaiting_join == 0:
-        # Only absent static members are left: nobody is there to lead, so wait until they come or expire.
+        # Only absent static members are left and none can lead, so wait until they join or expire.
         draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
         return
     draft.generation_id += 1
@@ -113,7 +116,7 @@ def _begin_generation(draft: Draft) -> None:
     generation_begun(draft)
     was_assigned = any(member.assignment for member in draft.members.values())
     for member in list(draft.members.values()):
-        # What the last generation assigned must not be served in this one.
+        # The assignment of the last generation must not be returned in this one.
         last = last_assignment(draft, member, was_assigned=was_assigned)
         settled = replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last, member_epoch=0)
         draft.put(settled)
@@ -127,7 +130,7 @@ def _begin_generation(draft: Draft) -> None:
 
 
 def _elect_leader(draft: Draft) -> Member:
-    """The old leader if it has re-joined, else whoever of those who have joined first."""
+    """Elect the old leader if it has re-joined, else the member that joined first of those that have."""
     leader = draft.members.get(draft.leader_id or MemberId(""))
     if leader is not None and leader.parked_join is not None:
         return leader
@@ -135,7 +138,7 @@ def _elect_leader(draft: Draft) -> Member:
 
 
 def joined(draft: Draft, member: Member, *, skip_assignment: bool = False) -> JoinReply:
-    """The success answer: the leader, who assigns, is also told all members with the chosen protocol's metadata."""
+    """Return the success reply. The leader, who assigns, also gets all members with the chosen protocol's metadata."""
     is_leader = member.member_id == draft.leader_id
     return JoinReply(
         ErrorCode.NONE,

@@ -1,9 +1,9 @@
-"""A classic group on its way to and from storage.
+"""Conversion of a classic group to and from its stored form.
 
-The one idea: what is stored is what the dataclasses declare, so nothing here names a field twice. Members are given a
-full session to be heard again, so a restart of the gateway is not a rebalance; but only once: while some have not been
-heard since, further restarts go on with the session that was running. What is not stored is lost without harm: a join
-phase in flight (whoever was held in it asks again), pending ids, parked requests, connections.
+The one idea: the dataclasses declare what is stored, so nothing here names a field twice. Members get a full session in
+which to return, so a restart of the gateway is not a rebalance. They get it only once: while some members have not
+returned, further restarts continue the session that was running. Losing what is not stored does no harm: a join phase
+in progress (its members ask again), pending ids, parked requests, connections.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from gateway.coordinator.protocols import subscribed_topics
 from gateway.coordinator.rebalance import prepare_rebalance
 
 SHORTEST_SESSION_MS = 10_000
-"""What a member has to be heard after any restart, however long ago the first one was: time to find the node again."""
+"""Time in which a member may return after any restart, however long ago the first one was: it must find the node
+again."""
 
 _COLUMNS = ("state", "protocol_type", "generation_id")
-"""Fields that Postgres understands, too, and that are stored beside the document."""
+"""Fields that Postgres reads too, stored beside the document."""
 
 
 def stored(group: Group) -> StoredGroup:
@@ -50,7 +51,8 @@ def restore(
     now_ms: int,
     settings: Settings,
 ) -> Group:
-    """A group larger than `group.max.size` opens a rebalance at once, whose latecomers are then turned away."""
+    """Return the group from its stored form. A group larger than `group.max.size` opens a rebalance at once, which
+    turns latecomers away."""
     columns = {name: getattr(stored, name) for name in _COLUMNS}
     group = load(Group, {**stored.document, **columns}, group_id=group_id, exists=True)
     draft = Draft(group, now_ms, settings)
@@ -64,7 +66,8 @@ def restore(
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     elif group.state is GroupState.PREPARING_REBALANCE:
-        # Stored as such where it came from a consumer group: who was held asks again, like everybody else.
+        # A group is stored in this state if it came from a consumer group. Members with parked requests ask again, as
+        # all others do.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
         classic_handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)
@@ -80,7 +83,8 @@ def _position(member: Member) -> int:
 
 
 def session_left_ms(session_timeout_ms: int, silent_ms: int | None) -> int:
-    """How long a member has to be heard; `silent_ms`: how long ago a coordinator began that has not heard all since."""
+    """Return how long a member has to return. `silent_ms` is the time since the start of a coordinator that some
+    members have not reached since."""
     if silent_ms is None:
         return session_timeout_ms
     return max(session_timeout_ms - silent_ms, min(session_timeout_ms, SHORTEST_SESSION_MS))

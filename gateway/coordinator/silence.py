@@ -1,8 +1,8 @@
-"""A heartbeat that is late: told of, with no consequence.
+"""Late heartbeats: recorded as a fact, without any consequence.
 
-The one idea: a session's deadline says when its member was last heard, so nothing is kept for it, and a heartbeat that
-is not late pays for one comparison. Clients send three heartbeats to a session, or two: one that has let two thirds of
-its session pass has missed one, whichever of the two it keeps to.
+The one idea: a session's deadline shows when its member last sent a heartbeat, so nothing is stored for it, and a
+heartbeat that is on time pays for one comparison. Clients send two or three heartbeats per session. After two thirds of
+the session, a client of either kind has missed one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from gateway.coordinator.facts import Fact, MemberId, MemberSilent
 
 
 def silence(member_id: MemberId, session_ms: int, deadline_ms: int | None, now_ms: int) -> tuple[Fact, ...]:
-    """What is to be told of a member that speaks at `now_ms`, whose session would have ended at `deadline_ms`. Time
-    that stood still for the group has put the deadline off, so it counts against nobody."""
+    """Return the fact to record for a member that speaks at `now_ms` and whose session would have ended at
+    `deadline_ms`. Time during which the group was suspended has moved the deadline, so it does not count as silence."""
     if deadline_ms is None or (deadline_ms - now_ms) * 3 >= session_ms:
         return ()
     return (MemberSilent(member_id, session_ms - (deadline_ms - now_ms)),)

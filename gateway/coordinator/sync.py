@@ -1,7 +1,8 @@
 """SyncGroup: held until the leader has assigned, then answered with exactly the leader's bytes.
 
-The one idea: an assignment belongs to one generation and one member. Before the leader has spoken there is none, so
-followers wait; once it has, the stored one is served, as often as it is asked for. Errors change nothing.
+The one idea: an assignment belongs to one generation and one member. Before the leader has sent it, none exists, so
+followers wait. Afterwards the stored assignment is returned as often as the member asks. Errors change nothing.
+
 Follows `classicGroupSync`.
 """
 
@@ -32,7 +33,8 @@ def sync_empty(group: Group, event: SyncGroup, now_ms: int, settings: Settings) 
 
 
 def sync_preparing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
-    """The leader's sync of the generation that is being left ends here, too: whoever joined late is not left out."""
+    """Refuse the sync. The leader's sync of the generation that is ending is refused too, so that late joiners are
+    not left out."""
     return _refuse(group, event, _error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
@@ -50,7 +52,8 @@ def sync_completing(group: Group, event: SyncGroup, now_ms: int, settings: Setti
 
 
 def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
-    """Repeats get the same bytes; a leader's second list is ignored. The session timer is not touched (upstream)."""
+    """Return the same bytes for repeats; ignore a leader's second list. The session timer is not touched (as in
+    upstream)."""
     error = _error(group, event)
     if error is not None:
         return _refuse(group, event, error)
@@ -88,12 +91,14 @@ def _error(group: Group, event: SyncGroup) -> ErrorCode | None:
 
 
 def _differ(given: str | None, own: str | None) -> bool:
-    """Only clients of version 5 and up say what they believe, and a group that has not voted yet has no opinion."""
+    """Return True if both sides name a value and the two differ. Only clients of version 5 and up name one, and a
+    group that has not voted yet has none."""
     return given is not None and own is not None and given != own
 
 
 def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
-    """Members that the leader left out are given zero bytes; ids that it made up are ignored."""
+    """Store each member's assignment. Members that the leader omitted get zero bytes; ids that it made up are
+    ignored."""
     draft.transition(GroupState.STABLE)
     assert draft.leader_id is not None
     draft.tell(GenerationAssigned(draft.generation_id, draft.leader_id))

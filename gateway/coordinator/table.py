@@ -1,8 +1,8 @@
 """The protocol of a classic group as a table: state × event, each cell the function that runs and where it may lead.
 
-The one idea: the table that is drawn is the table that runs, so that it cannot lie. Run as a module, it prints itself
-as Markdown, with the matrix of JoinGroup (`join.ANSWERS`) below it. The simulation in the tests holds every step to its
-cell's `leads_to`.
+The one idea: the table that is printed is the table that runs, so the two cannot differ. Run as a module, it prints
+itself as Markdown, followed by the matrix of JoinGroup (`join.ANSWERS`). The simulation in the tests checks every step
+against its cell's `leads_to`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ STABLE = GroupState.STABLE
 DEAD = GroupState.DEAD
 
 Handler = Callable[[Group, Any, int, Settings], Step]
-"""Takes the event type that its row of the table is named by."""
+"""Function of a cell. It takes the event type that names its row of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     handler: Handler
     leads_to: frozenset[GroupState]
-    """The states in which the group may be after the step, its own included."""
+    """The states in which the group may be after the step, including its current one."""
 
 
 def _cell(handler: Handler, *leads_to: GroupState) -> Cell:
@@ -129,7 +129,8 @@ TABLE: Mapping[type[Event], Mapping[GroupState, Cell]] = {
 
 
 def render_table() -> str:
-    """The whole protocol as Markdown: what each event runs and leads to, how joins are answered, legal transitions."""
+    """Return the whole protocol as Markdown: what each event runs and leads to, how joins are answered, legal
+    transitions."""
     return "\n\n".join(
         (
             "## Events",

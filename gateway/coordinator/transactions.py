@@ -1,8 +1,8 @@
-"""What a transactional producer may do next: functions from its row and a request to a decision.
+"""Decisions about transactional producers: functions from a producer's row and a request to a decision.
 
 The one idea: a transaction usually ends in one step, so a producer is either in a transaction or not. A large one is in
 PrepareCommit or PrepareAbort until every partition has its marker, and nothing else is decided in the meantime. Kafka
-answers an end before its markers are written; here the answer comes when they are.
+answers an end before its markers are written; here the answer comes after they are written.
 
 Mirrors upstream's TransactionCoordinator and TransactionMetadata (KIP-98, KIP-360, KIP-588), also for clients whose
 epoch rises with every transaction (KIP-890). It reads and writes nothing, and knows neither partitions nor time:
@@ -19,15 +19,15 @@ from protocol.errors import ErrorCode
 NO_ID, NO_EPOCH = -1, -1
 MAX_EPOCH = 2**15 - 1
 NO_TIMEOUT_MS = 2**31 - 1
-"""Of a producer whose transactions never time out (KIP-939)."""
+"""Timeout of a producer whose transactions never time out (KIP-939)."""
 EXHAUSTED_FROM_EPOCH = MAX_EPOCH - 1
 """A producer at this epoch gets another id with its next one. The last epoch of all is left for fencing."""
 FIRST_VERSION_THAT_RAISES_EPOCHS = 2
-"""Of `transaction.version`."""
+"""First `transaction.version` whose epochs rise with every transaction."""
 
 
 class TransactionState(StrEnum):
-    """By the names that DescribeTransactions gives them."""
+    """States of a producer, by the names that DescribeTransactions uses."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -42,7 +42,7 @@ _ENDING = frozenset((TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_A
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A transactional id's owner, and how far it has come."""
+    """A transactional id's owner and the state of its transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -64,7 +64,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """InitProducerId. Who names its id and epoch goes on as itself (KIP-360); both are −1 otherwise."""
+    """InitProducerId. A producer that names its id and epoch continues as itself (KIP-360); both are −1 otherwise."""
 
     timeout_ms: int
     producer_id: int = NO_ID
@@ -77,7 +77,7 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The transaction that is under way ends by this, with markers of `marker_epoch`."""
+    """How the open transaction ends, with markers of `marker_epoch`."""
 
     committed: bool
     marker_epoch: int
@@ -85,7 +85,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`error`, or what the row becomes (as it was: nothing is written) and how its transaction ends."""
+    """Either an `error`, or the new row (nothing is written if it is unchanged) and how its transaction ends."""
 
     error: ErrorCode = ErrorCode.NONE
     after: Producer | None = None
@@ -103,7 +103,7 @@ class SentMarker:
 
 
 def needs_producer_id(producer: Producer | None) -> bool:
-    """Whether the next epoch may be one of an id that nobody has had."""
+    """Return True if the next epoch may belong to a producer id that was never used."""
     return producer is None or producer.producer_epoch >= EXHAUSTED_FROM_EPOCH
 
 
@@ -129,8 +129,8 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
 
 
 def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Decision:
-    """Whether partitions or groups may be taken in (AddPartitionsToTxn, AddOffsetsToTxn); the first begins the
-    transaction."""
+    """Decide whether partitions or groups may be enlisted (AddPartitionsToTxn, AddOffsetsToTxn); the first one
+    begins the transaction."""
     if error := verify(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
@@ -138,7 +138,8 @@ def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Dec
 
 
 def verify(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
-    """Whether may be told what the producer's transaction has taken in (AddPartitionsToTxn that only asks)."""
+    """Return whether the requester may learn which partitions the producer's transaction has enlisted
+    (AddPartitionsToTxn that only verifies)."""
     error = _judge(producer, producer_id, producer_epoch)
     if not error and producer is not None and producer.state in _ENDING:
         return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -146,7 +147,7 @@ def verify(producer: Producer | None, producer_id: int, producer_epoch: int) -> 
 
 
 def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, committed: bool) -> Decision:
-    """EndTxn below version 5. Asked again for what was done, it is answered again."""
+    """Decide an EndTxn below version 5. A repeated request gets the same answer again."""
     if producer is not None and producer.state in _ENDING:
         return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     if error := _judge(producer, producer_id, producer_epoch):
@@ -163,10 +164,12 @@ def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, com
 def end_and_raise_epoch(
     producer: Producer | None, producer_id: int, producer_epoch: int, fresh_id: int, *, committed: bool
 ) -> Decision:
-    """EndTxn from version 5 on: the producer continues at the next epoch, so that late batches join no later one.
+    """Decide an EndTxn from version 5 on: the producer continues at the next epoch, so that late batches join no later
+    transaction.
 
     The producer may not know whether any of its batches has arrived, so it may abort a transaction that has not begun.
-    At the last epoch it hears how its transaction ended: by an end whose answer was lost, or by a time-out."""
+    At the last epoch the reply reports how its transaction ended: by an end whose answer was lost, or by a time-out.
+    """
     if producer is not None and producer.state in _ENDING:
         return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
@@ -199,11 +202,12 @@ def time_out(producer: Producer | None, fresh_id: int) -> Decision:
 
 
 def judge_marker(sent: SentMarker, known_epoch: int, known_coordinator_epoch: int, *, is_open: bool) -> ErrorCode:
-    """Whether a partition takes a marker, by the latest epochs that it knows of the producer and of who sent markers;
-    `is_open`: whether there is anything that it would end (upstream: ProducerAppendInfo).
+    """Return whether a partition accepts a marker, by the latest epochs that it knows of the producer and of the
+    coordinator that sent markers. `is_open` is true if the marker would end anything (upstream: ProducerAppendInfo).
 
-    From `transaction.version` 2 on a marker's epoch is later than that of what it ends; one that comes again does no
-    harm (KIP-1228)."""
+    From `transaction.version` 2 on a marker's epoch is later than that of what it ends; a repeated marker does no harm
+    (KIP-1228).
+    """
     raised = sent.transaction_version >= FIRST_VERSION_THAT_RAISES_EPOCHS
     too_early = sent.producer_epoch < known_epoch
     if too_early or (raised and is_open and sent.producer_epoch == known_epoch):
@@ -226,7 +230,7 @@ def _fencing(producer: Producer) -> int:
 
 
 def _at_next_epoch(producer: Producer, fresh_id: int) -> Producer:
-    """As its owner has it from now on, which it had by its present epoch."""
+    """Return the producer at its owner's next epoch; the present epoch becomes `last_producer_epoch`."""
     if needs_producer_id(producer):
         number, epoch, previous_id = fresh_id, 0, producer.producer_id
     else:
@@ -241,7 +245,7 @@ def _at_next_epoch(producer: Producer, fresh_id: int) -> Producer:
 
 
 def _is_last(producer: Producer, producer_id: int, producer_epoch: int) -> bool:
-    """Whether these are the id and epoch that the owner had before the coordinator raised its epoch."""
+    """Return True if these are the id and epoch that the owner had before the coordinator raised its epoch."""
     before = producer.producer_id if producer.previous_producer_id == NO_ID else producer.previous_producer_id
     return producer.last_producer_epoch != NO_EPOCH and (producer_id, producer_epoch) == (
         before,

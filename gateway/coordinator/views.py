@@ -1,4 +1,4 @@
-"""What others may know of a group: descriptions and refusals for admin APIs.
+"""Read-only views of a group for admin APIs: descriptions and refusals.
 
 The one idea: questions, not events. Nothing here changes a group or keeps a member alive.
 """
@@ -14,7 +14,7 @@ from gateway.coordinator.share.machine import SHARE
 from protocol.errors import ErrorCode
 
 PROTOCOLS_WITH_TOPICS = (CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE)
-"""Of whose groups it is known which topics their members read."""
+"""Protocol types whose groups reveal the topics their members subscribe to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class DescribedMember:
     client_id: str
     client_host: str
     metadata: bytes
-    """Of the chosen protocol, and only while Stable; else b""."""
+    """Metadata for the chosen protocol, and only while Stable; else b""."""
     assignment: bytes
 
 
@@ -40,7 +40,7 @@ class DescribedGroup:
 
 
 def describe(group: Group) -> DescribedGroup:
-    """As DescribeGroups shows it."""
+    """Describe the group as DescribeGroups shows it."""
     protocol_name = group.protocol_name if group.state is GroupState.STABLE else None
     return DescribedGroup(
         group_id=group.group_id,
@@ -62,9 +62,10 @@ def describe(group: Group) -> DescribedGroup:
 
 
 def offset_delete_refusal(group: Summary) -> ErrorCode | None:
-    """Why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask `subscribes_to`."""
+    """Return why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask
+    `subscribes_to`."""
     if not group.exists or group.group_type == SHARE.group_type:
-        # A share group commits no offsets, and as upstream is none that has any.
+        # A share group commits no offsets; as in upstream, OffsetDelete does not find it.
         return ErrorCode.GROUP_ID_NOT_FOUND
     if group.state != GroupState.EMPTY.value and group.protocol_type not in PROTOCOLS_WITH_TOPICS:
         return ErrorCode.NON_EMPTY_GROUP
@@ -72,7 +73,8 @@ def offset_delete_refusal(group: Summary) -> ErrorCode | None:
 
 
 def subscribes_to(group: Summary, topic: str) -> bool:
-    """Whether a member reads the topic, so that its offsets must stay; with unreadable subscriptions any topic."""
+    """Return True if a member subscribes to the topic, so its offsets must stay. If subscriptions are unreadable,
+    any topic counts."""
     if group.state == GroupState.EMPTY.value:
         return False
     return group.subscribed_topics is None or topic in group.subscribed_topics
