@@ -26,7 +26,7 @@ FLAKY = Path(__file__).parent / "flaky.json"
 """Reasons by the test's id."""
 OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 """They have requirements and commands of their own."""
-WORKERS_PER_CPU = 3
+WORKERS_PER_CPU = 2
 MAX_ASKED_AGAIN = 10
 """More failures than this are no accident."""
 MAX_FLAKY = 5

@@ -25,7 +25,9 @@ SAMPLES = 8
 MAX_PARTITIONS = 20_000
 """Partitions of all groups. The one committed longest ago is forgotten first."""
 SHORTEST_SLACK_S = 1.0
-SLACK = 0.25
+UNSURE_SLACK_S = 5.0
+"""The shortest slack without a commit between the request to revoke and the release. The application may be at work."""
+SLACK = 1.0
 """How late a commit may be, as a part of its usual delay or gap."""
 
 
@@ -49,14 +51,16 @@ class Pace:
         if not self.delays_s:
             return None
         delay_s = max(self.delays_s)
+        shortest_s = UNSURE_SLACK_S
         if asked_s is not None and asked_s <= self.at_s <= released_s:
+            shortest_s = SHORTEST_SLACK_S
             gap_s = min(max(self.gaps_s, default=delay_s), delay_s)
         elif self.gaps_s:
             gap_s = max(self.gaps_s)
         else:
             return None
         expected_s = max(next_served_s + delay_s, self.at_s + gap_s)
-        return expected_s + max(SHORTEST_SLACK_S, SLACK * max(delay_s, gap_s))
+        return expected_s + max(shortest_s, SLACK * max(delay_s, gap_s))
 
 
 class CommitPaces:

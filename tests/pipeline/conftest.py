@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Short runs: compile little, collect garbage with one thread.
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Of a test that says nothing of its own: Spark takes what other suites on the machine leave.
-LIMIT_S = 420
+LIMIT_S = 1_200
 # A handful of rows: compiling a plan costs more than interpreting it.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
