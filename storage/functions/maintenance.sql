@@ -1,4 +1,5 @@
--- What maintenance writes: compaction_state first, then rows of chunk, the partition's row last and for as short as can be.
+-- Writes of maintenance: compaction_state first, then rows of chunk, the partition's row last and for as short as can
+-- be.
 
 create function rewrite_chunks(
     p_partition_key         bigint,
@@ -248,8 +249,8 @@ create function move_chunks(
 )
 language plpgsql volatile
 as $$
--- Names the new place of all that was copied into an object, in one go: 'fenced' where the lease is another's by now,
--- 'sealed' where the object takes no more. A run of which a chunk has changed stays where it is.
+-- Record the new place of everything that was copied into an object, in one go: 'fenced' if another node has the lease
+-- by now, 'sealed' if the object takes no more. A run of which a chunk has changed stays where it is.
 declare
     first_chunk integer := 1;
     last_chunk  integer;
@@ -371,8 +372,8 @@ $$;
 create function rotate_inline(p_max_bytes bigint, p_max_age_ms bigint) returns boolean
 language plpgsql volatile
 as $$
--- Lets new inline bytes go to the next empty slot, if the current one has grown to p_max_bytes or holds any that may be
--- older than p_max_age_ms (-1: whatever their age). Whether it did; it does not where no slot is empty.
+-- Direct new inline bytes to the next empty slot, if the current one has grown to p_max_bytes or holds bytes that may
+-- be older than p_max_age_ms (-1: at any age). Return whether it did; it does not if no slot is empty.
 declare
     rotation  inline_rotation;
     next_slot smallint;

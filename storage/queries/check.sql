@@ -26,7 +26,7 @@ where not p.deleted and (held.chunk_bytes <> p.size_bytes or held.chunk_end > p.
 order by p.partition_key;
 
 -- name: transactions_to_check
--- What transactions have left where it must not be, in one snapshot: a kind of mistake each, and where.
+-- Rows of transactions in places where they must not be, in one snapshot: a kind of mistake each, and its place.
 select
     'not_under_way' as mistake, o.partition_key, o.producer_id, null::text as group_id, o.first_offset as at_offset
 from open_transaction o

@@ -63,7 +63,7 @@ order by judged.dirty_bytes::double precision / (judged.clean_bytes + judged.dir
 limit $5;
 
 -- name: cleaned_to
--- How far each of the partitions given has been cleaned; no row where none has been.
+-- The offset up to which each of the given partitions has been cleaned; no row for a partition that was never cleaned.
 select s.partition_key, s.first_dirty_offset from compaction_state s
 where s.partition_key = any($1::bigint[]) and s.first_dirty_offset > 0;
 

@@ -1,5 +1,5 @@
 -- name: append_chunks
--- One group commit: decides offsets, writes the index, and the bytes where they are inline and given.
+-- One group commit: decide offsets, write the index, and the bytes if they are inline and given.
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: append_inline
@@ -11,10 +11,11 @@ select * from append_inline($1, $2, $3, $4, $5, $6);
 select * from read_chunks($1, $2, $3, $4, $5, $6, $7);
 
 -- name: aborted_between
--- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
--- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
--- everything below the end was stable. It is complete for what lies behind the log start. Of all the first $4, null: all.
--- A row holds at most a thousand: as many rows of their own would be as many objects more.
+-- Per request (partition, from, up to), the aborted transactions with records in that range, by first offset, or one
+-- row without any; no row if the partition does not exist. The search goes by the offset of the marker, up to the first
+-- marker at which everything below the end was stable. It is complete for records behind the log start. Of all of these
+-- the first $4, null: all. A row holds at most a thousand transactions, because as many rows of their own would be as
+-- many more Python objects.
 select
     numbered.request_position, numbered.log_start_offset,
     array_agg(numbered.producer_id order by numbered.number) as producer_ids,
@@ -53,7 +54,7 @@ group by numbered.request_position, numbered.log_start_offset, (numbered.number 
 order by min(numbered.number);
 
 -- name: chunks_between
--- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.
+-- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes if they are inline.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
     (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
@@ -71,7 +72,7 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for. What is stable ends where the first open transaction began.
+-- Live partitions among those requested. The last stable offset is where the first open transaction began.
 select
     p.partition_key, p.log_start_offset, p.next_offset as high_watermark,
     greatest(
@@ -120,17 +121,17 @@ select log_start_offset from raise_log_start($1, $2);
 insert into log_object default values returning object_id;
 
 -- name: seal_object
--- Nobody appends to it any more; how large it came to be.
+-- Seal an object, so that no node appends to it any more, and store its final size.
 update log_object set sealed_at = clock_timestamp(), size_bytes = $2
 where object_id = $1 and sealed_at is null
 returning object_id;
 
 -- name: log_store
--- The store that the bytes lie in; no row where all are inline.
+-- The store that holds the bytes; no row if all are inline.
 select store_id, location from log_store;
 
 -- name: lock_log_store
--- Who starts on a new store takes turns; no lock on the table, which every start reads.
+-- Nodes that start on a new store take turns. This is no lock on the table, because every start reads it.
 select pg_advisory_xact_lock(5492300418);
 
 -- name: claim_log_store

@@ -1,5 +1,5 @@
 -- name: take_producer_ids
--- The first id of a block of $1 that nobody else gets.
+-- Take the first id of a block of $1 ids that no other node gets.
 update cluster set next_producer_id = next_producer_id + $1::integer returning next_producer_id - $1::integer;
 
 -- name: expire_producers

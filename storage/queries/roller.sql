@@ -1,5 +1,5 @@
 -- name: rotate_inline
--- Whether new inline bytes go to another slot from now on.
+-- Return whether new inline bytes go to another slot from now on.
 select rotate_inline($1, $2);
 
 -- name: inline_slots
@@ -29,11 +29,11 @@ limit $3;
 select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
 
 -- name: truncate_inline
--- Whether the slot is empty now.
+-- Return whether the slot is empty now.
 select truncate_inline($1);
 
 -- name: seal_old_objects
--- Whoever still had one of these open, this long after it was made, will be told when it next appends.
+-- Seal objects this long after their creation. A node that still has one open finds out when it next appends.
 update log_object set sealed_at = clock_timestamp()
 where sealed_at is null and created_at < clock_timestamp() - $1::bigint * interval '1 millisecond';
 

@@ -30,7 +30,7 @@ from delegation_token
 where hmac_digest = $1;
 
 -- name: delegation_token_credential
--- By what it is known by one mechanism, and for how many more milliseconds it holds.
+-- The credential of a token for one mechanism, and for how many more milliseconds the token is valid.
 select
     owner, hmac_digest, iterations, salts[$2::integer] as salt, stored_keys[$2::integer] as stored_key,
     server_keys[$2::integer] as server_key,
@@ -39,7 +39,7 @@ from delegation_token
 where token_id = $1;
 
 -- name: delegation_tokens_of
--- Those that one of these users owns, has asked for or may renew; all if $1 is null.
+-- Tokens that one of these users owns, requested or may renew; all if $1 is null.
 select token_id, hmac_digest, owner, requester, renewers, issued_ms, expires_ms, max_ms
 from delegation_token
 where $1::text[] is null or owner = any($1::text[]) or requester = any($1::text[]) or renewers && $1::text[]

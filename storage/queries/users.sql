@@ -3,7 +3,7 @@
 select iterations, salt, stored_key, server_key from scram_credential where user_name = $1 and mechanism = $2;
 
 -- name: scram_secret
--- What credentials of users who are not there are derived from.
+-- The secret from which the credentials of unknown users are derived.
 select scram_secret from cluster;
 
 -- name: scram_credentials_of
