@@ -2,7 +2,7 @@
 
 create function append_chunks(
     p_partition_keys           bigint[],  -- distinct and ascending
-    p_wait                     boolean,   -- for partitions that other transactions have locked; else their entries are refused
+    p_wait                     boolean,   -- for partitions locked by other transactions; else their entries are refused
     p_object_id                bigint,    -- where the bytes lie; null: inline
     p_chunk_partitions         integer[], -- per candidate chunk: position in p_partition_keys
     p_chunk_positions          bigint[],  -- per candidate chunk: where its bytes begin in the object; null: inline
@@ -56,7 +56,7 @@ declare
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
     any_open     boolean := false; -- whether a transaction is, in any of the partitions
-    former       boolean; -- whether a node runs a release that reads columns that appends otherwise leave alone
+    former       boolean; -- whether a former release is in use; it reads state that appends otherwise leave alone
     missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
