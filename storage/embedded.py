@@ -193,7 +193,7 @@ class EmbeddedPostgres:
         self._lock_path = self.data_dir / "sluice.lock"
         self._lock_fd: int | None = None
         self._is_ours = False
-        """Whether we or an earlier run created the data directory or served from it."""
+        """True if we or an earlier run created the data directory or served from it."""
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._launched_at = 0.0
@@ -405,7 +405,7 @@ class EmbeddedPostgres:
         lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
         self._write_owned("postgresql.conf", "".join(lines))
         if self._account is None:
-            # The socket's directory admits nobody else, and the user may have no name to compare.
+            # The socket's directory admits no other account, and the user may have no name to compare.
             self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
         else:
             # The account itself has no need to connect, and an existing cluster's may be shared: only root may.
@@ -640,7 +640,7 @@ async def _own_account() -> _Account:
 
 
 def _command_of(pid: int) -> list[bytes] | None:
-    """Arguments of a live process; None if there is none (a zombie has none either)."""
+    """Return the arguments of a live process; None if no such process lives (a zombie has no arguments either)."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

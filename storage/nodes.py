@@ -61,8 +61,8 @@ class NodeStore:
         self._incarnations: dict[NodeId, int] = {}
 
     def incarnation(self, node_id: NodeId) -> int:
-        """Return the incarnation of the registration that this process has made. Raise StorageConflict if there is
-        none."""
+        """Return the incarnation of the registration that this process has made. Raise StorageConflict if it has
+        made none."""
         incarnation = self._incarnations.get(node_id)
         if incarnation is None:
             raise StorageConflict(f"node {node_id} has not been registered by this process")

@@ -159,7 +159,8 @@ class ProducerInPartition:
 
 @dataclass(frozen=True, slots=True)
 class RememberedProducer:
-    """State of a producer in a partition. `open_since_offset`: begin of its open transaction; None: none is open."""
+    """State of a producer in a partition. `open_since_offset`: begin of its open transaction; None: it has no open
+    transaction."""
 
     producer_id: int
     producer_epoch: int

@@ -297,7 +297,7 @@ create function create_acls(
 ) returns void
 language plpgsql volatile
 as $$
--- Those that there are stay.
+-- Create ACLs; existing ones stay.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -313,7 +313,7 @@ $$;
 create function delete_acls(p_keys bytea[]) returns setof bytea
 language plpgsql volatile
 as $$
--- The keys of those that there were.
+-- Delete ACLs; return the keys of those that existed.
 declare
     this_revision constant bigint := next_revision();
 begin

@@ -29,7 +29,7 @@ create function delete_partitions(p_partition_keys bigint[]) returns integer
 language plpgsql volatile
 set lock_timeout = '1s'
 as $$
--- Those of the fenced partitions that nothing hangs off; how many.
+-- Delete those of the fenced partitions to which no row refers; return how many.
 declare
     empty bigint[];
     removed integer;

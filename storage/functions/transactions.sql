@@ -31,7 +31,7 @@ begin
             previous_producer_id = p_previous_producer_id,
             timeout_ms           = p_timeout_ms,
             state                = p_state,
-            -- One that is aborted before it has begun is said to have begun now.
+            -- A transaction that is aborted before it has begun counts as begun now.
             last_started_at      = case when p_state <> 'Empty' then clock_timestamp() end,
             revision             = t.revision + 1,
             updated_at           = clock_timestamp()
@@ -212,10 +212,10 @@ $$;
 create function settle_pending_offsets(p_producer_id bigint, p_group_ids text[], p_committed boolean) returns void
 language plpgsql volatile
 as $$
--- Offsets of these groups in the producer's transaction are committed, or go.
+-- Commit or remove the offsets of these groups in the producer's transaction.
 begin
     if p_committed then
-        -- A commit outside of the transaction that came later stands.
+        -- A later commit outside of the transaction stays.
         insert into committed_offset as o (
             group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
         )
@@ -427,7 +427,7 @@ begin
         select * from open_transaction o where o.producer_id = p_producer_id order by o.partition_key limit p_at_a_time
     ) o;
     if is_marked then
-        -- Under the partitions' locks nothing comes behind the markers that are there.
+        -- Under the partitions' locks no append comes behind the existing markers.
         perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
         delete from open_transaction o
         where o.producer_id = p_producer_id and o.partition_key = any (keys)

@@ -19,7 +19,7 @@ order by t.deleted_at
 limit $1;
 
 -- name: fence_partitions
--- The last index of the partitions that it marked, null if there was none left.
+-- Return the last index of the partitions that it marked, null if no partition was left.
 select fence_partitions($1, $2, $3);
 
 -- name: deleted_partitions

@@ -3,7 +3,8 @@
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: append_inline
--- The same for a small commit to free partitions, of a chunk for each, without a producer whose sequence counts.
+-- As append_chunks, for a small commit to free partitions: one chunk for each, without a producer whose sequence
+-- counts.
 select * from append_inline($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
@@ -96,8 +97,8 @@ cross join lateral chunk_at(p.partition_key, $2, $3) c
 where p.partition_key = $1;
 
 -- name: greatest_timestamp
--- The log start, and the greatest timestamp of the chunks that lie wholly behind it; null if none has any. It is the
--- greatest ever appended, if a chunk that has it is still there; else every chunk is looked at.
+-- The log start, and the greatest timestamp of the chunks that lie wholly behind it; null if no chunk has a timestamp.
+-- It is the greatest ever appended, if a chunk that has it still exists; otherwise every chunk is read.
 select
     p.log_start_offset,
     coalesce(
@@ -112,8 +113,8 @@ where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
     and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
 -- name: raise_log_start
--- The log start after DeleteRecords or retention: no row = unknown partition; null = $2 is not within the log. -1 = all
--- that is there.
+-- The log start after DeleteRecords or retention: no row = unknown partition; null = $2 is not within the log. -1 = the
+-- whole log.
 select log_start_offset from raise_log_start($1, $2);
 
 -- name: register_object

@@ -31,7 +31,7 @@ where t.topic_id = $1 and t.deleted_at is null
 group by t.topic_id;
 
 -- name: create_topics
--- The new topics; not among them are those whose names ($1, distinct) are taken.
+-- The new topics, without those whose names ($1, distinct) are in use.
 select * from create_topics($1, $2, $3, $4, $5);
 
 -- name: add_partitions
@@ -95,7 +95,7 @@ select set_client_quotas($1, $2, $3, $4, $5);
 select create_acls($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: delete_acls
--- The keys of $1 that there were.
+-- The keys of $1 that existed.
 select delete_acls($1) as acl_key;
 
 -- name: acls
