@@ -5,8 +5,9 @@ segments it names only ever grow and objects never change, so copying them after
 While it runs nothing is deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
 
 A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
-is written last. What an earlier backup left there is kept, so that the next one copies only what is new. It is restored
-into a directory or into a bucket, wherever it came from. Its files are its owner's alone: they hold every credential.
+is written last. Files of an earlier backup are kept, so that the next one copies only new bytes. It may be restored
+into a directory or into a bucket, no matter which of the two it came from. Its files are its owner's alone: they hold
+every credential.
 
 Passwords reach `pg_dump`, `pg_restore` and `psql` by their environment, because every user of the machine can read a
 process's arguments.

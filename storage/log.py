@@ -6,9 +6,9 @@ chunk. This module decides where the bytes lie. A small commit carries them into
 one is written and synced to a segment while Postgres decides, and committed only after both. A read is one statement
 whose cost follows what it returns, and the bytes of the chunks it names.
 
-What it does not do: it reads no byte of a batch but its head, caches only what it read from files, and notifies no
-reader. A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that
-retries with its sequence gets the right answer.
+It reads no byte of a batch but its head, caches only what it read from files, and notifies no reader. A
+StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with its
+sequence gets the right answer.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ MAX_ABORTED = 5_000
 first batch's."""
 
 MAX_BATCHES = 5_000
-"""Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds whatever its
-size."""
+"""Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds, large or
+small."""
 
 HIGH_WATERMARK = -1
 """Value for `delete_records` that deletes everything up to the high watermark."""
@@ -229,9 +229,9 @@ class LogStore:
         consecutive requests come from one snapshot.
 
         Only whole batches are returned, and no more than about MAX_BATCHES of one statement. The first batch found is
-        returned whatever its size. After it, only batches that fit into both their request's `max_bytes` and the rest
-        of the call's limit. An offset outside the log gives the state without batches. UNKNOWN_PARTITION refuses a
-        request; DAMAGED refuses one at whose offset the bytes are missing or wrong.
+        returned even if it exceeds the limits. After it, only batches that fit into both their request's `max_bytes`
+        and the rest of the call's limit. An offset outside the log gives the state without batches. UNKNOWN_PARTITION
+        refuses a request; DAMAGED refuses one at whose offset the bytes are missing or wrong.
         """
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes

@@ -2,8 +2,8 @@
 
 The one idea: time is the database's, and authority is a number. Postgres' clock alone decides whether a registration or
 lease has run out. The lease's epoch decides whether a write is allowed, and it rises with every change of owner. So a
-node that was asleep while its lease ran out is refused whatever its clock says. A process that registers under a name
-in use supersedes the one before it.
+node that was asleep while its lease ran out is refused even if its clock says otherwise. A process that registers under
+a name in use supersedes the one before it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class ForeignFileError(OSError):
 
 
 def make_directory(directory: Path, mode: int = DIRECTORY_MODE) -> bool:
-    """Create the directory with `mode` whatever the umask; return whether it is new. An existing one stays as it is."""
+    """Create the directory with `mode` under any umask; return whether it is new. An existing one stays as it is."""
     try:
         directory.mkdir(mode)
     except FileNotFoundError:

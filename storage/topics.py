@@ -216,8 +216,8 @@ class TopicStore:
         return outcomes
 
     async def delete(self, topic_id: UUID) -> bool:
-        """Hide the topic and close its log, at the same cost whatever it holds. Return False if no live topic has
-        the id."""
+        """Hide the topic and close its log, at a cost that does not depend on its size. Return False if no live
+        topic has the id."""
         return bool(await self._pool.fetch_value(statement("delete_topic"), topic_id))
 
     async def create_partitions(

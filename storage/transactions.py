@@ -237,8 +237,8 @@ class TransactionStore:
         *,
         begins_at_zero: bool = False,
     ) -> bool:
-        """Enlist partitions and groups in the transaction, which begins if none is under way. Return False if `read` is
-        outdated.
+        """Enlist partitions and groups in the transaction, which begins unless it is under way. Return False if `read`
+        is outdated.
 
         Raise TransactionTooLarge, and enlist none of them, if the transaction would exceed the limit. `begins_at_zero`:
         the producer numbers batches anew in each transaction, so a partition that does not know the producer waits for

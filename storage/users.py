@@ -1,7 +1,7 @@
 """SCRAM credentials of users.
 
 The one idea: a node reads them at every authentication and caches none, so a change holds on every node as soon as it
-is committed. What is stored proves a password and cannot be used in its place.
+is committed. A stored credential proves a password and cannot be used in its place.
 """
 
 from __future__ import annotations
