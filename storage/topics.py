@@ -225,8 +225,8 @@ class TopicStore:
     ) -> Topic | Refusal:
         """Extend the topic to `new_total` partitions and return it.
 
-        `replicas` are the nodes that are to lead each new partition. INVALID_PARTITIONS if the topic already has so
-        many partitions, or if `replicas` is not given for as many as are new.
+        `replicas` are the nodes that are to lead each new partition. INVALID_PARTITIONS if the topic already has that
+        many or more, or if `replicas` is not given for as many as are new.
         """
         named = None if replicas is None else json.dumps([list(each) for each in replicas])
 
