@@ -1,4 +1,4 @@
-"""Bytes as they come and go: what readers take and writers give."""
+"""Types of bytes: those that readers accept and those that writers return."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Messages to bytes and back, at any declared version.
 
 The one idea: callers see `decode` and `encode`; behind them stands one function per message and version, written from
-the grammar the first time it is needed. Bytes that are not the message end in ProtocolError whatever they are; what a
-message may cost is bounded by the bytes it came in, and a request's elements by a number. Headers and frames are other
-modules' business.
+the grammar the first time it is needed. Any bytes that are not the message end in ProtocolError. The cost of a message
+is bounded by the bytes it came in, and a request's elements by a number.
+
+It does not handle headers and frames; other modules do.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _element_encoders: dict[tuple[type[Any], str, int], Encoder] = {}
 
 
 def request_class(api_key: int) -> type[Any]:
-    """Class of an API's request; raises KeyError where none is declared."""
+    """Return the class of an API's request; raise KeyError if no request is declared."""
     return _message_class(api_key, Direction.REQUEST)
 
 
 def response_class(api_key: int) -> type[Any]:
-    """Class of an API's response; raises KeyError where none is declared."""
+    """Return the class of an API's response; raise KeyError if no response is declared."""
     return _message_class(api_key, Direction.RESPONSE)
 
 
@@ -119,7 +120,7 @@ def encode_element(message_type: type[Any], field: str, element: Any, version: i
 def decode_request(
     api_key: int, version: int, buffer: Buffer, position: int = 0, *, max_elements: int = MAX_REQUEST_ELEMENTS
 ) -> Any:
-    """The request in `buffer` from `position` on; raises ProtocolError if there is none.
+    """Decode the request in `buffer` from `position` on; raise ProtocolError if the bytes are not one.
 
     Bytes after its last field are ignored, as upstream's broker does: librdkafka 2.16 leaves three of them behind a
     Metadata v13 request for all topics.
@@ -131,8 +132,8 @@ def decode_request(
 
 
 def has_more_elements(message: Any, limit: int) -> bool:
-    """Whether a message's arrays, at whatever depth, have more than `limit` elements together. It looks at no more of
-    them."""
+    """Return whether a message's arrays, at any depth, have more than `limit` elements together. It stops counting
+    there."""
     return _count_elements(message, limit) > limit
 
 

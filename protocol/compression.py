@@ -22,7 +22,8 @@ MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
 _LENGTH = struct.Struct(">i")
 
 _LZ4_HEAD = bytes.fromhex("04224d18604082")
-"""Of a frame of independent blocks of 64 KiB, without sizes and checksums: what Java and librdkafka write."""
+"""Head of a frame of independent blocks of 64 KiB, without sizes and checksums: the frame that Java and librdkafka
+write."""
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_AS_IT_IS = 1 << 31
 _LZ4_LENGTH = struct.Struct("<I")
@@ -170,8 +171,11 @@ def _xerial_blocks(payload: memoryview) -> list[memoryview]:
 
 
 def _claimed_bytes(block: memoryview) -> int:
-    """The length that a snappy block begins with, a varint. Not asked of the codec: it lets other threads run for that,
-    and to have the interpreter back may take half a millisecond."""
+    """Read the length that a snappy block begins with, a varint.
+
+    We do not ask the codec, because it releases the interpreter for that, and to get it back may take half a
+    millisecond.
+    """
     claimed = 0
     for index, byte in enumerate(block[:_SNAPPY_LENGTH_BYTES]):
         claimed |= (byte & 0x7F) << 7 * index
@@ -186,8 +190,11 @@ def _claimed_bytes(block: memoryview) -> int:
 
 
 def compress(codec: Compression, body: Buffer, level: int | None = None) -> Buffer:
-    """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy). `level` is the
-    codec's own; None is its default, and the only one for snappy. Other threads run meanwhile."""
+    """Compress the records section with `codec`, in the framing that every Kafka client reads (xerial for snappy).
+
+    `level` is the codec's own; None is its default, and the only one for snappy. Other threads run during the
+    compression.
+    """
     match codec:
         case Compression.NONE:
             return body

@@ -18,8 +18,8 @@ from protocol.errors import ProtocolError
 NEWEST_VERSION = 3
 
 MAX_TOPICS, MAX_PARTITIONS = 5_000, 10_000
-"""Of one message that is read while others wait for the reader: some fifteen milliseconds. Others are refused unread,
-as what is torn is; what they mean is between the members."""
+"""Limits of one message that is read while others wait for the reader: some fifteen milliseconds. Larger ones are
+refused unread, like torn ones; only the members know their content."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")

@@ -1,10 +1,11 @@
-"""What Kafka's coordinators write into `__consumer_offsets` and `__transaction_state`, as records of 4.2.
+"""Records that Kafka's coordinators write into `__consumer_offsets` and `__transaction_state`, as of 4.2.
 
-The one idea: a record's key says of what kind it is, by an int16 before its fields, and its value by which version it
-is written. Both are declared as messages are, and encoded by the same grammar. Names and numbers are those of
-upstream's files of type `coordinator-key` and `coordinator-value`; a null value takes what the key names away.
+The one idea: a record's key names its kind, by an int16 before its fields, and its value names its version. Both are
+declared as messages are, and encoded by the same grammar. Names and numbers are those of upstream's files of type
+`coordinator-key` and `coordinator-value`. A null value removes the entry that the key names. Kinds of both topics are
+numbered apart.
 
-Kinds of both topics are numbered apart. Only what this gateway has is declared here.
+It declares only the records that this gateway has.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OffsetCommitKey:
 
 @struct
 class OffsetCommitValue:
-    """Version 1 where the offset has a time of its own at which it expires, otherwise 4."""
+    """Value of a committed offset: version 1 if the offset has an expiry time of its own, otherwise 4."""
 
     offset: int = int64()
     leader_epoch: int = int32(versions="3+", default=-1)
@@ -356,30 +357,31 @@ NEVER = 2**15
 
 
 def encode_key(kind: Kind, key: Any) -> bytes:
-    """Raises ValueError for what has no place on the wire."""
+    """Encode a key. Raise ValueError if a value has no place on the wire."""
     return _INT16.pack(kind.number) + _encode(kind.key, 0, NEVER, key)
 
 
 def encode_value(kind: Kind, version: int, value: Any) -> bytes:
-    """Raises ValueError for what has no place on the wire."""
+    """Encode a value. Raise ValueError if a part of it has no place on the wire."""
     return _INT16.pack(version) + _encode(kind.value, version, kind.flexible_from, value)
 
 
 def decode_key(kind: Kind, buffer: Buffer) -> Any:
-    """ProtocolError for a key of another kind, or what is none."""
+    """Decode a key of this kind. Raise ProtocolError for a key of another kind, or for bytes that are no key."""
     if _int16(buffer) != kind.number:
         raise ProtocolError(f"the key is not of kind {kind.number}")
     return _decode(kind.key, 0, NEVER, buffer)
 
 
 def decode_value(kind: Kind, buffer: Buffer) -> tuple[int, Any]:
-    """Version and value. ProtocolError for what is none."""
+    """Return version and value. Raise ProtocolError for bytes that are no value."""
     version = _int16(buffer)
     return version, _decode(kind.value, version, kind.flexible_from, buffer)
 
 
 def owner_of(key: Buffer) -> str:
-    """The group or transactional id that a key names, which all kinds name first. ProtocolError for what is none."""
+    """Return the group or transactional id of a key; every kind begins with it. Raise ProtocolError for bytes that
+    are no key."""
     raw = bytes(key)
     _int16(raw)
     (length,) = _INT16.unpack_from(raw, 2) if len(raw) >= 4 else (-1,)

@@ -1,7 +1,9 @@
 """Kafka's error codes, and the two ways a request can be refused.
 
 The one idea: `ProtocolError` means the bytes are not Kafka (the connection is closed), `KafkaError` means a Kafka
-request is refused (it is answered with its code). Which code an API answers where is the handlers' business.
+request is refused (it is answered with its code).
+
+It does not decide which code an API answers; the handlers do.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """Whether a client may repeat the request unchanged and hope."""
+        """Return whether a client may succeed by repeating the request unchanged."""
         return self in _RETRIABLE
 
 
@@ -202,7 +204,7 @@ class ProtocolError(Exception):
 
 
 MAX_MESSAGE_CHARS = 400
-"""Of an error text: a sentence about one name, which is repeated for each of a hundred thousand elements."""
+"""Longest error text. It is a sentence about one name, and is repeated for each of a hundred thousand elements."""
 
 
 class KafkaError(Exception):

@@ -1,9 +1,11 @@
 """Cut a byte stream into frames: an int32 size, then that many bytes.
 
-The one idea: the splitter owns where the next bytes are received. Whole small frames are read in bulk into a scratch
-buffer (which may be shared by all connections of one event loop) and copied out; a frame that does not fit gets its
-own buffer, and the rest of it is received straight into that. What a frame may cost grows with the bytes that have
-arrived, never with the size its head claims. It does no I/O and does not look into frames.
+The one idea: the splitter owns the memory that receives the next bytes. Whole small frames are read in bulk into a
+scratch buffer (which all connections of one event loop may share) and copied out. A frame that does not fit gets its
+own buffer, and the rest of it is received straight into that. The memory of a frame grows with the bytes that have
+arrived, never with the size its head claims.
+
+It does no I/O and does not look into frames.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from protocol.errors import ProtocolError
 SIZE_BYTES = 4
 SCRATCH_BYTES = 256 * 1024
 OWN_BUFFER_BYTES = 64 * 1024
-"""What a frame that has only begun may take at once."""
+"""Memory that a frame may take as soon as it has begun."""
 GROWTH_FACTOR = 4
 """A frame's own buffer is at most this many times what has arrived of it, so a megabyte costs one move, not many."""
 
 WRITABLE_BYTES = 4 * 1024
-"""A frame of so much is handed out writable: records enter the log with their offsets written into the frame itself,
-where those of a smaller one are copied once more."""
+"""Size from which a frame is handed out writable: its records enter the log with their offsets written into the
+frame itself. Those of a smaller frame are copied once more."""
 
 Frame: TypeAlias = bytes | bytearray
 
@@ -57,16 +59,16 @@ class FrameSplitter:
 
     @property
     def torn(self) -> bool:
-        """Whether the stream, were it to end here, would end inside a frame."""
+        """Return whether the stream would end inside a frame if it ended here."""
         return bool(self._head) or self._frame is not None
 
     @property
     def partial_bytes(self) -> int:
-        """What has arrived of a frame that is not yet whole."""
+        """Bytes that have arrived of an incomplete frame."""
         return len(self._head) if self._frame is None else self._arrived
 
     def writable(self) -> memoryview:
-        """Where to receive the next bytes; never empty. Raises FrameError if the stream is broken."""
+        """Return memory for the next bytes, never empty. Raise FrameError if the stream is broken."""
         if self.broken is not None:
             raise self.broken
         if self._frame is not None:
@@ -76,7 +78,7 @@ class FrameSplitter:
         return memoryview(self._scratch)[kept:]
 
     def received(self, byte_count: int) -> list[Frame]:
-        """Account for bytes written into the last `writable`; the frames they complete, in order."""
+        """Account for bytes written into the last `writable`; return the frames they complete, in order."""
         frame = self._frame
         if frame is None:
             return self._split(len(self._head) + byte_count)
@@ -119,7 +121,8 @@ class FrameSplitter:
 
 
 def _other_protocol(head: bytes) -> str:
-    """What else a size that cannot be one may be the beginning of; for the log, as both are common mistakes."""
+    """Name the other protocol that an impossible size may be the beginning of. It goes to the log, because both are
+    common mistakes."""
     if head.startswith(b"\x16\x03"):
         return ": the client speaks TLS"
     if head in (b"GET ", b"HEAD", b"POST", b"PUT "):

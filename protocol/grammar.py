@@ -236,7 +236,7 @@ class TaggedField:
     default: Any
 
     def differs(self, value: Any) -> bool:
-        """Whether the value must be written. Any empty sequence equals the empty tuple."""
+        """Return whether the value must be written. Any empty sequence equals the empty tuple."""
         return (tuple(value) if self.default == () else value) != self.default
 
 
@@ -325,7 +325,7 @@ _numbers: Mapping[str, FormatField] = {
 
 @cache
 def grammar(message_type: type[Any], version: int) -> Record:
-    """The grammar of a message at a version; raises ValueError where the message has no such version."""
+    """Return the grammar of a message at a version; raise ValueError if the message has no such version."""
     message = message_schema(message_type)
     if version not in message.versions:
         raise ValueError(f"{message_type.__name__} has no version {version}")
@@ -392,7 +392,7 @@ def parse(message_type: type[M], version: int, buffer: Buffer, position: int = 0
 
 
 def build(message: Any, version: int) -> bytes:
-    """A message's bytes; raises ValueError where a value has no place on the wire."""
+    """Build a message's bytes; raise ValueError if a value has no place on the wire."""
     message_type: type[Any] = message.__class__
     stream = io.BytesIO()
     try:

@@ -1,13 +1,13 @@
-"""The records of a batch whoever sent it, read by aiokafka's compiled parser.
+"""The records of a batch from any sender, read by aiokafka's compiled parser.
 
-The one idea: the parser is made for brokers' bytes, so it is given what cannot hurt it. Each time it gets a copy of at
-most `WINDOW_BYTES` of whole records with zeros behind them, so a varint that is cut off ends in our memory; it holds
-the interpreter for a few milliseconds at most, so another thread's event loop goes on; what it cannot bound (a record
-larger than a window) is read here, field by field, without copying. All windows of a batch are copied to the same
-place, where their records are counted, too. Codecs are ours (`protocol/compression.py`), for the parser's own have no
-bound.
+The one idea: the parser is made for brokers' bytes, so we give it only input that cannot hurt it. Each time it gets a
+copy of at most `WINDOW_BYTES` of whole records with zeros behind them, so a varint that is cut off ends in our memory.
+It holds the interpreter for a few milliseconds at most, so another thread's event loop goes on. A record larger than a
+window, whose cost the parser cannot bound, is read here, field by field, without copying. All windows of a batch are
+copied to the same place, where their records are counted, too. Codecs are ours (`protocol/compression.py`), because the
+parser's own have no bound.
 
-It judges form and count. Which offsets and timestamps are right is its callers' to say.
+It judges form and count. Its callers judge offsets and timestamps.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from protocol.records import (
 from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 WINDOW_BYTES = 64 * 1024
-"""What the parser gets at a time: 32,000 empty headers, the costliest bytes there are, take it 4 ms."""
+"""Bytes that the parser gets at a time. 32,000 empty headers, the costliest content, take it 4 ms."""
 
 WINDOW_RECORDS = 1_000
-"""And at most so many records: a quarter of a millisecond, for who reads them without a pause."""
+"""Records that the parser gets at a time: a quarter of a millisecond, if the caller reads them without a pause."""
 
 MAX_HEADERS = 65_536
-"""Of one record that no window holds; in a window its bytes bound them."""
+"""Limit for one record larger than a window; in a window the bytes bound the headers."""
 
 _ZEROS = bytes(32)
 """Behind the last record; the parser reads at most two varints too far."""
@@ -50,17 +50,17 @@ _ZEROS = bytes(32)
 _COUNT = struct.Struct(">i")
 
 _ENDS = tuple(1 + (byte >> 1) if byte < 0x80 else 2 + ((byte & 0x7F) >> 1) for byte in range(256))
-"""Behind how many bytes a record ends that begins with this one; if that is the first of two, their second adds 64
-times itself."""
+"""Number of bytes after which a record ends, by its first byte. If that is the first of two length bytes, the second
+adds 64 times itself."""
 
 
 DAMAGED = (ProtocolError, CorruptRecordException, UnicodeDecodeError, OverflowError, MemoryError)
-"""What reading a batch may raise: the parser's own errors are not wrapped, which would cost as much as it saves. It
-answers a length of 2**62 bytes with one of the last two."""
+"""Exceptions that reading a batch may raise. The parser's own errors are not wrapped, which would cost as much as
+the parser saves. It answers a length of 2**62 bytes with one of the last two."""
 
 
 class ReadRecord(Protocol):
-    """What the parser's records and ours have in common. No timestamp is −1."""
+    """Attributes that the parser's records and ours have in common. No timestamp is −1."""
 
     @property
     def offset(self) -> int: ...
@@ -83,8 +83,8 @@ class LargeRecord:
 
 
 class RecordReader:
-    """One batch of magic 2. One of `DAMAGED`, at any step, on what is not exactly
-    `records_count` well-formed records, or decompresses to more than `max_decompressed_bytes`."""
+    """Reads one batch of magic 2. Any step raises one of `DAMAGED` if the batch is not exactly `records_count`
+    well-formed records, or decompresses to more than `max_decompressed_bytes`."""
 
     def __init__(
         self,
@@ -113,8 +113,10 @@ class RecordReader:
             raise ProtocolError(f"{head.records_count} records cannot lie in {len(payload)} bytes")
 
     def windows(self) -> Iterator[Iterable[ReadRecord]]:
-        """The records in order, a window at a time, which makes its records as it goes: iterated once, and before the
-        next is asked for."""
+        """Iterate over the records in order, a window at a time.
+
+        A window makes its records lazily: iterate over it once, and before asking for the next.
+        """
         total, left = len(self.body), self.head.records_count
         if total <= WINDOW_BYTES and left <= WINDOW_RECORDS:
             yield DefaultRecordBatch(memoryview(b"".join((self._window_head, self.body, _ZEROS)))[: HEAD_BYTES + total])
@@ -179,7 +181,7 @@ def _without_codec(head: Buffer) -> bytearray:
 
 
 def record_spans(body: memoryview) -> Iterator[tuple[int, int]]:
-    """Where each record of a body that has been read begins and ends, its length included."""
+    """Iterate over the begin and end of each record of a body that has been read, its length included."""
     position, total = 0, len(body)
     while position < total:
         start = position
@@ -210,11 +212,14 @@ def _read_bytes(body: memoryview, position: int, end: int) -> tuple[memoryview |
 
 
 def _whole_records(window: bytearray, start: int, limit: int, most: int) -> tuple[int, int]:
-    """Where the last of the records ends that lie whole between `start` and `limit`, and how many they are, at most
-    `most`. Only their lengths are looked at, and whether one leaves the batch is not."""
+    """Return where the last whole record between `start` and `limit` ends, and how many such records there are, at most
+    `most`.
+
+    Only their lengths are read. It does not check whether a record leaves the batch.
+    """
     position, count = _alike(window, start, limit, most)
     for number in range(count, most):
-        # What is read at the limit or behind it makes a record that ends behind it.
+        # A length read at the limit or behind it gives a record that ends behind the limit.
         length = window[position]
         if length < 0x80:
             end = position + _ENDS[length]
@@ -230,8 +235,10 @@ def _whole_records(window: bytearray, start: int, limit: int, most: int) -> tupl
 
 
 def _alike(window: bytearray, start: int, limit: int, most: int) -> tuple[int, int]:
-    """As `_whole_records`, of as many records as follow each other with the same length in one or two bytes: they are
-    found by looking at every n-th byte, which takes a tenth of looking at each by itself."""
+    """Do the same as `_whole_records` for consecutive records with the same length in one or two bytes.
+
+    It finds them by looking at every n-th byte, which takes a tenth of the time of looking at each record by itself.
+    """
     if start + 2 > limit:
         return start, 0
     first, second = window[start], window[start + 1]

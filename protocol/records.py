@@ -63,7 +63,7 @@ class TimestampType(IntEnum):
 
 
 class ControlType(IntEnum):
-    """What a control record says of the transaction that it ends. Upstream's further types are no client's concern."""
+    """Outcome of a transaction in its control record. Clients do not need upstream's further types."""
 
     ABORT = 0
     COMMIT = 1
@@ -100,7 +100,7 @@ class BatchHead(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """The codec; ProtocolError for the three bit patterns that name none."""
+        """Return the codec; raise ProtocolError for the three bit patterns that name none."""
         codec = self.attributes & CODEC_MASK
         if codec >= len(_CODECS):
             raise ProtocolError(f"unknown compression codec {codec}")
@@ -120,7 +120,8 @@ class BatchHead(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones of this batch may go (KIP-534): kept in base_timestamp where attribute bit 6 is set."""
+        """Time from which tombstones of this batch may go (KIP-534), kept in base_timestamp if attribute bit 6 is
+        set."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
@@ -146,7 +147,8 @@ def magic_of(buffer: Buffer, position: int = 0) -> int:
 
 
 def read_head(buffer: Buffer, position: int = 0) -> BatchHead:
-    """The head of the batch at `position`. ProtocolError if the batch (not only its head) does not lie in the buffer.
+    """Read the head of the batch at `position`. Raise ProtocolError if the batch (not only its head) does not lie in
+    the buffer.
 
     The magic is not judged here: callers answer with different errors for an old format and for torn bytes.
     """
@@ -165,9 +167,11 @@ def encode_head(head: BatchHead) -> bytes:
 
 
 def split_batches(records: Buffer, *, fetched: bool = False) -> list[memoryview]:
-    """The batches of a records field, without copying; ProtocolError where the last is torn. Empty gives none.
+    """Split a records field into its batches, without copying; raise ProtocolError if the last is torn. An empty field
+    has none.
 
-    `fetched`: from an answer to Fetch, which may end within a batch (KIP-74); that one is left out."""
+    `fetched`: the field comes from a response to Fetch, which may end within a batch (KIP-74). That batch is omitted.
+    """
     view = memoryview(records)
     total = len(view)
     batches: list[memoryview] = []
@@ -189,8 +193,11 @@ def split_batches(records: Buffer, *, fetched: bool = False) -> list[memoryview]
 
 
 def verify_crc(batch: Buffer, head: BatchHead | None = None) -> bool:
-    """Whether the CRC-32C over attributes to the end of the batch is the one in its head, which is read if it is not
-    given. ProtocolError if torn."""
+    """Return whether the CRC-32C over attributes to the end of the batch is the one in its head, which is read if it is
+    not given.
+
+    Raise ProtocolError if the batch is torn.
+    """
     head = head or read_head(batch)
     return crc32c.crc32c(memoryview(batch)[_COVERED_AT : head.size_bytes]) == head.crc
 
@@ -232,10 +239,10 @@ def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSE
 
 
 def control_type_of(batch: Buffer) -> ControlType | None:
-    """How the transaction ended, told by the control batch that ends it.
+    """Return how the transaction ended, read from the control batch that ends it.
 
-    None for other batches: without the control bit, of a type that is not known here, or left without records.
-    ProtocolError if torn; the CRC is not checked.
+    None for other batches: without the control bit, of a type that is not known here, or left without records. Raise
+    ProtocolError if the batch is torn; the CRC is not checked.
     """
     if not read_head(batch).is_control:
         return None
@@ -381,7 +388,7 @@ def build_batch(
 
 
 COORDINATOR_EPOCH = 0
-"""What a marker says of who wrote it, where any node may."""
+"""Coordinator epoch in every marker. It is constant because any node may write markers."""
 
 
 def end_marker(
@@ -392,8 +399,11 @@ def end_marker(
     timestamp_ms: int,
     coordinator_epoch: int = COORDINATOR_EPOCH,
 ) -> bytes:
-    """The control batch that ends a producer's transaction in one partition, as a broker appends it: one record, one
-    offset. Like any batch it gets its base offset and leader epoch when appended."""
+    """Build the control batch that ends a producer's transaction in one partition, as a broker appends it: one record,
+    one offset.
+
+    Like any batch it gets its base offset and leader epoch when appended.
+    """
     marker = Record(
         offset=0,
         timestamp=timestamp_ms,

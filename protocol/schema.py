@@ -108,7 +108,7 @@ def nested(
 
 @dataclass(frozen=True, slots=True)
 class _Declaration:
-    """What stands right of the `=` in a class body until its decorator has run."""
+    """Right side of the `=` in a class body until its decorator has run."""
 
     kind: Kind[Any] | type[Any]
     is_array: bool

@@ -1,7 +1,7 @@
-"""A client's string as a person is shown it: in an error text, in a log line, in the journal, in a table.
+"""A client's string as people see it: in an error text, in a log line, in the journal, in a table.
 
-The one idea: whoever names a topic or a client may choose any characters and 32 KB of them, so a text that repeats
-such a name is made by `shown`, which leaves nothing that moves a terminal's cursor and cuts what is too long.
+The one idea: a client that names a topic or itself may choose any characters and 32 KB of them. So every text that
+repeats such a name passes it through `shown`, which leaves nothing that moves a terminal's cursor and cuts long names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a message costs to encode, told from its value: how heavy it is, and how many bytes come of it.
+"""Cost of encoding a message, computed from its value: its weight, and the number of its bytes.
 
-The one idea: both walks follow the declarations. `outweighs` is asked of every answer and stops at its limit, so it
-looks at nothing that has a fixed size; `encoded_bytes` is asked of heavy answers only, before their bytes are made.
+The one idea: both walks follow the declarations. `outweighs` runs for every answer and stops at its limit, so it skips
+everything of a fixed size. `encoded_bytes` runs for heavy answers only, before their bytes are made.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ _FIXED_BYTES = {
     schema.uuid.name: 16,
 }
 _TEXT_BYTES, _BINARY_BYTES, _COUNT_BYTES, _TAG_BYTES = 3, 5, 5, 7
-"""In front of a string, of bytes, of an array, and of a tagged field: at the most."""
+"""Largest number of bytes in front of a string, of bytes, of an array, and of a tagged field."""
 _NULL_BYTES = 4
 
 _TEXT, _BINARY, _STRUCT, _OTHER = "text", "binary", "struct", "other"
 
 
 def outweighs(message: Any, limit: int) -> bool:
-    """Whether a message's elements, at whatever depth, with its long strings are more than `limit`: each
-    `ELEMENT_BYTES` of a string count as an element. It looks at no more of them."""
+    """Return whether a message has more than `limit` elements, at any depth, with its long strings: each
+    `ELEMENT_BYTES` of a string count as an element.
+
+    It stops counting there.
+    """
     return _weight(message, limit) > limit
 
 
@@ -78,7 +81,7 @@ def _weighed(struct_type: type[Any]) -> tuple[tuple[str, bool, str], ...]:
 
 
 def encoded_bytes(message: Any) -> int:
-    """How many bytes encoding makes at the most, but for `records`, which are sent as they are."""
+    """Return the largest number of bytes that encoding makes, not counting `records`, which are sent as they are."""
     total, fields = _shape(message.__class__)
     for name, is_array, kind, width in fields:
         held = getattr(message, name)
@@ -102,8 +105,10 @@ def _octets(value: Any) -> int:
 
 @cache
 def _shape(struct_type: type[Any]) -> tuple[int, tuple[tuple[str, bool, str, int], ...]]:
-    """What every value of the struct takes, and the fields of which it depends on the value: name, whether it is an
-    array, what it holds, and the width of one."""
+    """Return the bytes that every value of the struct takes, and the fields whose bytes depend on the value.
+
+    Each field is given by its name, whether it is an array, its element type, and the width of one element.
+    """
     fixed, varying = 1, list[tuple[str, bool, str, int]]()
     for field in struct_schema(struct_type).fields:
         kind = _kind_of(field.kind)

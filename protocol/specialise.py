@@ -57,8 +57,8 @@ ELEMENT_BYTES = 256
 
 
 class EncodedElements(tuple[Any, ...]):
-    """The bytes of an array's structs, encoded already, a piece each. It may stand for such an array where that is a
-    field of the message itself: a long answer that hardly changes is put together and not written anew."""
+    """Bytes of an array's structs, encoded already, a piece each. It may stand for such an array if that is a field
+    of the message itself. So a long answer that hardly changes is assembled, not encoded anew."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ def specialise_encoder(record: Record, version: int) -> Encoder:
 
 @cache
 def has_records(piece: Construct) -> bool:
-    """Whether record batches occur in it, which are decoded as slices of the buffer."""
+    """Return whether the construct contains record batches, which are decoded as slices of the buffer."""
     match piece:
         case Records():
             return True
@@ -115,7 +115,7 @@ def uuid_of(octets: bytes) -> UUID:
 
 
 def _text_of(octets: Buffer) -> str:
-    """What is not UTF-8 becomes U+FFFD, as in any broker: a client may name itself in Latin-1."""
+    """Decode UTF-8. Other bytes become U+FFFD, as in any broker: a client may name itself in Latin-1."""
     return str(octets, "utf-8", "replace")
 
 

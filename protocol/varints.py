@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 MAX_UVARINT = 0xFFFFFFFF
 
 MAX_TAGGED_FIELDS = 127
-"""In one section. Upstream defines four at most; each that is not known costs a step of its own."""
+"""Limit of one section. Upstream defines four at most; each unknown field costs a step of its own."""
 
 
 def read_uvarint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:

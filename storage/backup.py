@@ -5,8 +5,9 @@ segments it names only ever grow and objects never change, so copying them after
 While it runs nothing is deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
 
 A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
-is written last. What an earlier backup left there is kept, so that the next one copies only what is new. It is restored
-into a directory or into a bucket, wherever it came from. Its files are its owner's alone: they hold every credential.
+is written last. Files of an earlier backup are kept, so that the next one copies only new bytes. It may be restored
+into a directory or into a bucket, no matter which of the two it came from. Its files are its owner's alone: they hold
+every credential.
 
 Passwords reach `pg_dump`, `pg_restore` and `psql` by their environment, because every user of the machine can read a
 process's arguments.
@@ -45,9 +46,9 @@ _PIPE_BYTES = 1024 * 1024
 _ERROR_LINES = 3
 _ERROR_BYTES = 16 * 1024
 _NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
-"""Of what a backup's directory holds, be it whole or torn."""
+"""Names that a backup's directory may hold, whether the backup is complete or torn."""
 _LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
-"""Beside its segments."""
+"""Names that `log/` may hold beside the segments."""
 _NOT_NULL = rb"(?:CONSTRAINT \S+ )?NOT NULL [^\s,]+"
 
 
@@ -60,9 +61,10 @@ class BackupReport:
 
 
 async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupReport:
-    """Writes a backup of the database at `url` and what it names in `store` to `target`, over an older one of the same.
+    """Write a backup of the database at `url` and of what it names in `store` to `target`, over an older one of the
+    same.
 
-    StorageError if there is no Sluice in the database, if `target` holds something else, or if a copy fails.
+    Raise StorageError if the database has no Sluice, if `target` holds something else, or if a copy fails.
     """
     await asyncio.to_thread(_prepare, target, await _marker(store))
     async with translated_errors():
@@ -70,7 +72,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
         try:
             await connection.execute(statement("lock_deletion_shared"))
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                # Before the snapshot, which the first query takes: from here on no slot is emptied.
+                # Take this lock before the first query takes the snapshot: from here on no slot is emptied.
                 await connection.execute(statement("hold_inline"))
                 snapshot: str = await connection.fetchval(statement("export_snapshot"))
                 rows = await connection.fetch(statement("objects_in_use"))
@@ -84,9 +86,12 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
 
 
 async def restore(url: str, place: Path | str | None, source: Path) -> None:
-    """Makes the database at `url`, in which there must be no Sluice, and the empty directory or prefix of a bucket at
-    `place` what the backup in `source` was, with an identity of its own: the original goes on elsewhere. Delegation
-    tokens end with it. StorageError otherwise."""
+    """Restore the backup in `source` into the database at `url`, which must hold no Sluice, and into `place`: an empty
+    directory or prefix of a bucket.
+
+    The copy gets an identity of its own, because the original may go on elsewhere. Delegation tokens end with the old
+    identity. Raise StorageError if the restore is refused or fails.
+    """
     manifest = await asyncio.to_thread(read_manifest, source)
     if manifest["segments"] and place is None:
         raise StorageError("the backup has segments: give a directory or a bucket for them as --log-store")
@@ -111,7 +116,7 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
 
 
 def read_manifest(source: Path) -> dict[str, Any]:
-    """What a backup says of itself."""
+    """Read the manifest of a finished backup."""
     try:
         manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -156,8 +161,8 @@ def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
 
 
 async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
-    """Copies what is new of each segment or object, up to the position that the snapshot needs; how many and how
-    much."""
+    """Copy what is new of each segment or object, up to the position that the snapshot needs; return how many and
+    how much."""
     if used and store is None:
         raise StorageError("records lie in a store: give it as --log-store")
     copies = SegmentDirectory(target / LOG)
@@ -215,7 +220,7 @@ async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -
             raise StorageError(f"{store.location} is not empty: give another --log-store or --data-dir")
         for name, end in segments.items():
             object_id = int(name, 16)
-            # A segment is as large as memory allows: it was made so.
+            # A segment always fits into memory: the node that wrote it was limited to such a size.
             (content,) = copies.read(object_id, [(0, end)])
             if len(content) < end:
                 raise StorageError(f"{copies.path(object_id)} has {len(content)} bytes instead of {end}")
@@ -227,7 +232,7 @@ async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -
 
 
 async def _make_own(url: str, store: ByteStore) -> None:
-    """The marker comes last: what was cut short is no store."""
+    """Give the copied store its own identity. The marker comes last: without it a torn copy is not a store."""
     store_id = uuid4()
     async with translated_errors():
         connection = await _connect(url)
@@ -249,7 +254,7 @@ async def _is_empty(store: ByteStore) -> bool:
 
 
 async def _connect(url: str) -> Any:
-    """Of its own, since the snapshot and the lock last as long as it."""
+    """Open a connection of the backup's own, because the snapshot and the lock last as long as the connection."""
     return await connect(url, {"search_path": schema.TABLE_SCHEMA})
 
 
@@ -274,9 +279,9 @@ async def _dump(url: str, snapshot: str, target: Path) -> None:
 
 
 def for_server(definitions: bytes, version: int) -> bytes:
-    """What `pg_restore` writes before the first row, in the language of a Postgres of the major `version`.
+    """Adapt what `pg_restore` writes before the first row to a Postgres of the major `version`.
 
-    Before 17 no transaction_timeout exists, which it sets to its default. Before 18 columns inherit NOT NULL
+    Before 17 no transaction_timeout exists, which `pg_restore` sets to its default. Before 18 columns inherit NOT NULL
     by themselves, and a table cannot declare it for an inherited column.
     """
     if version < 17:
@@ -299,7 +304,7 @@ async def _load(url: str, dump: Path, version: int) -> None:
             given=asyncio.subprocess.PIPE,
         )
         await _pass_on(reading, loading, version)
-        # Only the end of its input makes psql commit, so first it is certain that the dump was read to its end.
+        # psql commits only at the end of its input. So make certain first that the dump was read to its end.
         await _finished(reading)
         assert loading.process.stdin is not None
         loading.process.stdin.close()
@@ -379,7 +384,7 @@ def _kill(program: _Program) -> None:
 
 
 async def _last_lines(stream: asyncio.StreamReader) -> bytes:
-    """The end of what a program says, of which there may be as much as it likes."""
+    """Return the end of a program's output, which may have any length."""
     end = b""
     while piece := await stream.read(_ERROR_BYTES):
         end = (end + piece)[-_ERROR_BYTES:]
@@ -387,7 +392,7 @@ async def _last_lines(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _finished(program: _Program) -> None:
-    """Wait for the program's end. StorageError, with its last lines, if it failed."""
+    """Wait for the program's end. Raise StorageError, with its last lines, if it failed."""
     try:
         errors = await asyncio.shield(program.errors)
         returncode = await program.process.wait()

@@ -1,8 +1,8 @@
 """A database's URL, split by its own grammar.
 
-The one idea: a URL of Postgres may name several hosts, IPv6 addresses among them, which is more than the grammar that
-`urllib.parse` knows; what it makes of one differs between Python's releases. asyncpg asks it too, so such hosts are
-handed over where it does not look: in the query.
+The one idea: a URL of Postgres may name several hosts, IPv6 addresses among them. The grammar of `urllib.parse` does
+not cover that, and its result differs between Python's releases. asyncpg uses `urllib.parse` too, so we hand such hosts
+to asyncpg in the query, which that parser leaves alone.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class DatabaseUrl:
         return f"{self.scheme}://{login}{self.path or '/'}?{query}host={quote(','.join(self.hosts), safe=',')}"
 
     def without_password(self) -> tuple[str, str | None]:
-        """The URL for an argument list, which every user of the machine can read, and the password that it had.
+        """Return the URL for an argument list, which every user of the machine can read, and the password that it had.
 
-        ValueError if it has `sslpassword`, for which libpq knows no other place.
+        Raise ValueError if it has `sslpassword`, for which libpq knows no other place.
         """
         user, _, password = (self.login or "").partition(":")
         found = unquote(password) if password else None
@@ -60,7 +60,7 @@ class DatabaseUrl:
 
 
 def parse_database_url(text: str) -> DatabaseUrl:
-    """ValueError, without any part of the URL in it, if it is none that Postgres' clients know."""
+    """Parse a URL. Raise ValueError, without any part of the URL in it, if Postgres' clients would not accept it."""
     found = _URL.fullmatch(text)
     if found is None:
         raise ValueError("not a URL of a Postgres database")

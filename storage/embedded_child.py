@@ -24,7 +24,8 @@ PR_CAP_AMBIENT_RAISE = 2
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_DAC_OVERRIDE": 1}
-"""Tried in this order when the unprivileged user cannot reach the command or DIRECTORY (a project below /root)."""
+"""Capabilities tried in this order if the unprivileged user cannot reach the command or DIRECTORY (a project below
+/root)."""
 
 CANNOT_RUN = 126
 
@@ -46,7 +47,8 @@ def _checked(result: int, call: str) -> None:
 def become(uid: int, gid: int, capability: str | None) -> None:
     """Switch this process to `uid`/`gid` for good, keeping at most one capability across the exec to come.
 
-    Raises OSError where the system refuses (a user namespace without that uid, a capability it does not hold).
+    Raise OSError if the system refuses (a user namespace without that uid, a capability that the process does not
+    hold).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if capability is not None:
@@ -65,7 +67,7 @@ def become(uid: int, gid: int, capability: str | None) -> None:
 
 
 def can_run(uid: int, gid: int, capability: str | None, directory: str, command: str) -> bool:
-    """Whether `uid` with `capability` can enter `directory` and execute `command`, found out by doing both."""
+    """Return whether `uid` with `capability` can enter `directory` and execute `command`, found out by doing both."""
     child = os.fork()
     if child == 0:
         try:
@@ -92,7 +94,7 @@ def drop_privileges(uid: int, gid: int, directory: str, command: str) -> None:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel for SIGINT (Postgres: fast shutdown) when the thread that started this process ends.
 
-    Called after the change of user, which clears the request. Does nothing where there is no prctl.
+    Called after the change of user, which clears the request. Does nothing on a system without prctl.
     """
     if sys.platform != "linux":
         return

@@ -1,9 +1,9 @@
 """Consumer groups as they are stored.
 
-The one idea: the coordinator that holds a shard's lease is the only writer of its groups, and every write checks that
-lease in its own transaction, so a coordinator that lost it without knowing is refused, not believed. What is written is
-what changed, of many groups at once; what a group's documents say is not known here. A write of a group waits for
-offset commits under way in the old generation; commits that come after it see the new one.
+The one idea: the coordinator that holds a shard's lease is the only writer of its groups. Every write checks that lease
+in its own transaction, so a coordinator that lost its lease without knowing is refused. A write contains only the
+changes, of many groups at once. This module does not know the content of a group's documents. A write of a group waits
+for offset commits under way in the old generation; commits that come after the write see the new one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from storage.turns import in_turns
 from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
 OFFSETS_PER_STATEMENT = 10_000
-"""Deleted at a time."""
+"""Offsets deleted at a time."""
 _ROWS_PER_TURN = 250
-"""Of members, whose documents are parsed: some milliseconds."""
+"""Rows of members, whose documents are parsed: some milliseconds."""
 
 
 class GroupStore:
@@ -33,21 +33,21 @@ class GroupStore:
         self._pool = database.hot
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, GroupRecord]:
-        """Those of them that there are. Their members are waited for from now on (see `GroupRecord.silent_ms`)."""
+        """Load those of the groups that exist. The caller waits for their members from now on (see
+        `GroupRecord.silent_ms`)."""
         rows = await self._pool.fetch(statement("load_groups"), [stored(group_id) for group_id in group_ids])
         return {record.group_id: record async for record in _groups(rows)}
 
     async def load_shard(self, shard: int) -> list[GroupRecord]:
-        """All groups with members; as `load`."""
+        """Load all groups of the shard that have members; otherwise as `load`."""
         return [record async for record in _groups(await self._pool.fetch(statement("load_shard"), shard))]
 
     async def save(self, changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
-        """Writes the changes of many groups, each given once, in one transaction; what became of each.
+        """Write the changes of many groups, each given once, in one transaction; return the outcome of each.
 
-        With `wait` it waits for groups that somebody else holds, until the statement's time is up.
-
-        A write that was given up cannot take effect behind a later one: its COMMIT is a message of its own, sent only
-        while the group's row is locked, so either it never came or the later write waited for it.
+        With `wait` the write waits for groups that another transaction has locked, until the statement times out. A
+        write that was abandoned cannot take effect behind a later one. Its COMMIT is a message of its own, sent only
+        while the group's row is locked. So either Postgres never received the COMMIT, or the later write waited for it.
         """
         large = any(_is_large(member.document) for change in changes for member in change.changed)
         rows = await asyncio.to_thread(_member_rows, changes) if large else _member_rows(changes)
@@ -76,8 +76,10 @@ class GroupStore:
         return [Saved(outcome) for outcome in await self._pool.transact(write)]
 
     async def delete(self, group_id: str, lease: CoordinatorLease) -> bool:
-        """Removes the group with its members and offsets, in bounded steps: whoever fails in between calls again. False
-        if there is none. StorageConflict if the lease is not current."""
+        """Remove the group with its members and offsets, in bounded steps; after a failure the caller calls again.
+
+        Return False if no such group exists. Raise StorageConflict if the lease is not current.
+        """
         while True:
             outcome = await self._pool.fetch_value(
                 statement("delete_group"),
@@ -93,23 +95,25 @@ class GroupStore:
                 return outcome == "deleted"
 
     async def any(self) -> bool:
-        """Whether there is any group."""
+        """Return whether any group exists."""
         return await self._pool.fetch_value(statement("any_group"))
 
     async def ids_behind(self, shard: int, group_id: str, limit: int) -> Sequence[str]:
-        """The shard's next groups behind an id, ordered by id."""
+        """Return the shard's next groups behind an id, ordered by id."""
         rows = await self._pool.fetch(statement("group_ids_of_shard"), shard, stored(group_id), limit)
         return [loaded(row["group_id"]) for row in rows]
 
     async def as_stored(self, group_ids: Sequence[str]) -> Sequence[tuple[GroupRecord, int]]:
-        """Those of them that there are, each with when its state changed (Unix ms). For who only looks: nobody's
-        members are waited for by it."""
+        """Read those of the groups that exist, each with the time of its last change of state (Unix ms).
+
+        This is for read-only callers: the read does not start to wait for any member.
+        """
         rows = await self._pool.fetch(statement("groups_as_stored"), [stored(group_id) for group_id in group_ids])
         changed_ms = {loaded(row["group_id"]): row["state_timestamp_ms"] for row in rows}
         return [(record, changed_ms[record.group_id]) async for record in _groups(rows)]
 
     async def list(self) -> list[tuple[str, str, str | None, str]]:
-        """(group id, group type, protocol type, state) of every group, ordered by id."""
+        """List (group id, group type, protocol type, state) of every group, ordered by id."""
         rows = await self._pool.fetch(statement("list_groups"))
         return [
             (loaded(row["group_id"]), row["group_type"], loaded_or_none(row["protocol_type"]), row["state"])
@@ -135,7 +139,7 @@ def _member_rows(changes: Sequence[GroupChange]) -> list[_MemberRow]:
 
 
 _LARGE = 500
-"""Elements: to write as many as text takes more than half a millisecond."""
+"""Number of elements above which writing them as text takes more than half a millisecond."""
 
 
 def _is_large(document: Document) -> bool:
@@ -143,7 +147,7 @@ def _is_large(document: Document) -> bool:
 
 
 async def _groups(rows: Sequence[Row]) -> AsyncGenerator[GroupRecord]:
-    """Of rows in the order of groups; everybody else has a turn now and then."""
+    """Build groups from rows in the order of groups, yielding to the event loop now and then."""
     group: Row | None = None
     members: list[MemberRecord] = []
     async for row in in_turns(rows, _ROWS_PER_TURN):
@@ -173,7 +177,7 @@ def _group(row: Row, members: Sequence[MemberRecord]) -> GroupRecord:
 
 
 _NUL = "\\u0000"
-"""As JSON has it; Postgres' jsonb has no such character."""
+"""The character NUL as JSON escapes it; Postgres' jsonb has no such character."""
 _ESCAPE = stored("\0")[0]
 
 
@@ -190,7 +194,7 @@ def _from_json(text: str) -> Document:
 
 
 def _strings(value: Any, change: Any) -> Any:
-    """The JSON value with every string, keys too, changed."""
+    """Return the JSON value with every string, keys too, changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -1,8 +1,9 @@
 """The journal's rows: written in batches, read back for people.
 
-The one idea: a batch is one transaction, which takes its numbers first and so makes its rows visible in the order of
-the numbers (docs/journal.md). A row is a value whose fields are the columns of its table; which rows there are is
-decided by whoever gives them.
+The one idea: a batch is one transaction. It takes its numbers first and so makes its rows visible in the order of the
+numbers (docs/journal.md). A row is a value whose fields are the columns of its table.
+
+It does not decide which rows to write; its callers do.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from storage.turns import in_turns
 
 DAYS_AHEAD = 2
 RECORDS_PER_TURN = 250
-"""The driver codes them as it takes them."""
+"""Records encoded per turn: the driver encodes them as it consumes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRow:
-    """What all five tables have but the number."""
+    """Columns that all five tables have, apart from the number."""
 
     at_ms: int
     node_id: int
@@ -118,7 +119,7 @@ _VALUES = {kind: attrgetter(*columns) for kind, (_, columns) in _TABLES.items()}
 
 @dataclass(frozen=True, slots=True)
 class GroupHistory:
-    """Of one group, newest first, as far as was asked for: rows as mappings of column to value."""
+    """History of one group, newest first, up to the requested limits: rows as mappings of column to value."""
 
     events: Sequence[Row]
     ownership: Sequence[Row]
@@ -127,14 +128,16 @@ class GroupHistory:
 
 
 class JournalStore:
-    """All of it on the cold pool: nobody who waits for an answer waits for the journal."""
+    """Writes and reads the journal on the cold pool only, so that no client's request waits for the journal."""
 
     def __init__(self, database: Database) -> None:
         self._cold = database.cold
 
     async def write(self, rows: Sequence[JournalRow]) -> None:
-        """Numbers the rows in their order and inserts them, all or none. StorageError where a table or a day is not
-        there, StorageUnavailable also where the outcome is unknown."""
+        """Number the rows in their order and insert them, all or none.
+
+        Raise StorageError if a table or a day is missing, StorageUnavailable also if the outcome is unknown.
+        """
         numbered = await asyncio.to_thread(_numbered, rows)
 
         async def insert(connection: Connection) -> None:
@@ -153,7 +156,7 @@ class JournalStore:
         await self._cold.transact(insert)
 
     async def make_partitions(self) -> int:
-        """Makes the days that are missing, up to two ahead."""
+        """Create the missing partitions of days, up to two days ahead."""
         return cast(int, await self._cold.fetch_value(statement("journal_make_partitions"), DAYS_AHEAD))
 
     async def retain(self, retention_ms: int, retention_bytes: int) -> int:
@@ -164,7 +167,7 @@ class JournalStore:
         return cast(int, await self._cold.fetch_value(statement("journal_retain"), retention_ms, retention_bytes))
 
     async def history(self, group_id: str, max_events: int, max_details: int) -> GroupHistory:
-        """The newest events of a group, and what else was written since the oldest of them."""
+        """Return the newest events of a group, and the other rows written since the oldest of them."""
         key = stored(group_id)
         events = await self._cold.fetch(statement("journal_recent_events"), key, max_events)
         since = events[-1]["seq"] if len(events) == max_events else 0
@@ -175,7 +178,7 @@ class JournalStore:
 
 
 def _numbered(rows: Sequence[JournalRow]) -> dict[type[JournalRow], list[tuple[Any, ...]]]:
-    """Per table (position among all rows, then its columns)."""
+    """Return rows per table: (position among all rows, then its columns)."""
     numbered: dict[type[JournalRow], list[tuple[Any, ...]]] = {}
     for position, row in enumerate(rows):
         kind = type(row)

@@ -1,14 +1,14 @@
 """The record log: an index in Postgres, and bytes that are kept as they came.
 
-The one idea: an append is one transaction for many partitions, in which Postgres decides offsets and duplicates under
-the partitions' row locks (`append_chunks` in functions/log.sql, or its short way, `append_inline`) and writes a row per
-chunk. Where the bytes lie is this room's business: a small commit carries them into Postgres in the same statement; a
-large one is written and synced to a segment while Postgres decides, and committed only after both. A read is one
-statement whose cost follows what it returns, and the bytes of the chunks it names.
+The one idea: an append is one transaction for many partitions. In it Postgres decides offsets and duplicates under the
+partitions' row locks (`append_chunks` in functions/log.sql, or its short way, `append_inline`) and writes a row per
+chunk. This module decides where the bytes lie. A small commit carries them into Postgres in the same statement. A large
+one is written and synced to a segment while Postgres decides, and committed only after both. A read is one statement
+whose cost follows what it returns, and the bytes of the chunks it names.
 
-What it does not do: it looks at no byte of a batch but its head, keeps of it what was read from files, and wakes
-nobody. A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that
-retries with its sequence gets the right answer.
+It reads no byte of a batch but its head, caches only what it read from files, and notifies no reader. A
+StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with its
+sequence gets the right answer.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ from storage.types import (
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 INLINE_MAX_BYTES = 64 * 1024
-"""Commits up to this stay inline even where there are segments: one record then costs one statement."""
+"""Commits up to this size stay inline even if there are segments: one record then costs one statement."""
 
 COPY_FROM_MEAN_BYTES = 64 * 1024
 COPY_FROM_GROUP_BYTES = 512 * 1024
 """Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
-measured crossover (16 to 256 KiB); the group's size is a judgement: COPY takes four round trips where a statement takes
-one."""
+measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a statement one."""
 
 SPARE_BYTES = 8 * 1024 * 1024
 """How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
 
 REPORT_INTERVAL_S = 5.0
-"""How often it is told of one object that it cannot be read: consumers ask again and again while a store is away."""
+"""Interval between log lines about one unreadable object. Consumers ask again and again while a store is away."""
 REPORTED_OBJECTS = 1_000
 
 REQUESTS_AT_ONCE = 500
-"""Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
+"""Partitions that one statement reads. Its rows are handled in one go: some milliseconds for so many."""
 
 MAX_ABORTED = 5_000
-"""Aborted transactions that one read tells of: with more, it ends before their records, but for its first batch's."""
+"""Aborted transactions that one read returns. If there are more, the read ends before their records, except for its
+first batch's."""
 
 MAX_BATCHES = 5_000
-"""Batches that one statement brings, but for the rest of a chunk: each costs some microseconds whatever its size."""
+"""Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds, large or
+small."""
 
 HIGH_WATERMARK = -1
-"""`delete_records` up to here: everything there is."""
+"""Value for `delete_records` that deletes everything up to the high watermark."""
 
 _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records")
 
@@ -86,14 +87,15 @@ _RAISE_LOG_START = statement("raise_log_start")
 
 
 class _WriteFailedError(Exception):
-    """A segment could not be written; it leaves the transaction by this way, which is not Postgres' failure."""
+    """Failure to write a segment. It leaves the transaction by this exception, so that it does not count as
+    Postgres' failure."""
 
 
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    With a directory of segments as `store`, commits of more than `inline_max_bytes` go there; with a bucket, bytes come
-    to it later (`roller.py`). Every process on the database must have the same.
+    With a directory of segments as `store`, commits of more than `inline_max_bytes` go there. With a bucket, bytes move
+    to it later (`roller.py`). Every process on the database must have the same store.
     """
 
     def __init__(
@@ -110,11 +112,11 @@ class LogStore:
         self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
         self.reader = ChunkReader(store)
         self.damaged_chunks = 0
-        """How often a chunk was asked for whose bytes are missing or wrong."""
+        """How many requested chunks had missing or wrong bytes."""
         self._reported_at: dict[int | None, float] = {}
 
     async def close(self) -> None:
-        """Once no call is under way."""
+        """Close the store; the caller makes sure that no call is under way."""
         if self._segments is not None:
             await self._segments.close()
         self.reader.close()
@@ -122,16 +124,16 @@ class LogStore:
     # --- appending ------------------------------------------------------------------------------------------------
 
     async def append(self, batches: Sequence[NewBatch], *, wait: bool = True) -> list[Appended | Refusal]:
-        """Appends in the order given, in one durable transaction; one outcome per batch.
+        """Append the batches in the order given, in one durable transaction; return one outcome per batch.
 
-        The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
+        When this returns, the `records` of every newly appended batch hold base offset and leader epoch (they must be
         writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, NOT_IN_TRANSACTION and
-        INVALID_TXN_STATE refuse one batch and leave the others; so does PARTITION_BUSY, without `wait`, where another
-        transaction holds the partition. On StorageUnavailable the batches may or may not be in the log.
+        INVALID_TXN_STATE refuse one batch and leave the others. So does PARTITION_BUSY, returned without `wait` if
+        another transaction holds the partition. On StorageUnavailable the batches may or may not be in the log.
 
-        Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
-        sequence 0, one of the last five batches (epoch, first and last sequence) is answered with its first offset, any
-        sequence is accepted of a producer not known here.
+        Idempotence follows upstream's ProducerStateManager. A lower epoch is refused; a higher one must begin at
+        sequence 0. One of the last five batches (epoch, first and last sequence) is answered with its first offset. A
+        producer unknown here may begin with any sequence.
         """
         if not batches:
             return []
@@ -182,7 +184,8 @@ class LogStore:
         return await self._hot.transact(append)
 
     async def _append_to_segment(self, segments: SegmentWriters, group: AppendGroup, *, wait: bool) -> Row:
-        """Bytes and index at the same time; again in another segment where this one has been sealed by its age."""
+        """Write bytes and index at the same time. Repeat in another segment if this one was sealed because of its
+        age."""
         buffers = [buffer for candidate in range(len(group.candidates)) for buffer in group.buffers(candidate)]
         while True:
             segment = await segments.take(group.size_bytes)
@@ -208,7 +211,7 @@ class LogStore:
             except _WriteFailedError as error:
                 raise StorageUnavailable(f"the log's directory takes no bytes: {error}") from error
             finally:
-                # The caller's bytes are in the hands of a thread until it has written them.
+                # A thread uses the caller's bytes until it has written them.
                 if not written.done():
                     await asyncio.wait([written])
                 if written.exception() is not None:
@@ -222,13 +225,13 @@ class LogStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
-        """States and batches of all requests, limits counted in the order given; of REQUESTS_AT_ONCE that follow each
-        other from one snapshot.
+        """Return states and batches of all requests, with limits counted in the order given. Each REQUESTS_AT_ONCE
+        consecutive requests come from one snapshot.
 
-        Whole batches only, and of a statement no more than about MAX_BATCHES. The first batch found is returned
-        whatever its size; after it, those that fit into both its request's `max_bytes` and what is left of the call's.
-        An offset outside the log gives the state without batches. UNKNOWN_PARTITION refuses a request, and DAMAGED one
-        at whose offset the bytes are missing or wrong.
+        Only whole batches are returned, and no more than about MAX_BATCHES of one statement. The first batch found is
+        returned even if it exceeds the limits. After it, only batches that fit into both their request's `max_bytes`
+        and the rest of the call's limit. An offset outside the log gives the state without batches. UNKNOWN_PARTITION
+        refuses a request; DAMAGED refuses one at whose offset the bytes are missing or wrong.
         """
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
@@ -259,9 +262,12 @@ class LogStore:
     async def _with_aborted(
         self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal], leaving_out: Sequence[int]
     ) -> list[ReadResult | Refusal]:
-        """What those at the positions `leaving_out` are to leave out. A statement of its own: a transaction that ends
-        after the batches were read began at or behind what was stable then. If retention has forgotten one meanwhile,
-        what was asked for lies below the log start by now."""
+        """Add the aborted transactions to the results at the positions `leaving_out`.
+
+        This is a statement of its own. It is safe: a transaction that ends after the batches were read began at or
+        behind the last stable offset of that read. If retention has removed an aborted transaction in the meantime, the
+        requested records lie below the log start by now.
+        """
         asking = [
             (index, result)
             for index in leaving_out
@@ -313,7 +319,7 @@ class LogStore:
         *,
         returned_any: bool,
     ) -> tuple[list[StoredBatch], bool]:
-        """What of these chunks answers the request, and whether that ends at a damaged one."""
+        """Select the batches of these chunks that answer the request; return whether they end at a damaged chunk."""
         limit_bytes = min(request.max_bytes, remaining_bytes)
         taken: list[StoredBatch] = []
         for chunk, held in chunks:
@@ -335,8 +341,11 @@ class LogStore:
     async def _read(
         self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
     ) -> tuple[list[PartitionState | None], list[int], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
-        """Per request its state, None if there is no such partition; the positions of those who may have to leave
-        something out; the chunks with the request's position, and their batches."""
+        """Read the index and the bytes for these requests.
+
+        Return per request its state, None if there is no such partition; the positions of requests that may have to
+        omit aborted records; the chunks with their request's position; and the batches of each chunk.
+        """
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
@@ -400,15 +409,18 @@ class LogStore:
         }
 
     async def chunks_between(self, key: PartitionKey, from_offset: int, to_offset: int) -> list[Chunk]:
-        """The rows of the index that lie at least in part within these offsets, both included."""
+        """Return the rows of the index that lie at least in part within these offsets, both included."""
         rows = await self._cold.fetch(_CHUNKS_BETWEEN, key, from_offset, to_offset)
         return [chunk_of(row) for row in rows]
 
     async def batch_at_timestamp(
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
     ) -> StoredBatch | None:
-        """The first batch that begins at `from_offset` or later, still in the log, whose head says that it has a record
-        at or after `timestamp_ms`; None if there is none. RecordsUnreadable if its chunk is."""
+        """Return the first batch still in the log that begins at `from_offset` or later and whose head names a record
+        at or after `timestamp_ms`.
+
+        None if there is no such batch. Raise RecordsUnreadable if its chunk is unreadable.
+        """
         timestamp_ms = max(timestamp_ms, 0)
         at_offset = from_offset
         while True:
@@ -426,7 +438,7 @@ class LogStore:
             at_offset = chunk.last_offset + 1
 
     async def batch_of_max_timestamp(self, key: PartitionKey) -> StoredBatch | None:
-        """The first batch that holds the greatest timestamp in the log; None if no batch has timestamps."""
+        """Return the first batch that holds the greatest timestamp in the log; None if no batch has timestamps."""
         row = await self._cold.fetch_row(_GREATEST_TIMESTAMP, key)
         if row is None:
             return None
@@ -434,7 +446,7 @@ class LogStore:
         timestamp_ms: int = -1 if row["max_timestamp_ms"] is None else row["max_timestamp_ms"]
         first: StoredBatch | None = None
         for chunk in await self.chunks_between(key, log_start_offset, log_start_offset):
-            # Only of the chunk that the log start lies in is a part gone.
+            # Only the chunk that contains the log start may have lost a part.
             for batch in await self._batches_of(chunk):
                 if batch.last_offset >= log_start_offset and batch.max_timestamp_ms > (
                     timestamp_ms - 1 if first is None else first.max_timestamp_ms
@@ -452,9 +464,9 @@ class LogStore:
         return result
 
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:
-        """Moves the log start up to `before_offset` (−1: the high watermark) and returns it; it never moves back.
+        """Move the log start up to `before_offset` (−1: the high watermark) and return it; it never moves back.
 
-        The chunks below are removed by retention. OFFSET_OUT_OF_RANGE beyond the high watermark or below −1,
+        Retention removes the chunks below it. OFFSET_OUT_OF_RANGE beyond the high watermark or below −1,
         UNKNOWN_PARTITION.
         """
         row = await self._hot.fetch_row(_RAISE_LOG_START, key, before_offset)
@@ -465,8 +477,11 @@ class LogStore:
 
 
 def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], last: Row) -> list[int]:
-    """Up to where each is answered, where so many aborted transactions are found that `last` is not told of any more.
-    What comes behind it waits for the next read, but for the first batch of all."""
+    """Return the offset at which each answer ends if there are more aborted transactions than one read returns, and
+    `last` is the first one omitted.
+
+    The records behind that offset wait for the next read, except for the first batch of all.
+    """
     cut_at: int = last["request_position"]
     cut_offset: int | None = last["first_offsets"][-1]
     cut_end = ends[cut_at - 1] if cut_offset is None else min(cut_offset, ends[cut_at - 1])
@@ -476,7 +491,7 @@ def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], la
 
 
 def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
-    """The state once the log start has moved."""
+    """Return the state once the log start has moved."""
     return replace(
         state,
         log_start_offset=log_start_offset,

@@ -1,9 +1,9 @@
 """Nodes of the cluster and the leases under which they coordinate groups.
 
-The one idea: time is the database's, and authority is a number. Whether a registration or lease has run out is judged
-by Postgres's clock alone; whether a write is allowed is judged by the lease's epoch, which rises with every change of
-owner, so a node that was asleep while its lease ran out is refused whatever its clock says. A process that registers
-under a name in use supersedes the one before it.
+The one idea: time is the database's, and authority is a number. Postgres' clock alone decides whether a registration or
+lease has run out. The lease's epoch decides whether a write is allowed, and it rises with every change of owner. So a
+node that was asleep while its lease ran out is refused even if its clock says otherwise. A process that registers under
+a name in use supersedes the one before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from storage.types import (
 
 
 def _roles(row: Row) -> Roles:
-    """A program that does not know of roles has not said any: it is both."""
+    """Return the node's roles. An older program does not know roles and stores none: it has both."""
     if row["is_broker"] is None:
         return BOTH
     return Roles(row["is_broker"], row["is_controller"], tuple(row["controller_listeners"]))
@@ -44,7 +44,7 @@ def _lease(row: Row) -> CoordinatorLease:
 
 
 class Unregistered(Enum):
-    """What came of unregistering a node: nothing unless it is DONE."""
+    """Outcome of unregistering a node. Nothing changes unless it is DONE."""
 
     DONE = "done"
     UNKNOWN = "unknown"
@@ -61,7 +61,8 @@ class NodeStore:
         self._incarnations: dict[NodeId, int] = {}
 
     def incarnation(self, node_id: NodeId) -> int:
-        """Of the registration that this process has made. StorageConflict if it has not."""
+        """Return the incarnation of the registration that this process has made. Raise StorageConflict if it has
+        made none."""
         incarnation = self._incarnations.get(node_id)
         if incarnation is None:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
@@ -77,8 +78,11 @@ class NodeStore:
         authorizer: str = "",
         roles: Roles = BOTH,
     ) -> NodeId:
-        """The node's id for `ttl_ms` from now: the `wanted` one, for which StorageConflict if a live node has it; else
-        the one its name had before, else the lowest (>= 1) of no live node."""
+        """Register the node for `ttl_ms` from now and return its id.
+
+        The id is the `wanted` one; StorageConflict if a live node has it. Otherwise it is the one that its name had
+        before, else the lowest (>= 1) that no live node has.
+        """
         row = await self._pool.fetch_row(
             statement("register_node"),
             name,
@@ -99,13 +103,16 @@ class NodeStore:
         return node_id
 
     async def rivals(self, name: str, listeners: Mapping[str, Address], node_id: int | None = None) -> list[Node]:
-        """Live nodes of the name, of the id or with one of the addresses, whose process still has a session to stand
-        for them (see `notify.Listener`); one that was killed has none, so its successor is no rival."""
+        """List live nodes with the name, the id or one of the addresses, whose process still has a session to stand for
+        them (see `notify.Listener`).
+
+        A process that was killed has no session, so its successor finds no rival.
+        """
         rows = await self._pool.fetch(statement("rival_nodes"), name, json.dumps(listeners), node_id)
         return [_node(row) for row in rows]
 
     async def reports(self) -> list[NodeReport]:
-        """Of each live node, ordered by id. For people: it counts leases, which no node does while it serves."""
+        """Report on each live node, ordered by id. For people: it counts leases, which no node does while it serves."""
         rows = await self._pool.fetch(statement("node_reports"))
         return [
             NodeReport(
@@ -118,8 +125,11 @@ class NodeStore:
         ]
 
     async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0, catalog_revision: int = 0) -> bool:
-        """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
-        how many announcements of appends have been sent, for others to see whether they missed any."""
+        """Prolong the registration; return whether it had run out. Raise StorageConflict if another process has it.
+
+        `announced` is how many announcements of appends this node has sent. Other nodes see by it whether they missed
+        any.
+        """
         asked = self._guard.history
         row = await self._pool.fetch_row(
             statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced, catalog_revision
@@ -130,7 +140,7 @@ class NodeStore:
         return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:
-        """Nodes whose registration has not run out, ordered by id."""
+        """List nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
         return [
             replace(
@@ -145,11 +155,11 @@ class NodeStore:
         ]
 
     async def fenced(self) -> list[Node]:
-        """Brokers whose registration has run out and that nobody has unregistered, ordered by id."""
+        """List brokers whose registration has run out and that have not been unregistered, ordered by id."""
         return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
 
     async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
-        """The catalog's revision, and the live nodes that follow it, of which one may have a lease."""
+        """Return the catalog's revision, and the live nodes that follow it, one of which may have a lease."""
         rows = await self._pool.fetch(statement("metadata_log"), kind.value, shard)
         return MetadataLog(
             max((row["revision"] for row in rows), default=0),
@@ -163,23 +173,23 @@ class NodeStore:
         )
 
     async def finalize(self, levels: Mapping[str, int]) -> None:
-        """Sets the levels of features, by which all nodes go from then on."""
+        """Set the finalized levels of features, by which all nodes go from then on."""
         await self._pool.fetch(statement("finalize_features"), list(levels), list(levels.values()))
 
     async def announce(self, payloads: Sequence[str]) -> None:
-        """Tells the other nodes of appends. Nothing durable depends on it: it waits for no disk."""
+        """Notify the other nodes of appends. Nothing durable depends on it: the call waits for no disk."""
         await self._pool.fetch(statement("announce"), list(payloads))
 
     async def tell_followed(self, topic_name: str) -> None:
-        """Tells every node that somebody reads an internal topic. Nothing durable depends on it."""
+        """Notify every node that a client reads an internal topic. Nothing durable depends on it."""
         await self._pool.fetch(statement("tell_followed"), topic_name)
 
     async def withdraw(self, node_id: NodeId) -> None:
-        """Ends the registration; no effect if another process has it."""
+        """End the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))
 
     async def unregister(self, node_id: NodeId) -> Unregistered:
-        """Forgets a node that is not alive. Its process, should it come back, is a new node."""
+        """Remove a node that is not alive. If its process returns, it is a new node."""
         row = await self._pool.fetch_row(statement("unregister_node"), node_id)
         if row is None:
             return Unregistered.UNKNOWN
@@ -195,10 +205,13 @@ class NodeStore:
         spare: Sequence[int] = (),
         grace_ms: int = 0,
     ) -> list[CoordinatorLease]:
-        """Those of `shards` that nobody else holds, for `ttl_ms` from now, and those of `spare` that nobody has held
-        for `grace_ms`; what was handed over to another node counts as held for as long. The epoch rises unless this
-        process had the lease already. One whose former owner has a write under way comes after that: what takes longer
-        than a moment is left to a later call. None at all if the node was taken over."""
+        """Acquire those of `shards` that no other node holds, for `ttl_ms` from now, and those of `spare` that no node
+        has held for `grace_ms`.
+
+        A lease that was handed over to another node counts as held for as long. The epoch rises unless this process had
+        the lease already. If a former owner has a write under way, the acquisition waits a moment for it; a lease whose
+        write takes longer is left to a later call. The result is empty if the node was taken over.
+        """
         rows = await self._pool.fetch(
             statement("acquire_leases"),
             node_id,
@@ -214,7 +227,7 @@ class NodeStore:
     async def renew_leases(
         self, node_id: NodeId, leases: Sequence[CoordinatorLease], ttl_ms: int
     ) -> list[CoordinatorLease]:
-        """Prolongs `leases`, all of one kind; those that are still this node's, at the same epoch."""
+        """Prolong `leases`, all of one kind; return those that are still this node's, at the same epoch."""
         if not leases:
             return []
         rows = await self._pool.fetch(
@@ -231,7 +244,8 @@ class NodeStore:
     async def release_leases(
         self, node_id: NodeId, successors: Mapping[int, NodeId | None], kind: LeaseKind = LeaseKind.GROUPS
     ) -> None:
-        """Lets each shard's successor take it at once; None lets whoever should have it."""
+        """Release shards, so that each shard's successor can take it at once. None stands for the node that should
+        have it."""
         await self._pool.fetch(
             statement("release_leases"),
             node_id,
@@ -242,7 +256,7 @@ class NodeStore:
         )
 
     async def lease_owners(self, kind: LeaseKind = LeaseKind.GROUPS) -> dict[int, Node]:
-        """The node that holds each shard, of leases that have not run out."""
+        """Return the node that holds each shard, for leases that have not run out."""
         rows = await self._pool.fetch(statement("lease_owners"), kind.value)
         return {row["shard"]: _node(row) for row in rows}
 

@@ -1,9 +1,10 @@
 """Committed offsets.
 
-The one idea: whether a commit stands is decided in the transaction that writes it, by the shard's lease and the group's
-stored generation or its member's epoch (`judge_commits` in functions/groups.sql), so neither a former coordinator nor
-a former generation can write after its successor has begun. Many commits, of many groups, go in one call. What a
-producer's transaction commits is judged alike, and is pending until that ends (`end_transaction`).
+The one idea: the transaction that writes a commit also decides whether it is valid, by the shard's lease and the
+group's stored generation or its member's epoch (`judge_commits` in functions/groups.sql). So neither a former
+coordinator nor a former generation can write after its successor has begun. Many commits, of many groups, go in one
+call. The commits of a producer's transaction are judged alike, and are pending until the transaction ends
+(`end_transaction`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from storage.types import CommittedOffset, CoordinatorLease, OffsetAsStored, Off
 
 @dataclass(frozen=True, slots=True)
 class ExpiredOffsets:
-    """What one pass removed. More may be due if a limit was reached."""
+    """Offsets and groups that one pass removed. More may be due if a limit was reached."""
 
     offset_count: int
     deleted_groups: tuple[str, ...]
@@ -60,25 +61,25 @@ DELETED_AT_A_TIME = 10_000
 
 
 MAX_PENDING = 50_000
-"""They are settled by one statement, when their transaction ends."""
+"""Pending offsets of one transaction. One statement settles them when the transaction ends."""
 
 
 class OffsetStore:
     """Commits, reads, deletes and expires offsets."""
 
     def __init__(self, database: Database, *, max_pending: int = MAX_PENDING) -> None:
-        """`max_pending`: offsets of one transaction."""
+        """Use `database`; `max_pending` limits the offsets of one transaction."""
         self._hot = database.hot
         self._cold = database.cold
         self._max_pending = max_pending
 
     async def commit(self, commits: Sequence[OffsetCommit]) -> list[Refusal | None]:
-        """Writes all that stand, in one durable transaction; None or the refusal per commit.
+        """Write all valid commits in one durable transaction; return None or the refusal per commit.
 
         NOT_COORDINATOR: the lease is not current. ILLEGAL_GENERATION: the stored group has another generation, is
         missing, or (generation −1) has members. UNKNOWN_MEMBER, STALE_MEMBER_EPOCH: the member that the commit names is
-        not in the group, or is at another epoch. UNKNOWN_TOPIC: no live topic has the id; UNKNOWN_PARTITION: it has no
-        such partition. Of several commits of one partition the last accepted one is kept.
+        not in the group, or is at another epoch. UNKNOWN_TOPIC: no live topic has the id; UNKNOWN_PARTITION: the topic
+        has no such partition. Of several commits of one partition the last accepted one is kept.
         """
         if not commits:
             return []
@@ -90,11 +91,11 @@ class OffsetStore:
     async def commit_in_transaction(
         self, commits: Sequence[OffsetCommit], transactional_id: str, producer_id: int, producer_epoch: int
     ) -> list[Refusal | None]:
-        """Writes all that stand, to be committed with the transaction; None or the refusal per commit.
+        """Write all valid commits, to be committed with the transaction; return None or the refusal per commit.
 
-        All are refused alike, as the first of these that holds: INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,
-        NOT_IN_TRANSACTION: none is under way, or one of the groups is not in it, and TRANSACTION_TOO_LARGE. Else each
-        as `commit` does. Their retention says nothing.
+        All are refused alike by the first of these that holds: INVALID_PRODUCER_ID_MAPPING; INVALID_PRODUCER_EPOCH;
+        NOT_IN_TRANSACTION (no transaction is under way, or one of the groups is not in it); TRANSACTION_TOO_LARGE.
+        Otherwise each commit is judged as in `commit`. The retention of these commits is ignored.
         """
         if not commits:
             return []
@@ -109,7 +110,8 @@ class OffsetStore:
         return _refusals(refusals)
 
     async def fetch(self, group_id: str, partitions: Sequence[tuple[UUID, int]] | None = None) -> list[CommittedOffset]:
-        """What the group has committed for `partitions` (None: for all), live topics only; absent where it has not."""
+        """Return the group's committed offsets of `partitions` (None: of all), live topics only. Partitions without
+        a commit are absent."""
         wanted = [(group_id, *partition) for partition in partitions or ()]
         whole = (group_id,) if partitions is None else ()
         return [committed for _, committed in await self.fetch_together(wanted, whole)]
@@ -117,10 +119,12 @@ class OffsetStore:
     async def fetch_together(
         self, wanted: Sequence[tuple[str, UUID, int]], whole: Sequence[str], *, require_stable: bool = False
     ) -> Iterator[tuple[str, CommittedOffset]]:
-        """Each group with what it has committed: of the `wanted` partitions, and all of the groups in `whole`. With
-        `require_stable` a partition of which something is pending comes again, behind that, as `is_pending` without
-        an offset. Asks Postgres once for each kind; rows become values as they are taken, so the caller may give way
-        in between."""
+        """Return pairs of group and committed offset: of the `wanted` partitions, and all of the groups in `whole`.
+
+        With `require_stable` a partition with a pending commit appears a second time, behind its committed offset, as
+        `is_pending` without an offset. Postgres is asked once for each kind. Rows become values as the caller consumes
+        them, so the caller may yield to the event loop in between.
+        """
         rows: list[Sequence[Row]] = []
         if wanted:
             rows.append(
@@ -138,7 +142,7 @@ class OffsetStore:
         return ((loaded(row["group_id"]), _committed_offset(row)) for row in chain.from_iterable(rows))
 
     async def as_stored(self, group_ids: Sequence[str], at_most: int) -> Mapping[str, list[OffsetAsStored]] | None:
-        """All that the groups have committed, by group, of live topics; ordered by topic and partition. None: there is
+        """Return all committed offsets of live topics, by group, ordered by topic and partition; None if there are
         more than `at_most`."""
         ids = [stored(group_id) for group_id in group_ids]
         rows = await self._cold.fetch(statement("offsets_as_stored"), ids, at_most + 1)
@@ -150,7 +154,8 @@ class OffsetStore:
         return found
 
     async def walk(self, group_id: str, page: int) -> AsyncGenerator[OffsetAsStored]:
-        """All that a group has committed, of live topics, `page` at a time: ordered by topic id and partition."""
+        """Iterate over all committed offsets of a group, of live topics, `page` at a time, ordered by topic id and
+        partition."""
         behind, given = (UUID(int=0), -1), page
         while given == page:
             rows = await self._cold.fetch(statement("offsets_behind"), stored(group_id), *behind, page)
@@ -161,8 +166,10 @@ class OffsetStore:
                     yield _as_stored(row)
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
-        """Removes the group's offsets of `partitions`, pending ones included, a bounded number at a time.
-        StorageConflict if the lease is not current."""
+        """Remove the group's offsets of `partitions`, pending ones included, a bounded number at a time.
+
+        Raise StorageConflict if the lease is not current.
+        """
         for first in range(0, len(partitions), DELETED_AT_A_TIME):
             some = partitions[first : first + DELETED_AT_A_TIME]
             current = await self._hot.fetch_value(
@@ -187,11 +194,12 @@ class OffsetStore:
         group_limit: int = 500,
         offset_limit: int = 10_000,
     ) -> ExpiredOffsets:
-        """One bounded pass over the lease's shard, by the rules of upstream's OffsetExpirationCondition.
+        """Expire offsets of the lease's shard in one bounded pass, by the rules of upstream's
+        OffsetExpirationCondition.
 
         `subscriptions`: topic names per Stable group of type "consumer" whose subscriptions are known. `unsettled`:
-        groups that the coordinator holds in another state than Empty, of which nothing may expire. Every other group is
-        taken to be as stored. StorageConflict if the lease is not current.
+        groups that the coordinator holds in another state than Empty; none of their offsets may expire. Every other
+        group is taken to be as stored. Raise StorageConflict if the lease is not current.
         """
         row = await self._cold.fetch_row(
             statement("expire_offsets"),
@@ -213,7 +221,7 @@ class OffsetStore:
 
 
 def _columns(commits: Sequence[OffsetCommit]) -> Iterator[Sequence[object]]:
-    """What both functions that commit take: fences, each once, then commits, each with the position of its fence."""
+    """Columns that both commit functions take: fences, each once, then commits, each with the position of its fence."""
     fences: dict[tuple[CoordinatorLease, str, str | None, int | None], int] = {}
     fence_positions = [
         fences.setdefault((commit.lease, commit.group_id, commit.member_id, commit.generation_id), len(fences) + 1)

@@ -22,7 +22,7 @@ class ForeignFileError(OSError):
 
 
 def make_directory(directory: Path, mode: int = DIRECTORY_MODE) -> bool:
-    """Create the directory with `mode` whatever the umask; return whether it is new. An existing one stays as it is."""
+    """Create the directory with `mode` under any umask; return whether it is new. An existing one stays as it is."""
     try:
         directory.mkdir(mode)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def open_lock(path: Path) -> int:
 
 @contextlib.contextmanager
 def opened_directory(directory: Path) -> Generator[int]:
-    """A descriptor of the directory; OSError if `directory` is a symlink or no directory."""
+    """Open the directory as a descriptor; raise OSError if `directory` is a symlink or no directory."""
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield directory_fd
@@ -81,7 +81,7 @@ def write_file(path: Path, content: bytes, owner: tuple[int, int] | None = None)
 
 
 def create_file(path: Path) -> int:
-    """A descriptor to write a new file at `path`, in place of one that is there."""
+    """Open a descriptor that writes a new file at `path`, in place of an existing one."""
     with opened_directory(path.parent) as directory_fd:
         return _create(path.name, directory_fd)
 
@@ -94,7 +94,7 @@ def _create(name: str, directory_fd: int) -> int:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Read at most `limit_bytes` of a regular file. OSError if `path` is a symlink or something else."""
+    """Read at most `limit_bytes` of a regular file. Raise OSError if `path` is a symlink or something else."""
     with opened_directory(path.parent) as directory_fd:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file_fd = os.open(path.name, flags, dir_fd=directory_fd)
@@ -107,9 +107,10 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 def give_tree(directory: Path, previous_uids: set[int], owner: tuple[int, int]) -> None:
     """Give the directory and everything below it to `owner`.
 
-    A previous owner may still be at work in there. So each directory changes hands before its entries do, after which
-    no previous owner can alter any of them. A file with a second name may be somebody else's: it is refused by
-    ForeignFileError, as is whatever belongs to a third account. A later call completes what an earlier one began.
+    A process of a previous owner may still be at work in the tree. So each directory changes hands before its entries
+    do; after that no previous owner can alter any entry. A file with a second name may belong to another account:
+    ForeignFileError refuses it, and also any entry of a third account. A later call completes what an earlier one
+    began.
     """
     with opened_directory(directory) as directory_fd:
         _give_directory(directory_fd, directory, previous_uids | {owner[0]}, owner)

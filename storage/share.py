@@ -1,7 +1,7 @@
-"""Where share groups stand in partitions (KIP-932).
+"""State of share groups in partitions (KIP-932).
 
-The one idea: a row belongs to the node that read it last. Reading it raises its epoch, so what a former leader of the
-partition still writes is refused; and so does whatever changes a row from outside.
+The one idea: a row belongs to the node that read it last. Reading it raises its epoch, so later writes of a former
+leader of the partition are refused. A change from outside raises the epoch too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.text import stored
 from storage.turns import in_turns
 
 WRITTEN_AT_A_TIME = 500
-"""Rows of one statement. One may hold a few kilobytes."""
+"""Rows written by one statement. One may hold a few kilobytes."""
 
 
 class ShareKey(NamedTuple):
@@ -30,7 +30,7 @@ class ShareKey(NamedTuple):
 
 
 class StoredRange(NamedTuple):
-    """Records that went the same way, right behind those of the range before."""
+    """Consecutive records with the same state, right behind those of the range before."""
 
     length: int
     state: int
@@ -48,7 +48,7 @@ class ShareRow:
 
 
 class ShareStand(NamedTuple):
-    """Where a group stands in a partition, as others are told."""
+    """Position of a group in a partition, as clients see it."""
 
     start_offset: int
     settled: int
@@ -56,26 +56,34 @@ class ShareStand(NamedTuple):
 
 
 class ShareStore:
-    """Reads, writes and forgets where share groups stand."""
+    """Reads, writes and removes the state of share groups."""
 
     def __init__(self, database: Database) -> None:
         self._hot = database.hot
 
     async def lead(self, key: ShareKey) -> ShareRow | None:
-        """The row, which is the caller's to write from here on; None if nobody has read the partition. Raises
-        StorageError, as all here do."""
+        """Read the row, which from here on only the caller may write; None if no node has read the partition.
+
+        Raise StorageError, like all methods here.
+        """
         row = await self._hot.fetch_row(statement("lead_share_partition"), *_columns(key))
         return None if row is None else _row(row)
 
     async def begin(self, key: ShareKey, start_offset: int) -> ShareRow | None:
-        """As `lead`, where nobody has read the partition, or where it has no offset yet: it begins at `start_offset`,
-        unless somebody was faster. None if there is no such share group, topic or partition."""
+        """Read the row as `lead` does; if there is no row, or one without an offset, begin it at `start_offset`, unless
+        another node was faster.
+
+        Return None if no such share group, topic or partition exists.
+        """
         row = await self._hot.fetch_row(statement("begin_share_partition"), *_columns(key), start_offset)
         return None if row is None else _row(row)
 
     async def write(self, rows: Sequence[tuple[ShareKey, ShareRow]]) -> list[bool]:
-        """Whether each was written; it was not where another has read or changed it since, it is gone, or a write of a
-        higher number was faster. Durable on return. At most WRITTEN_AT_A_TIME."""
+        """Write rows, at most WRITTEN_AT_A_TIME, durably; return whether each was written.
+
+        A row is not written if another node has read or changed it since, if it is gone, or if a write of a higher
+        number was faster.
+        """
         found = await self._hot.fetch(
             statement("write_share_partitions"),
             [stored(key.group_id) for key, _ in rows],
@@ -90,7 +98,7 @@ class ShareStore:
         return [position in written for position in range(1, len(rows) + 1)]
 
     async def epochs(self, keys: Sequence[ShareKey]) -> list[int | None]:
-        """By which each row may be written now; None where there is none."""
+        """Return the epoch with which each row may be written now; None if there is no row."""
         found = await self._hot.fetch(
             statement("share_epochs"),
             [stored(key.group_id) for key in keys],
@@ -101,8 +109,10 @@ class ShareStore:
         return [epochs.get(position) for position in range(1, len(keys) + 1)]
 
     async def offsets(self, group_id: str, settled: Collection[int]) -> dict[tuple[UUID, int], ShareStand]:
-        """Of all partitions of live topics in which the group stands somewhere. `settled`: the states of records that
-        will not be delivered (again)."""
+        """Return the position of the group in every partition of live topics in which it has one.
+
+        `settled`: the states of records that will not be delivered (again).
+        """
         rows = await self._hot.fetch(statement("share_offsets"), stored(group_id), list(settled))
         return {
             (row["topic_id"], row["partition_index"]): ShareStand(row["start_offset"], row["settled"])
@@ -110,7 +120,8 @@ class ShareStore:
         }
 
     async def alter(self, group_id: str, starts: Mapping[tuple[UUID, int], int]) -> bool:
-        """Begins partitions of a share group anew at these offsets. False: it has members, or there is none."""
+        """Restart partitions of a share group at these offsets. Return False if the group has members or does not
+        exist."""
         altered = await self._hot.fetch_value(
             statement("alter_share_offsets"),
             stored(group_id),
@@ -121,7 +132,7 @@ class ShareStore:
         return altered == len(starts)
 
     async def delete(self, group_id: str, topic_ids: Collection[UUID]) -> set[UUID]:
-        """Forgets where a share group without members stands in these topics; of which it was known."""
+        """Remove the state of a share group without members in these topics; return the topics in which it had any."""
         rows = await self._hot.fetch(statement("delete_share_offsets"), stored(group_id), list(topic_ids))
         return {row["topic_id"] for row in rows}
 

@@ -1,8 +1,8 @@
-"""Delegation tokens: whose they are, until when they hold, and by what they are known.
+"""Delegation tokens: their owners, their expiry, and the digests and credentials that verify them.
 
-The one idea: a token's secret is not here. What is stored of it is a digest, by which who shows the secret is found,
-and SCRAM credentials, by which it is proven. They are read whenever somebody comes, as those of users are
-(`storage/users.py`), and every time is Postgres' clock's.
+The one idea: a token's secret is not stored. Postgres holds a digest, which finds the token of a client that presents
+the secret, and SCRAM credentials, which prove it. They are read at every authentication, like those of users
+(`storage/users.py`). Every time comes from Postgres' clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.turns import in_turns
 from storage.types import DelegationToken, NewDelegationToken, ScramCredential, TokenCredential
 
 ROWS_PER_TURN = 200
-"""Each may have dozens of renewers: some milliseconds."""
+"""Rows built per turn. Each may have dozens of renewers: some milliseconds."""
 
 
 class TokenStore:
@@ -27,8 +27,10 @@ class TokenStore:
     async def create(
         self, token: NewDelegationToken, *, expiry_ms: int, lifetime_ms: int, most: int, most_of_one: int
     ) -> DelegationToken | None:
-        """It holds for `expiry_ms`, and may be renewed up to `lifetime_ms`. None: `most` are there, or `most_of_one`
-        that this requester has asked for."""
+        """Create a token that is valid for `expiry_ms`, and may be renewed up to `lifetime_ms`.
+
+        Return None if `most` tokens exist, or `most_of_one` of this requester.
+        """
         keys = token.credentials
         row = await self._pool.fetch_row(
             statement("create_delegation_token"),
@@ -60,12 +62,12 @@ class TokenStore:
         )
 
     async def by_digest(self, hmac_digest: bytes) -> tuple[DelegationToken, bool] | None:
-        """The token, and whether it has expired."""
+        """Return the token with this digest, and whether it has expired."""
         row = await self._pool.fetch_row(statement("delegation_token_by_digest"), hmac_digest)
         return None if row is None else (_token(row), row["expired"])
 
     async def credential(self, token_id: str, mechanism: int) -> TokenCredential | None:
-        """Of any name that a client gives."""
+        """Return the credential of a token; the id may be any name that a client sends."""
         row = await self._pool.fetch_row(statement("delegation_token_credential"), stored(token_id), mechanism)
         if row is None:
             return None
@@ -74,23 +76,23 @@ class TokenStore:
         return TokenCredential(credential, loaded(row["owner"]), row["hmac_digest"], row["remaining_ms"])
 
     async def described(self, users: Collection[str] | None = None) -> list[DelegationToken]:
-        """By id: those that one of the users owns, has asked for or may renew; all if None."""
+        """List tokens by id: those that one of the users owns, requested or may renew; all if None."""
         names = None if users is None else [stored(user) for user in users]
         rows = await self._pool.fetch(statement("delegation_tokens_of"), names)
         return [_token(row) async for row in in_turns(rows, ROWS_PER_TURN)]
 
     async def prolong(self, token_id: str, period_ms: int) -> int | None:
-        """When it expires from now on; None: it has expired, or is gone."""
+        """Prolong the token and return its new expiry; None if it has expired or is gone."""
         row = await self._pool.fetch_row(statement("prolong_delegation_token"), token_id, period_ms)
         return None if row is None else int(row["expires_ms"])
 
     async def delete(self, token_id: str) -> int | None:
-        """When that was; None: it was gone."""
+        """Delete the token and return the time of its deletion; None if it was gone."""
         row = await self._pool.fetch_row(statement("delete_delegation_token"), token_id)
         return None if row is None else int(row["ended_ms"])
 
     async def delete_expired(self, limit: int) -> Sequence[str]:
-        """Their ids."""
+        """Delete expired tokens, at most `limit`; return their ids."""
         rows = await self._pool.fetch(statement("delete_expired_delegation_tokens"), limit)
         return [row["token_id"] for row in rows]
 

@@ -1,9 +1,10 @@
 """The catalog: topics, their partitions and configs, and the cluster-wide settings.
 
-The one idea: every change takes the next revision under one lock, so a node that remembers the catalog of one revision
-asks for what changed since, in one query whose cost follows the changes. Deleting hides a topic at once and frees its
-name; its rows go later (`storage/deletion.py`). Names and config values are taken as they are: checking them is the
-gateway's.
+The one idea: every change takes the next revision under one lock. So a node that remembers the catalog of one revision
+asks for the changes since then, in one query whose cost follows the changes. Deleting hides a topic at once and frees
+its name; its rows go later (`storage/deletion.py`).
+
+It does not check names and config values; the gateway does.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from storage.types import (
 )
 
 _PARTITIONS_PER_STEP = 2_000
-"""Built without giving way: a few milliseconds."""
+"""Partitions built without yielding to the event loop: a few milliseconds."""
 
 _TOPIC_AS_PARTITIONS = 4
-"""A topic takes as long as so many of its partitions."""
+"""Number of partitions that take as long to build as a topic."""
 
 _ACLS_PER_STEP = 500
-"""Made and deleted by one statement: some milliseconds of Python."""
+"""ACLs created or deleted by one statement: some milliseconds of Python."""
 
 _TOPICS_PER_STEP = 100
-"""Created by one statement; others' requests have their turn behind each."""
+"""Topics created by one statement; other requests have their turn behind each."""
 
 
 def _topic(row: Row) -> Topic:
@@ -71,14 +72,14 @@ def _topic(row: Row) -> Topic:
 
 
 async def _built(row: Row) -> Topic:
-    """In a thread where many assignments are to be read."""
+    """Build the topic from its row, in a thread if it has many assignments to parse."""
     if row["assignments"] is None or len(row["partition_keys"]) <= _PARTITIONS_PER_STEP:
         return _topic(row)
     return await asyncio.to_thread(_topic, row)
 
 
 def _steps(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
-    """The topics in their order, in pieces of a bounded number of topics and partitions (or one topic of more)."""
+    """Split the topics, in order, into pieces of a bounded number of topics and partitions (or one topic of more)."""
     step: list[NewTopic] = []
     partitions = 0
     for topic in topics:
@@ -100,7 +101,7 @@ def _configs_text(configs: Mapping[str, str]) -> str:
 
 
 ALL_BROKERS = ""
-"""Stands for every broker, as upstream's default resource does."""
+"""Key that stands for every broker, like the default resource upstream."""
 
 
 class TopicStore:
@@ -111,9 +112,9 @@ class TopicStore:
         self._control = database.control
 
     async def changes(self, since: int) -> CatalogChanges:
-        """What is different from the catalog of revision `since`, from one snapshot; everything since 0.
+        """Return the changes since the catalog of revision `since`, from one snapshot; everything since 0.
 
-        A large answer is put together in steps, so that nothing else on the event loop waits for it.
+        A large answer is built in steps, so that nothing else on the event loop waits for it.
         """
         rows = await self._control.fetch(statement("catalog_changes"), since)
         first = rows[0]
@@ -149,7 +150,8 @@ class TopicStore:
         )
 
     async def _acls(self) -> list[Acl]:
-        """Rows of their own, not one text: that would be parsed in one go, however many there are."""
+        """Read the ACLs as rows of their own, not one text: a text would be parsed in one go, however many there
+        are."""
         rows = await self._control.fetch(statement("acls"))
         return [
             Acl(
@@ -176,7 +178,7 @@ class TopicStore:
         return None if row is None else await _built(row)
 
     async def create(self, topics: Sequence[NewTopic]) -> list[Topic | Refusal]:
-        """Creates each topic with all its partitions, in one transaction.
+        """Create each topic with all its partitions, in one transaction.
 
         TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others.
         """
@@ -214,14 +216,18 @@ class TopicStore:
         return outcomes
 
     async def delete(self, topic_id: UUID) -> bool:
-        """Hides the topic and closes its log, whatever it holds at the same cost. False if no live topic has the id."""
+        """Hide the topic and close its log, at a cost that does not depend on its size. Return False if no live
+        topic has the id."""
         return bool(await self._pool.fetch_value(statement("delete_topic"), topic_id))
 
     async def create_partitions(
         self, topic_id: UUID, new_total: int, replicas: Sequence[Sequence[int]] | None = None
     ) -> Topic | Refusal:
-        """The topic with `new_total` partitions; INVALID_PARTITIONS unless that is more than it has, and by as many as
-        `replicas` are given for: of each new partition, the nodes that are to lead it."""
+        """Extend the topic to `new_total` partitions and return it.
+
+        `replicas` are the nodes that are to lead each new partition. INVALID_PARTITIONS if the topic already has that
+        many or more, or if `replicas` is not given for as many as are new.
+        """
         named = None if replicas is None else json.dumps([list(each) for each in replicas])
 
         async def add(connection: Connection) -> Topic | Refusal:
@@ -234,9 +240,12 @@ class TopicStore:
         return await self._pool.transact(add)
 
     async def assign(self, assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
-        """Which nodes are to lead partitions (topic and index), all at once; the topics as they are then. One that has
-        been deleted is not among them. Where an assignment names no replicas, a partition keeps those that it has, and
-        who of them is in sync, unless the assignment says so."""
+        """Assign partitions (topic and index) to nodes, all at once; return the topics with the change, without deleted
+        ones.
+
+        If an assignment names no replicas, the partition keeps its replicas. It then keeps its in-sync replicas too,
+        unless the assignment names them.
+        """
         if not assignments:
             return []
         return await self._changed(
@@ -253,8 +262,11 @@ class TopicStore:
         followed: Mapping[tuple[UUID, int], tuple[Assignment, tuple[int, ...] | None]],
         lease: CoordinatorLease,
     ) -> list[Topic]:
-        """Who is in sync of partitions (topic and index), where each is still assigned as whoever decided knew it, all
-        at once; the topics that were changed. None if the job's lease is another's."""
+        """Set the in-sync replicas of partitions (topic and index), all at once; return the changed topics.
+
+        A partition changes only if its assignment is still the one on which the caller decided. No topic changes if
+        another node has the job's lease.
+        """
         return await self._changed(
             "set_in_sync",
             [topic_id for topic_id, _ in followed],
@@ -267,13 +279,18 @@ class TopicStore:
         )
 
     async def forget_in_sync(self, limit: int, lease: CoordinatorLease) -> list[Topic]:
-        """Of so many partitions at most in which anybody is out of sync all are in sync; the topics that were changed:
-        none where none was left, or where the job's lease is another's."""
+        """Mark all replicas in sync in at most `limit` partitions that have one out of sync; return the changed topics.
+
+        The result is empty if no such partition is left, or if another node has the job's lease.
+        """
         return await self._changed("forget_in_sync", limit, lease.shard, lease.node_id, lease.lease_epoch)
 
     async def _changed(self, how: str, *asked: object) -> list[Topic]:
-        """Topics as they are behind a change of their partitions. They are put together behind the transaction, in
-        steps: it holds up changes of the catalog, and appends."""
+        """Change partitions and return their topics as they are after it.
+
+        The topics are built after the transaction, in steps, because the transaction delays changes of the catalog, and
+        appends.
+        """
 
         async def change(connection: Connection) -> list[Row]:
             rows = await connection.fetch(statement(how), *asked)
@@ -292,7 +309,7 @@ class TopicStore:
         return topics
 
     async def set_configs(self, topic_id: UUID, set: Mapping[str, str], unset: Collection[str] = ()) -> Topic | Refusal:
-        """Removes `unset`, then sets `set`; what neither names stays."""
+        """Remove `unset`, then set `set`; configs that neither names stay."""
 
         async def change(connection: Connection) -> Topic | Refusal:
             await connection.execute(
@@ -304,18 +321,18 @@ class TopicStore:
         return await self._pool.transact(change)
 
     async def load_broker_configs(self, broker: str = ALL_BROKERS) -> dict[str, str]:
-        """What was set for the broker of this id; by default what was set for all."""
+        """Load the configs of the broker with this id; by default those of all brokers."""
         rows = await self._pool.fetch(statement("broker_configs"), broker)
         return {loaded(row["name"]): loaded(row["value"]) for row in rows}
 
     async def set_broker_configs(
         self, set: Mapping[str, str], unset: Collection[str] = (), *, broker: str = ALL_BROKERS
     ) -> None:
-        """Removes `unset`, then sets `set`, for one broker or for all. A change of the catalog, with its revision."""
+        """Remove `unset`, then set `set`, for one broker or for all. A change of the catalog, with its revision."""
         await self._set_configs("set_broker_configs", broker, set, unset)
 
     async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """The same for one group."""
+        """Remove `unset`, then set `set`, for one group."""
         await self._set_configs("set_group_configs", group_id, set, unset)
 
     async def _set_configs(self, how: str, of: str, set: Mapping[str, str], unset: Collection[str]) -> None:
@@ -328,7 +345,7 @@ class TopicStore:
         )
 
     async def set_client_quotas(self, quotas: Collection[ClientQuota]) -> None:
-        """Each of them once. A change of the catalog, with its revision."""
+        """Set client quotas, each given once. A change of the catalog, with its revision."""
         await self._pool.fetch(
             statement("set_client_quotas"),
             [_stored_name(quota.user_name) for quota in quotas],
@@ -339,7 +356,7 @@ class TopicStore:
         )
 
     async def create_acls(self, acls: Sequence[Acl]) -> None:
-        """All of them or none; those that there are stay. A change of the catalog, with its revision."""
+        """Create all of the ACLs or none; existing ones stay. A change of the catalog, with its revision."""
 
         async def create_all(connection: Connection) -> None:
             for some in _pieces_of(acls):
@@ -358,7 +375,7 @@ class TopicStore:
         await self._pool.transact(create_all)
 
     async def delete_acls(self, acls: Sequence[Acl]) -> list[Acl]:
-        """All of them or none: those that there were. A change of the catalog, with its revision."""
+        """Delete all of the ACLs or none; return those that existed. A change of the catalog, with its revision."""
 
         async def delete_all(connection: Connection) -> list[Acl]:
             gone: list[Acl] = []
@@ -371,7 +388,8 @@ class TopicStore:
         return await self._pool.transact(delete_all)
 
     async def cluster_id(self) -> str:
-        """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
+        """Return the cluster's id: 22 characters of URL-safe base64, as upstream renders it; constant for the
+        database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
 
 
@@ -398,7 +416,7 @@ async def _configs_by_name(text: str) -> dict[str, dict[str, str]]:
 
 
 _ANY, _DEFAULT, _NAMED = "", "*", "="
-"""How `client_quota` says whom a quota is for."""
+"""Markers in `client_quota` for the entity of a quota."""
 
 
 def _stored_name(name: str | None) -> str:

@@ -1,11 +1,11 @@
-"""Transactional producers, and what their transactions have taken in.
+"""Transactional producers, and the partitions and groups that their transactions have enlisted.
 
-The one idea: a transaction ends in one of Postgres' own. The markers in every partition, the offsets of every group
-and the producer's row become visible together, so there is nothing half-way to go on with after a crash, and whichever
-node is asked may do it. A large transaction ends in several, so that none holds its partitions for long: the first
-writes down how it ends, and any node goes on with the next partitions. Each partition's share becomes visible at once.
-Who decides reads a row, decides by its values, and writes by the revision of that row: where
-somebody else was faster nothing is written, and it is decided anew.
+The one idea: a producer's transaction ends in one transaction of Postgres. The markers in every partition, the offsets
+of every group and the producer's row become visible together. So a crash leaves nothing half-done, and any node may do
+it. A large transaction ends in several, so that none locks its partitions for long: the first writes down how it ends,
+and any node goes on with the next partitions. Each partition's share becomes visible at once. A caller reads a row,
+decides by its values, and writes by the revision of that row. If another node was faster, nothing is written and the
+caller decides anew.
 
 It does not decide (`gateway/coordinator/transactions.py` does), and knows of a marker only that it is a batch.
 """
@@ -30,7 +30,7 @@ from storage.types import PartitionKey
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """The row of a transactional id. `state`: Empty, Ongoing, CompleteCommit or CompleteAbort; while partitions of a
+    """Row of a transactional id. `state`: Empty, Ongoing, CompleteCommit or CompleteAbort; while partitions of a
     large transaction are still to be marked, PrepareCommit or PrepareAbort."""
 
     producer_id: int
@@ -42,7 +42,7 @@ class ProducerRecord:
 
 
 class Ending(NamedTuple):
-    """How a transaction ends that has partitions without its marker."""
+    """Decided end of a transaction that has partitions without its marker."""
 
     producer_id: int
     marker: bytes
@@ -51,22 +51,22 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredProducer:
-    """As it was read. `revision` 0: there is no row."""
+    """Row of a producer as it was read. `revision` 0: there is no row."""
 
     transactional_id: str
     revision: int = 0
     record: ProducerRecord | None = None
     started_ms: int | None = None
-    """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
+    """Begin of the ongoing transaction, by Postgres' clock (Unix ms)."""
     last_started_ms: int | None = None
-    """Since when the last one was, which is over; None: none since the producer was initialized."""
+    """Begin of the last transaction that has ended; None: none since the producer was initialized."""
     ending: Ending | None = None
-    """None: no end is decided that is not carried out."""
+    """None: no decided end is still to be carried out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedProducer:
-    """A row with its times, for who only looks: Unix ms, by Postgres' clock."""
+    """Row of a producer with its times, for read-only callers: Unix ms, by Postgres' clock."""
 
     transactional_id: str
     record: ProducerRecord
@@ -76,12 +76,12 @@ class RecordedProducer:
 
 
 class OverdueTransaction(NamedTuple):
-    """The one that began at `started_ms`, as `StoredProducer` has it: the id's next is another."""
+    """Transaction that began at `started_ms`, as in `StoredProducer`: the id's next one is another."""
 
     transactional_id: str
     started_ms: int
     started_at: datetime
-    """The same, exactly."""
+    """The same time, exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ListedProducer:
     producer_id: int
     state: str
     begun_ms: int | None
-    """How long ago its transaction began, though it may be over; None: there was none since it was initialized."""
+    """Time since its last transaction began, which may be over; None: no transaction since it was initialized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class TransactionPartition:
     partition_index: int
     partition_key: PartitionKey
     first_offset: int | None
-    """Of what the transaction appended; None: nothing."""
+    """First offset that the transaction appended; None: it appended nothing."""
 
 
 class AppendedMarker(NamedTuple):
-    """What a reader must know of a marker, which is durable."""
+    """Data of a durable marker that a reader needs."""
 
     partition_key: PartitionKey
     base_offset: int
@@ -112,9 +112,9 @@ class AppendedMarker(NamedTuple):
     leader_epoch: int
     last_stable_offset: int
     first_offset: int | None
-    """Of what its transaction had appended to the partition; None: nothing."""
+    """First offset that the transaction had appended to the partition; None: it appended nothing."""
     marker: bytes
-    """As it was given."""
+    """The marker as the caller gave it."""
 
     @property
     def records(self) -> bytearray:
@@ -128,38 +128,39 @@ class AppendedMarker(NamedTuple):
 class EndedTransaction:
     markers: tuple[AppendedMarker, ...]
     group_ids: tuple[str, ...]
-    """Groups of which offsets were committed with it."""
+    """Groups with offsets that were committed in the transaction."""
     has_more: bool = False
-    """Whether there are partitions left to mark: `StoredProducer.ending`."""
+    """True if partitions are left to mark: `StoredProducer.ending`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenInPart:
-    """What a transaction that is under way has taken in: a partition or a group's offsets."""
+    """Partition or group's offsets that an ongoing transaction has enlisted."""
 
     marked_epoch: int = -1
-    """Of the last marker by which it was committed before the transaction's end; -1: there was none."""
+    """Epoch of the last marker that committed it before the transaction's end; -1: there was none."""
     coordinator_epoch: int = -1
-    """That the marker named."""
+    """Coordinator epoch in that marker."""
     has_more: bool = False
-    """Whether there are records or offsets that no marker has committed."""
+    """True if there are records or offsets that no marker has committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerInPartition:
-    """A producer as one partition knows it, and its transaction, in one look."""
+    """A producer as one partition knows it, and its transaction, from one statement."""
 
     read: StoredProducer | None
     """None: no transactional id has the producer's id now."""
     partition: TakenInPart | None
-    """None: its transaction has not taken the partition in."""
+    """None: its transaction has not enlisted the partition."""
     remembered_epoch: int
-    """The latest that it appended to the partition with; -1: it is not remembered there."""
+    """Latest epoch with which it appended to the partition; -1: the partition does not remember it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedProducer:
-    """What a partition knows of a producer. `open_since_offset`: where its transaction began; None: none is open."""
+    """State of a producer in a partition. `open_since_offset`: begin of its open transaction; None: it has no open
+    transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -167,7 +168,7 @@ class RememberedProducer:
     appended_ms: int
     open_since_offset: int | None
     is_transactional: bool
-    """Whether a transactional id has it."""
+    """True if the producer belongs to a transactional id."""
 
 
 MAX_SIZE = 20_000
@@ -182,7 +183,7 @@ class TransactionStore:
     def __init__(
         self, database: Database, *, max_size: int = MAX_SIZE, marked_at_a_time: int = MARKED_AT_A_TIME
     ) -> None:
-        """`max_size`: partitions and groups that one transaction may enlist."""
+        """Use `database`; `max_size` limits the partitions and groups that one transaction may enlist."""
         self._hot = database.hot
         self._cold = database.cold
         self._guard = database.guard
@@ -190,11 +191,11 @@ class TransactionStore:
         self._marked_at_a_time = marked_at_a_time
 
     async def read(self, transactional_id: str) -> StoredProducer:
-        """As it is now; revision 0 where nobody has used the id."""
+        """Read the producer of a transactional id; revision 0 if the id has never been used."""
         return (await self.read_many((transactional_id,)))[transactional_id]
 
     async def read_many(self, transactional_ids: Collection[str]) -> Mapping[str, StoredProducer]:
-        """By id, those without a row included."""
+        """Read the producers by id, including ids without a row."""
         rows = await self._hot.fetch(
             statement("transactional_producers"), [stored(transactional_id) for transactional_id in transactional_ids]
         )
@@ -205,7 +206,7 @@ class TransactionStore:
         return found
 
     async def recorded(self, transactional_ids: Collection[str]) -> list[RecordedProducer]:
-        """Those of the ids that there are."""
+        """Return the rows of those ids that exist."""
         rows = await self._cold.fetch(
             statement("transactional_producers"), [stored(transactional_id) for transactional_id in transactional_ids]
         )
@@ -217,12 +218,12 @@ class TransactionStore:
         ]
 
     async def are_known(self) -> bool:
-        """Whether every live node knows of transactions: one of an earlier release would give readers what was not
-        committed."""
+        """Return whether every live node knows transactions. A node of an earlier release would give readers
+        uncommitted records."""
         return bool(await self._hot.fetch_value(statement("transactions_are_known")))
 
     async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
-        """Writes a row that has no transaction under way, before or after; False where `read` is no longer so."""
+        """Write a row that has no transaction under way, before or after. Return False if `read` is outdated."""
         saved = await self._hot.fetch_value(
             statement("save_transactional_producer"), stored(read.transactional_id), read.revision, *_columns(record)
         )
@@ -236,11 +237,13 @@ class TransactionStore:
         *,
         begins_at_zero: bool = False,
     ) -> bool:
-        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer so.
-        Raises TransactionTooLarge, and takes none of them.
+        """Enlist partitions and groups in the transaction, which begins unless it is under way. Return False if `read`
+        is outdated.
 
-        `begins_at_zero`: its producer numbers batches anew in each transaction, so a partition that does not know it
-        waits for the one with sequence 0."""
+        Raise TransactionTooLarge, and enlist none of them, if the transaction would exceed the limit. `begins_at_zero`:
+        the producer numbers batches anew in each transaction, so a partition that does not know the producer waits for
+        the batch with sequence 0.
+        """
         added = await self._hot.fetch_value(
             statement("add_to_transaction"),
             stored(read.transactional_id),
@@ -257,9 +260,12 @@ class TransactionStore:
     async def end(
         self, read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
     ) -> EndedTransaction | None:
-        """Ends the transaction that is under way: `marker` to its partitions, offsets, and the row becomes `record`. If
-        it has more partitions than are marked at a time, `continue_end` marks the others. None where `read` is no
-        longer so. On StorageUnavailable it may or may not have ended."""
+        """End the ongoing transaction: write `marker` to its partitions, settle its offsets, and replace the row by
+        `record`.
+
+        If it has more partitions than are marked at a time, `continue_end` marks the others. Return None if `read` is
+        outdated. On StorageUnavailable the transaction may or may not have ended.
+        """
         asked = self._guard.history
         row = await self._hot.fetch_row(
             statement("end_transaction"),
@@ -274,8 +280,10 @@ class TransactionStore:
         return self._ended(row, marker, asked)
 
     async def continue_end(self, read: StoredProducer) -> EndedTransaction | None:
-        """Marks the next partitions of a transaction whose end is decided. None where `read` is no longer so. On
-        StorageUnavailable it may or may not have happened."""
+        """Mark the next partitions of a transaction whose end is decided. Return None if `read` is outdated.
+
+        On StorageUnavailable the partitions may or may not be marked.
+        """
         assert read.ending is not None
         asked = self._guard.history
         row = await self._hot.fetch_row(
@@ -313,9 +321,12 @@ class TransactionStore:
         coordinator_epoch: int,
         timestamp_ms: int,
     ) -> EndedTransaction | None:
-        """Commits what the transaction that is under way has in a partition, and offsets of `group_ids`; it goes on.
-        What has become of these alone; None where `read` is no longer so. On StorageUnavailable it may or may not have
-        happened."""
+        """Commit what the ongoing transaction has in one partition, and the offsets of `group_ids`; the transaction
+        continues.
+
+        Return the outcome of that part alone; None if `read` is outdated. On StorageUnavailable the commit may or may
+        not have happened.
+        """
         asked = self._guard.history
         row = await self._hot.fetch_row(
             statement("commit_in_partition"),
@@ -348,7 +359,8 @@ class TransactionStore:
         return EndedTransaction(markers, tuple(group_ids))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
-        """What each producer's transaction has taken in, by topic and partition; deleted topics are left out."""
+        """Return the partitions that each producer's transaction has enlisted, by topic and partition, without
+        deleted topics."""
         rows = await self._cold.fetch(statement("partitions_in_transaction"), list(producer_ids))
         found: dict[int, list[TransactionPartition]] = {}
         async for row in in_turns(rows):
@@ -364,7 +376,7 @@ class TransactionStore:
         return found
 
     async def groups(self, producer_ids: Collection[int]) -> Mapping[int, list[str]]:
-        """Groups whose offsets each producer's transaction has taken in."""
+        """Return the groups whose offsets each producer's transaction has enlisted."""
         rows = await self._cold.fetch(statement("groups_in_transaction"), list(producer_ids))
         found: dict[int, list[str]] = {}
         async for row in in_turns(rows):
@@ -372,7 +384,7 @@ class TransactionStore:
         return found
 
     async def list_behind(self, transactional_id: str, limit: int) -> list[ListedProducer]:
-        """The next ones in the order of their ids."""
+        """List the next producers behind a transactional id, in the order of their ids."""
         rows = await self._cold.fetch(statement("all_transactional_producers"), stored(transactional_id), limit)
         return [
             ListedProducer(loaded(row["transactional_id"]), row["producer_id"], row["state"], row["begun_ms"])
@@ -380,8 +392,8 @@ class TransactionStore:
         ]
 
     async def overdue(self, limit: int, behind: OverdueTransaction | None = None) -> list[OverdueTransaction]:
-        """The next transactions that have been under way for longer than their timeout, by Postgres' clock, and those
-        whose end is decided and nobody goes on with: the oldest first."""
+        """List the next transactions, the oldest first, that have exceeded their timeout by Postgres' clock, or
+        whose decided end no node is carrying out."""
         started_at, transactional_id = (_EPOCH, "") if behind is None else (behind.started_at, behind.transactional_id)
         rows = await self._hot.fetch(statement("overdue_transactions"), started_at, stored(transactional_id), limit)
         return [
@@ -389,13 +401,14 @@ class TransactionStore:
         ]
 
     async def expire(self, idle_ms: int, limit: int) -> int:
-        """Forgets ids that have begun no transaction for `idle_ms`; how many.
+        """Remove ids that have begun no transaction for `idle_ms`; return how many.
 
-        Upstream: transactional.id.expiration.ms."""
+        Upstream: transactional.id.expiration.ms.
+        """
         return int(await self._cold.fetch_value(statement("expire_transactional_producers"), idle_ms, limit))
 
     async def in_partition(self, producer_id: int, partition_key: PartitionKey) -> ProducerInPartition:
-        """What there is of a producer's transaction from where a partition stands."""
+        """Return the state of a producer and of its transaction with respect to one partition."""
         row = await self._hot.fetch_row(statement("producer_in_partition"), producer_id, partition_key)
         assert row is not None
         name = row["transactional_id"]
@@ -406,12 +419,12 @@ class TransactionStore:
         )
 
     async def groups_of(self, producer_id: int) -> Mapping[str, TakenInPart]:
-        """Groups that the producer's transaction has taken in, and how their offsets stand."""
+        """Return the groups that the producer's transaction has enlisted, with the state of their offsets."""
         rows = await self._hot.fetch(statement("groups_of_producer"), producer_id)
         return {loaded(row["group_id"]): _part(row) async for row in in_turns(rows)}
 
     async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
-        """The next producers that the partition remembers, by id, at most `limit`."""
+        """Return the next producers that the partition remembers, by id, at most `limit`."""
         rows = await self._cold.fetch(statement("producers_of"), partition_key, behind, limit)
         return [
             RememberedProducer(

@@ -1,7 +1,7 @@
 """SCRAM credentials of users.
 
-The one idea: they are read whenever somebody authenticates and nobody remembers them, so a change holds on every node
-as soon as it is committed. What is stored proves a password and cannot be used in its place.
+The one idea: a node reads them at every authentication and caches none, so a change holds on every node as soon as it
+is committed. A stored credential proves a password and cannot be used in its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.types import ScramCredential, ScramInfo, ScramKey
 T = TypeVar("T")
 
 _ROWS_PER_STATEMENT = 1_000
-"""Put together without giving way: a few milliseconds."""
+"""Rows of one statement, built without yielding to the event loop: a few milliseconds."""
 
 
 class UserStore:
@@ -32,11 +32,11 @@ class UserStore:
         return ScramCredential(user, mechanism, row["iterations"], row["salt"], row["stored_key"], row["server_key"])
 
     async def decoy_secret(self) -> bytes:
-        """The same on every node for the database's life; to be kept to ourselves."""
+        """Return the secret of the decoys: the same on every node for the database's life, never to be revealed."""
         return bytes(await self._pool.fetch_value(statement("scram_secret")))
 
     async def described(self, users: Collection[str] | None = None) -> list[ScramInfo]:
-        """By user and mechanism; of all users if None."""
+        """List credentials by user and mechanism; of all users if None."""
         names = None if users is None else [stored(user) for user in users]
         rows = await self._pool.fetch(statement("scram_credentials_of"), names)
         return [
@@ -44,14 +44,15 @@ class UserStore:
         ]
 
     async def count(self) -> int:
-        """Users that have any."""
+        """Count the users that have credentials."""
         return int(await self._pool.fetch_value(statement("count_scram_users")))
 
     async def change(self, upserted: Sequence[ScramCredential], deleted: Collection[ScramKey]) -> None:
-        """All of it in one transaction. Each key once; what is deleted may be gone already."""
+        """Upsert and delete credentials in one transaction. Each key is given once; a deleted key may be gone
+        already."""
 
         async def apply(connection: Connection) -> None:
-            # In one order, so that two changes of the same users do not wait for each other.
+            # Use one order, so that two changes of the same users do not wait for each other.
             for keys in _pieces(sorted(deleted)):
                 await connection.fetch(
                     statement("delete_scram_credentials"),

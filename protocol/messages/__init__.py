@@ -1,7 +1,7 @@
 """Kafka's messages, one module per API, each declaring the request and the response with their structs.
 
-The one idea: whoever asks this package for messages (`find_message`, `declared_messages`) finds all of them declared,
-which asking `protocol.schema` would not ensure. It holds no behaviour.
+The one idea: a caller that asks this package for messages (`find_message`, `declared_messages`) finds all of them
+declared. `protocol.schema` alone would not ensure that. It holds no behaviour.
 """
 
 from protocol.messages import (

@@ -1,7 +1,7 @@
 """AddPartitionsToTxn: partitions that a transaction is about to write to.
 
-Version 2 admits the code PRODUCER_FENCED. Brokers alone speak 4 and up, which hold many transactions and may only ask
-whether they have taken in what they name; 5 admits the code TRANSACTION_ABORTABLE (KIP-890).
+Version 2 admits the code PRODUCER_FENCED. Only brokers use 4 and up. These versions hold many transactions, and may
+only ask whether the transactions have enlisted the partitions named. 5 admits the code TRANSACTION_ABORTABLE (KIP-890).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CreateDelegationToken: a secret by which somebody may log in for a while (KIP-48), perhaps as another (KIP-373)."""
+"""CreateDelegationToken: a secret that lets a client log in for a while (KIP-48), perhaps as another user (KIP-373)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeDelegationToken: tokens with their secrets, for those who may see them (KIP-48)."""
+"""DescribeDelegationToken: tokens with their secrets, for users that may see them (KIP-48)."""
 
 from __future__ import annotations
 

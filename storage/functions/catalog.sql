@@ -25,7 +25,7 @@ create function create_topics(
     p_partition_counts integer[],
     p_configs          text[], -- JSON
     p_internal         boolean[],
-    p_replicas         text[]  -- JSON: of each partition the nodes that are to lead it; null: nobody has named any
+    p_replicas         text[]  -- JSON: of each partition the nodes that are to lead it; null: the caller names none
 ) returns table (
     topic_id uuid, name text, internal boolean, configs text, created_revision bigint, changed_revision bigint,
     partition_keys bigint[], leader_epochs integer[], assignments text
@@ -74,8 +74,8 @@ $$;
 create function add_partitions(p_topic_id uuid, p_new_total integer, p_replicas jsonb) returns text
 language plpgsql volatile
 as $$
--- `p_replicas`: of each new partition the nodes that are to lead it; null: nobody has named any.
--- Null, or why not: 'unknown_topic', 'invalid_partitions' (the total does not grow).
+-- `p_replicas`: per new partition the nodes that are to lead it; null: the caller names none. Returns null, or the
+-- reason for a refusal: 'unknown_topic', 'invalid_partitions' (the total does not grow).
 declare
     present integer;
     this_revision constant bigint := next_revision();
@@ -89,7 +89,8 @@ begin
         return 'invalid_partitions';
     end if;
     if jsonb_array_length(p_replicas) <> p_new_total - present then
-        -- They were named for another number of new partitions: somebody else has added some meanwhile.
+        -- The replicas were named for another number of new partitions: another caller has added partitions
+        -- concurrently.
         return 'invalid_partitions';
     end if;
     insert into partition (topic_id, partition_index, created_revision, replicas)
@@ -107,8 +108,8 @@ create function assign_replicas(
 ) returns setof uuid
 language plpgsql volatile
 as $$
--- Says which nodes are to lead the partitions, each named once; the topics of those that there are. Rows are locked in
--- the order of their keys, as by appends.
+-- Set the nodes that are to lead the partitions, each named once; return the topics of those that exist. Rows are
+-- locked in the order of their keys, as by appends.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -140,14 +141,14 @@ $$;
 
 create function set_in_sync(
     p_topic_ids uuid[], p_partition_indexes integer[],
-    p_known text[],   -- JSON: replicas and those in sync, as whoever decided knew them
+    p_known text[],   -- JSON: replicas and those in sync, as the caller knew them
     p_in_sync text[], -- JSON; null: all of them
     p_shard integer, p_node_id integer, p_lease_epoch integer
 ) returns setof uuid
 language plpgsql volatile
 as $$
--- Says who is in sync, of each partition once: the topics of those that were as known. None where the job's lease is
--- another's. Rows are locked in the order of their keys, as by appends.
+-- Set the in-sync replicas, of each partition once; return the topics of those that were as known. No row if another
+-- node has the job's lease. Rows are locked in the order of their keys, as by appends.
 declare
     this_revision bigint;
 begin
@@ -183,8 +184,8 @@ create function forget_in_sync(p_limit integer, p_shard integer, p_node_id integ
 returns setof uuid
 language plpgsql volatile
 as $$
--- Has all replicas in sync again, of so many partitions of live topics at most: their topics; no row where there is none
--- left, or the job's lease is another's.
+-- Mark all replicas in sync in a bounded number of partitions of live topics; return their topics. No row if no such
+-- partition is left, or if another node has the job's lease.
 declare
     asked_topics  uuid[];
     asked_indexes integer[];
@@ -296,7 +297,7 @@ create function create_acls(
 ) returns void
 language plpgsql volatile
 as $$
--- Those that there are stay.
+-- Create ACLs; existing ones stay.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -312,7 +313,7 @@ $$;
 create function delete_acls(p_keys bytea[]) returns setof bytea
 language plpgsql volatile
 as $$
--- The keys of those that there were.
+-- Delete ACLs; return the keys of those that existed.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -329,11 +330,10 @@ returns table (
 )
 language sql stable
 as $$
--- The present revision with what has changed since another, in one snapshot: topics in the order of their changes (and
--- of their names, where one change made several),
--- deleted ones without partitions, settings by broker and group and quotas where they changed. One row with null topic_id where no
--- topic has.
--- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
+-- The present revision with the changes since another, in one snapshot: topics in the order of their changes (and of
+-- their names, if one change created several), deleted ones without partitions, and changed settings by broker and
+-- group and changed quotas. If no topic has changed, one row with null topic_id. `whole`: these are all live topics,
+-- because deletions since `p_since` may have left no row.
     with since as (
         select
             c.revision, c.broker_configs_revision, c.group_configs_revision, c.client_quotas_revision,

@@ -5,8 +5,8 @@ create function fence_partitions(p_topic_id uuid, p_behind integer, p_limit inte
 language plpgsql volatile
 set lock_timeout = '1s'
 as $$
--- Marks at most p_limit partitions behind an index (-1: from the first), waiting for appends under way: nothing comes to
--- them from then on, whatever a node of another release looks at. The last index marked, null if there was none.
+-- Mark at most p_limit partitions behind an index (-1: from the first), waiting for appends under way. From then on no
+-- append reaches them, even from a node of another release. Return the last index marked, null if none was left.
 declare
     keys bigint[];
     last_index integer;
@@ -29,7 +29,7 @@ create function delete_partitions(p_partition_keys bigint[]) returns integer
 language plpgsql volatile
 set lock_timeout = '1s'
 as $$
--- Those of the fenced partitions that nothing hangs off; how many.
+-- Delete those of the fenced partitions to which no row refers; return how many.
 declare
     empty bigint[];
     removed integer;
@@ -58,8 +58,9 @@ create function confirm_deletion(p_topic_id uuid) returns boolean
 language plpgsql volatile
 set lock_timeout = '1s'
 as $$
--- Removes the topic's own row once nothing hangs off it: whether it is gone. Who has not heard of the deletion reads the
--- whole catalog from here on. It does not wait for a commit that refers to the topic; the lock holds off new ones.
+-- Remove the topic's own row once no other row refers to it; return whether it is gone. A node that has not yet heard
+-- of the deletion must read the whole catalog from here on. The function does not wait for a commit that refers to the
+-- topic; the lock holds off new ones.
 declare
     last_change bigint;
 begin

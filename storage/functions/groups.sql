@@ -11,7 +11,7 @@ create function lease_is_current(p_kind text, p_shard integer, p_node_id integer
 returns boolean
 language plpgsql volatile
 as $$
--- Holds the lease's owner still: a change of it waits until this transaction has ended, a renewal does not.
+-- Keep the lease with its owner: a change of owner waits until this transaction has ended, a renewal does not.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = p_shard and l.node_id = p_node_id and l.lease_epoch = p_lease_epoch
@@ -26,7 +26,7 @@ create function judge_commits(
     p_lease_epochs         integer[],
     p_group_ids            text[],
     p_member_ids           text[],    -- whose epoch the generation is, or null: the group's
-    p_generation_ids       integer[], -- null: whatever the group's is, and whoever its members are
+    p_generation_ids       integer[], -- null: any generation of the group, with any members
     p_fence_positions      integer[], -- per commit: position of its fence
     p_topic_ids            uuid[],    -- per commit, as is the next
     p_partition_indexes    integer[],
@@ -262,9 +262,9 @@ create function expirable_offsets(
 ) returns table (group_id text, topic_id uuid, partition_index integer)
 language sql stable
 as $$
--- An explicit expire timestamp wins; else an offset expires retention_ms after its base: the change of state for an
--- Empty group that had members, the commit for a simple group, the commit for a topic that a settled group does not
--- subscribe to. What has no base stays, and what a transaction is about to replace.
+-- An explicit expire timestamp wins. Otherwise an offset expires retention_ms after its base: the change of state for
+-- an Empty group that had members, the commit for a simple group, the commit for a topic that a settled group does not
+-- subscribe to. An offset without a base stays, and so does one that a transaction is about to replace.
     select o.group_id, o.topic_id, o.partition_index
     from consumer_group g
     join committed_offset o using (group_id)
@@ -375,7 +375,7 @@ end
 $$;
 
 create function save_groups(
-    p_wait             boolean,   -- for groups that somebody has locked; else they are left out
+    p_wait             boolean,   -- for groups that another transaction has locked; else they are skipped
     p_shards           integer[], -- per group: its lease, then what is stored of it
     p_node_ids         integer[],
     p_lease_epochs     integer[],
@@ -395,9 +395,9 @@ create function save_groups(
 )
 language plpgsql volatile
 as $$
--- Writes what changed in many groups. The lock of a group's row waits for commits of the generation before; groups
--- that somebody else holds are busy unless they are to be waited for, so that one of them cannot keep the others.
--- The state's timestamp moves with the state, the generation or the type.
+-- Write the changes of many groups. The lock of a group's row waits for commits of the generation before. Groups that
+-- another transaction has locked are busy, unless the caller wants to wait for them, so that one of them cannot delay
+-- the others. The state's timestamp moves with the state, the generation or the type.
 declare
     saved_ms bigint;
     locked   text[];

@@ -3,12 +3,12 @@
 create function adopt_history(p_identity text, p_known integer) returns integer
 language plpgsql volatile
 as $$
--- The history that the database is in. It is a new one if it was recorded under another identity, or if it is not beyond
--- `p_known`, which the caller has seen end (-1: none). Then every leader epoch rises and begins at the log's present end,
--- ids that may have been given out are not given again, and nobody is registered or holds a lease any more. Producers of
--- transactions are fenced: theirs may have ended otherwise, or have had records that are gone. What is open is overdue.
--- A producer may continue by the epoch that this history knows of it, but nothing that it sent counts as committed: so a
--- row without a transaction says that its last one was aborted.
+-- The history that the database is in. It is a new one if it was recorded under another identity, or if it is not
+-- beyond `p_known`, whose end the caller has seen (-1: none). Then every leader epoch rises and begins at the log's
+-- present end, ids that may have been given out are not given again, and all registrations and leases end. Producers of
+-- transactions are fenced: in the other history their transactions may have ended otherwise, or have had records that
+-- are gone. Open transactions are overdue. A producer may continue with the epoch that this history knows of it, but
+-- nothing that it sent counts as committed. So a row without a transaction says that its last one was aborted.
 declare
     c cluster;
     this_history integer;

@@ -2,7 +2,7 @@
 
 create function append_chunks(
     p_partition_keys           bigint[],  -- distinct and ascending
-    p_wait                     boolean,   -- for partitions that others have locked; else their entries are refused
+    p_wait                     boolean,   -- for partitions locked by other transactions; else their entries are refused
     p_object_id                bigint,    -- where the bytes lie; null: inline
     p_chunk_partitions         integer[], -- per candidate chunk: position in p_partition_keys
     p_chunk_positions          bigint[],  -- per candidate chunk: where its bytes begin in the object; null: inline
@@ -41,14 +41,13 @@ set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
--- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
--- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.
---
--- Entries of one candidate chunk lie back to back. Those accepted that follow each other become one chunk: the whole
--- candidate, unless some of it is refused. Row locks are taken in the order of partition_key by every writer, and
--- duplicates are looked up only once they are held: of two copies of one batch in flight, the second waits here and
--- then finds the first. So is the end of the log, by a statement of its own: a lock alone makes no new version of the
--- row, so what the statement that waited for it has seen may be of before.
+-- Decide, under the partitions' row locks and in the order given, which entries are appended and where, and write the
+-- rows of the index. An entry is one idempotent batch, or consecutive batches without a producer. Entries of one
+-- candidate chunk lie back to back. Consecutive accepted entries become one chunk: the whole candidate, unless some of
+-- it is refused. Every writer locks rows in the order of partition_key, and duplicates are looked up only under the
+-- locks. So of two copies of one batch in flight, the second waits here and then finds the first. The end of the log is
+-- looked up under the locks as well, by a statement of its own. A lock alone makes no new version of the row, so the
+-- statement that waited for the lock may have seen an older state.
 declare
     entry_total      constant integer := coalesce(cardinality(p_entry_chunks), 0);
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
@@ -57,7 +56,7 @@ declare
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
     any_open     boolean := false; -- whether a transaction is, in any of the partitions
-    former       boolean; -- whether a release is here that reads what appends otherwise leave alone
+    former       boolean; -- whether a former release is in use; it reads state that appends otherwise leave alone
     missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
@@ -69,8 +68,8 @@ declare
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
     stable       bigint[]  := array_fill(null::bigint, array[partition_total]); -- where the first open transaction began
 
-    -- Of each producer, the transaction that is open in the partition: its epoch, or that of a marker that was sent to it,
-    -- null if there is none, and where it began.
+    -- Per producer, the transaction that is open in the partition: its epoch, or that of a marker that was sent to it
+    -- (null: no transaction is open), and the offset where it began.
     open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
     open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
     open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
@@ -149,7 +148,7 @@ begin
         known[k]        := true;
         log_starts[k]   := found_row.log_start_offset;
         epochs[k]       := found_row.leader_epoch;
-        -- What partition_log says. Asked for one partition it opens one table of chunk, not all of them.
+        -- The same values as in partition_log. A query for one partition opens one table of chunk, not all of them.
         select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms into newest
         from chunk c
         where c.partition_key = found_row.partition_key and c.base_offset >= found_row.next_offset
@@ -454,7 +453,8 @@ begin
                 and r.since_offset = state_since[i] and r.update_count < 32; -- what a look-up may have to pass
             continue when found;
             if former and state_since[i] < 0 then
-                -- Who has a row that can be renewed keeps to it, though a release that does not know it came meanwhile.
+                -- A producer with a row that can be renewed keeps that row, even if a release that does not know it
+                -- wrote concurrently.
                 insert into producer_state (
                     partition_key, producer_id, producer_epoch, next_sequence, batch_count,
                     first_sequences, last_sequences, base_offsets, appended_at
@@ -520,8 +520,9 @@ language plpgsql volatile
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
--- The usual small commit, which asks for nothing that append_chunks has to decide: does and answers what that does for
--- partitions that all are there and free, in two statements instead of ten. Whatever else it finds is left to append_chunks.
+-- Append the usual small commit, which needs none of the decisions of append_chunks. For partitions that all exist and
+-- are free, it has the same effect and result in two statements instead of ten. Every other case is left to
+-- append_chunks.
 declare
     partition_total constant integer := cardinality(p_partition_keys);
 
@@ -790,7 +791,7 @@ language plpgsql stable
 set enable_sort = off -- see chunk_at
 as $$
 -- Base offset of the first chunk from p_from_offset on that is younger than p_timestamp_ms, by its own time or else by
--- that of its arrival; null if there is none.
+-- that of its arrival; null if no chunk is.
 declare
     low     bigint := p_from_offset;
     high    bigint;

@@ -1,4 +1,5 @@
--- What maintenance writes: compaction_state first, then rows of chunk, the partition's row last and for as short as can be.
+-- Writes of maintenance: compaction_state first, then rows of chunk, the partition's row last and for as short as can
+-- be.
 
 create function rewrite_chunks(
     p_partition_key         bigint,
@@ -248,8 +249,8 @@ create function move_chunks(
 )
 language plpgsql volatile
 as $$
--- Names the new place of all that was copied into an object, in one go: 'fenced' where the lease is another's by now,
--- 'sealed' where the object takes no more. A run of which a chunk has changed stays where it is.
+-- Record the new place of everything that was copied into an object, in one go: 'fenced' if another node has the lease
+-- by now, 'sealed' if the object takes no more. A run of which a chunk has changed stays where it is.
 declare
     first_chunk integer := 1;
     last_chunk  integer;
@@ -371,8 +372,8 @@ $$;
 create function rotate_inline(p_max_bytes bigint, p_max_age_ms bigint) returns boolean
 language plpgsql volatile
 as $$
--- Lets new inline bytes go to the next empty slot, if the current one has grown to p_max_bytes or holds any that may be
--- older than p_max_age_ms (-1: whatever their age). Whether it did; it does not where no slot is empty.
+-- Direct new inline bytes to the next empty slot, if the current one has grown to p_max_bytes or holds bytes that may
+-- be older than p_max_age_ms (-1: at any age). Return whether it did; it does not if no slot is empty.
 declare
     rotation  inline_rotation;
     next_slot smallint;
@@ -406,9 +407,9 @@ create function truncate_inline(p_slot smallint) returns boolean
 language plpgsql volatile
 set lock_timeout = '200ms'
 as $$
--- Empties a slot that is not the current one and in which nothing is alive; whether it did. The lock comes before the
--- look: an append that had read of this slot when it was the current one has ended, or will find it empty and fill it.
--- Readers are kept out only for the TRUNCATE itself.
+-- Empty a slot that is not the current one and holds no live chunk; return whether it did. The lock comes before the
+-- check: an append that read this slot as the current one has ended, or will find it empty and fill it. Readers are
+-- kept out only for the TRUNCATE itself.
 begin
     execute format('lock table inline_records_%s in share row exclusive mode', p_slot);
     perform 1 from inline_rotation r where r.current_slot = p_slot;

@@ -1,8 +1,6 @@
--- Nodes and leases. Time is the database's clock.
---
--- Whoever writes under a lease locks its row FOR KEY SHARE until the write has ended. A change of owner locks it FOR
--- UPDATE and so comes after that write; a renewal changes no column of a key and does not wait, however long the write
--- takes.
+-- Nodes and leases. Time is the database's clock. A writer under a lease locks its row FOR KEY SHARE until the write
+-- has ended. A change of owner locks it FOR UPDATE and so comes after that write. A renewal changes no column of a key
+-- and does not wait, however long the write takes.
 
 create function is_stood_for(p_node_id integer) returns boolean
 language sql stable
@@ -19,8 +17,8 @@ create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl
 returns node
 language plpgsql volatile
 as $$
--- The id `p_node_id`, null if another live process has it; where none is wanted (null), the id that this name had, else
--- the lowest that no live node holds and no settings name.
+-- The id `p_node_id`, null if another live process has it. If the caller wants no id (null), the id that this name had,
+-- else the lowest that no live node holds and no settings name.
 declare
     registered node;
 begin
@@ -32,7 +30,7 @@ begin
             return null;
         end if;
         perform pg_notify('sluice_nodes', p_name);
-        -- The id that the name had is free, and fences whoever still goes by it.
+        -- The id that the name had becomes free, and a process that still uses it is fenced.
         update node n
         set name = format('unregistered %s', n.node_id), listeners = '{}', rack = null, incarnation = n.incarnation + 1,
             expires_at = '-infinity'
@@ -126,10 +124,11 @@ create function acquire_leases(
 language plpgsql volatile
 set lock_timeout = '250ms'
 as $$
--- Those that were free, expired or this node's own of `p_shards`, and of `p_spare_shards`, which other nodes should have,
--- those that nobody has had for `p_grace_ms`. What was handed over is its successor's alone for as long. Nothing where
--- the registration is another process'. Waits a moment for writes under way under the former lease, and leaves a lease
--- whose write takes longer to a later call: the caller has leases to renew meanwhile.
+-- Acquire those of `p_shards` that were free, expired or this node's own, and those of `p_spare_shards` (which belong
+-- to other nodes) that no node has held for `p_grace_ms`. A lease that was handed over is reserved for its successor
+-- for as long. No row if another process has the registration. The function waits a moment for writes under way under
+-- the former lease, and leaves a lease whose write takes longer to a later call, because the caller has leases to renew
+-- in the meantime.
 declare
     now_ constant timestamptz := clock_timestamp();
     grace constant interval := p_grace_ms * interval '1 millisecond';
@@ -150,7 +149,7 @@ begin
             and (l.node_id = p_node_id or l.expires_at <= now_)
         order by l.shard for update;
     exception when lock_not_available then
-        -- What was locked is free again: no writer waits for this call while it waits for another.
+        -- The rows that were locked are free again: no writer waits for this call while the call waits for another.
         null;
     end;
     select coalesce(array_agg(free.shard), '{}') into locked
@@ -183,7 +182,8 @@ create function release_leases(
 ) returns void
 language plpgsql volatile
 as $$
--- Lets the successor (null: whoever should have it) take each at once. The epoch stays, and rises when one does.
+-- Release each lease to its successor (null: the node that should have it) at once. The epoch stays, and rises when a
+-- node acquires the lease.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = any (p_shards)
@@ -212,7 +212,7 @@ create function renew_leases(
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
--- Those still held, even if the time had run out: until another owner comes, the epoch fences nobody out.
+-- Leases still held, even if their time had run out: until another node acquires one, the epoch fences no writer.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = any (p_shards)

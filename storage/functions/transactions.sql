@@ -12,7 +12,7 @@ create function save_transactional_producer(
 ) returns boolean
 language plpgsql volatile
 as $$
--- A row that is not in a transaction, before and after. False: somebody else has written it.
+-- Write a row that is not in a transaction, before and after. False: another node has written it.
 begin
     if p_revision = 0 then
         insert into transactional_producer (
@@ -31,7 +31,7 @@ begin
             previous_producer_id = p_previous_producer_id,
             timeout_ms           = p_timeout_ms,
             state                = p_state,
-            -- One that is aborted before it has begun is said to have begun now.
+            -- A transaction that is aborted before it has begun counts as begun now.
             last_started_at      = case when p_state <> 'Empty' then clock_timestamp() end,
             revision             = t.revision + 1,
             updated_at           = clock_timestamp()
@@ -51,8 +51,8 @@ create function add_to_transaction(
 ) returns boolean
 language plpgsql volatile
 as $$
--- Begins the transaction if none is under way. False: somebody else has written the row. Null: the transaction would become
--- too large, and nothing was added.
+-- Begin the transaction if it is not under way, and enlist. False: another node has written the row. Null: the
+-- transaction would become too large, and nothing was added.
 declare
     producer record;
     size     bigint;
@@ -135,14 +135,14 @@ set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
--- Offsets that are committed if the transaction is. Nothing is taken unless one is under way that has taken in every
--- group; of several accepted commits of one partition the last wins.
+-- Write offsets that are committed if the transaction is. Nothing is written unless a transaction is under way that has
+-- enlisted every group. Of several accepted commits of one partition the last wins.
 declare
     producer     record;
     unfit        text;
     committed_ms bigint;
 begin
-    -- Held until these offsets are durable: who ends the transaction waits for them.
+    -- Held until these offsets are durable: a node that ends the transaction waits for them.
     select t.producer_id, t.producer_epoch into producer
     from transactional_producer t
     where t.transactional_id = p_transactional_id
@@ -182,7 +182,7 @@ begin
     select distinct on (1, 2, 3)
         p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index, p_producer_id,
         accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
-        -- Later than what it is to replace, also where the clock was set back since.
+        -- Later than the offset that it is to replace, even if the clock was set back since.
         greatest(
             committed_ms,
             (
@@ -212,10 +212,10 @@ $$;
 create function settle_pending_offsets(p_producer_id bigint, p_group_ids text[], p_committed boolean) returns void
 language plpgsql volatile
 as $$
--- Offsets of these groups in the producer's transaction are committed, or go.
+-- Commit or remove the offsets of these groups in the producer's transaction.
 begin
     if p_committed then
-        -- A commit outside of the transaction that came later stands.
+        -- A later commit outside of the transaction stays.
         insert into committed_offset as o (
             group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
         )
@@ -266,7 +266,7 @@ create function end_transaction(
     p_marker                bytea,   -- a control batch, as it is appended to every partition
     p_marker_timestamp_ms   bigint,
     p_at_a_time             integer, -- partitions that are marked in one transaction of Postgres
-    out ended                boolean,   -- false: somebody else has written the row, and nothing was done
+    out ended                boolean,   -- false: another node has written the row, and nothing was done
     out has_more             boolean,   -- the end is decided, but not every partition is marked: see continue_end
     out partition_keys       bigint[],  -- where markers were appended, and for each:
     out base_offsets         bigint[],
@@ -280,13 +280,14 @@ create function end_transaction(
 )
 language plpgsql volatile
 as $$
--- Ends the transaction that is under way: the row, its offsets, and the marker in the first partitions. Usually these are
--- all of them, and nobody sees a part of it. Of a larger transaction the row says how it ends, whoever goes on with it.
+-- End the ongoing transaction: the row, its offsets, and the marker in the first partitions. Usually these are all of
+-- them, and no reader sees a part of it. For a larger transaction the row says how it ends, so that any node can
+-- continue.
 declare
     producer record;
     groups   text[];
 begin
-    -- The row's lock is held from here; who commits offsets in the transaction waits for it.
+    -- The row's lock is held from here; a commit of offsets in the transaction waits for it.
     select t.producer_id into producer
     from transactional_producer t
     where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state = 'Ongoing'
@@ -426,7 +427,7 @@ begin
         select * from open_transaction o where o.producer_id = p_producer_id order by o.partition_key limit p_at_a_time
     ) o;
     if is_marked then
-        -- Under the partitions' locks nothing comes behind the markers that are there.
+        -- Under the partitions' locks no append comes behind the existing markers.
         perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
         delete from open_transaction o
         where o.producer_id = p_producer_id and o.partition_key = any (keys)
@@ -495,7 +496,7 @@ create function commit_in_partition(
     p_coordinator_epoch    integer,
     p_marker               bytea,    -- a control batch
     p_marker_timestamp_ms  bigint,
-    out written             boolean, -- false: somebody else has written the row, and nothing was done
+    out written             boolean, -- false: another node has written the row, and nothing was done
     out base_offset         bigint,  -- of the marker; null: none was appended
     out log_start_offset    bigint,
     out leader_epoch        integer,
@@ -506,8 +507,8 @@ create function commit_in_partition(
 )
 language plpgsql volatile
 as $$
--- Commits what a transaction that is under way has in one partition: a marker where there is anything without one, and
--- offsets of groups. It goes on, and what it writes there from now on is ended with it.
+-- Commit what an ongoing transaction has in one partition: a marker if there is anything without one, and offsets of
+-- groups. The transaction continues; what it writes there from now on ends with it.
 declare
     producer record;
     here     record;

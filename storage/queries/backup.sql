@@ -1,17 +1,17 @@
 -- name: lock_deletion_shared
--- Held by a backup as long as its connection lives: no segment is deleted meanwhile.
+-- Held by a backup as long as its connection lives; no segment is deleted during that time.
 select pg_advisory_lock_shared(5492300417);
 
 -- name: try_lock_deletion
--- Whether segments may be deleted in this transaction: not while there is a backup.
+-- Return whether this transaction may delete segments: not while a backup runs.
 select pg_try_advisory_xact_lock(5492300417);
 
 -- name: hold_inline
--- TRUNCATE is not of a snapshot: whoever reads one holds it off.
+-- TRUNCATE ignores snapshots, so the backup holds it off by the lock of a reader.
 lock table inline_records in access share mode;
 
 -- name: export_snapshot
--- For pg_dump to read the same.
+-- Export the snapshot, so that pg_dump reads the same state.
 select pg_export_snapshot();
 
 -- name: change_log_store

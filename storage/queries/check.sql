@@ -10,11 +10,11 @@ from (
 order by c.partition_key, c.base_offset;
 
 -- name: chunk_place
--- Where a chunk lies now; no row if it is gone.
+-- The present place of a chunk; no row if the chunk is gone.
 select object_id, position from chunk where partition_key = $1 and base_offset = $2;
 
 -- name: partitions_to_check
--- Partitions whose own count is not what their chunks come to, in one snapshot.
+-- Partitions whose stored size or end differs from what their chunks add up to, in one snapshot.
 select p.partition_key, p.size_bytes, p.next_offset, held.chunk_bytes, held.chunk_end
 from partition_log p
 cross join lateral (
@@ -26,7 +26,7 @@ where not p.deleted and (held.chunk_bytes <> p.size_bytes or held.chunk_end > p.
 order by p.partition_key;
 
 -- name: transactions_to_check
--- What transactions have left where it must not be, in one snapshot: a kind of mistake each, and where.
+-- Rows of transactions in places where they must not be, in one snapshot: a kind of mistake each, and its place.
 select
     'not_under_way' as mistake, o.partition_key, o.producer_id, null::text as group_id, o.first_offset as at_offset
 from open_transaction o

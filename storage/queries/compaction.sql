@@ -63,7 +63,7 @@ order by judged.dirty_bytes::double precision / (judged.clean_bytes + judged.dir
 limit $5;
 
 -- name: cleaned_to
--- How far each of the partitions given has been cleaned; no row where none has been.
+-- The offset up to which each of the given partitions has been cleaned; no row for a partition that was never cleaned.
 select s.partition_key, s.first_dirty_offset from compaction_state s
 where s.partition_key = any($1::bigint[]) and s.first_dirty_offset > 0;
 
@@ -79,11 +79,11 @@ on conflict (partition_key) do update set revision = s.revision + 1
 returning revision;
 
 -- name: replace_chunks
--- Null, or why nothing was written.
+-- Null, or the reason why nothing was written.
 select replace_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
 
 -- name: chunk_sizes
--- Of the next $4 chunks from offset $2 on, below $3: how many, their bytes, the first and the last base offset.
+-- For the next $4 chunks from offset $2 on, below $3: how many, their bytes, the first and the last base offset.
 select
     count(*) as chunk_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes, min(base_offset) as first_offset,
     max(base_offset) as last_offset

@@ -19,11 +19,11 @@ order by t.deleted_at
 limit $1;
 
 -- name: fence_partitions
--- The last index of the partitions that it marked, null if there was none left.
+-- Return the last index of the partitions that it marked, null if no partition was left.
 select fence_partitions($1, $2, $3);
 
 -- name: deleted_partitions
--- The first $2 partitions of a hidden topic, and what still hangs off each.
+-- The first $2 partitions of a hidden topic, and the kinds of rows that still refer to each.
 select
     p.partition_key,
     exists (select from chunk c where c.partition_key = p.partition_key) as has_chunks,
@@ -38,7 +38,8 @@ limit $2;
 select * from delete_chunks($1, $2);
 
 -- name: delete_producer_states
--- Of a deleted partition, at most $2; how many they were. Up to an id for the reason that delete_below_log_start gives.
+-- Delete producer states of a deleted partition, at most $2; return how many. It deletes up to an id for the reason in
+-- delete_below_log_start.
 with removed as (
     delete from producer_state
     where partition_key = $1
@@ -51,7 +52,7 @@ with removed as (
 select count(*) from removed;
 
 -- name: delete_partitions
--- Those of the partitions that nothing hangs off any more; how many.
+-- Delete those of the partitions to which no row refers any more; return how many.
 select delete_partitions($1);
 
 -- name: delete_offsets_of_topic
@@ -72,8 +73,8 @@ with doomed as materialized (
 select count(*) from removed;
 
 -- name: delete_pending_offsets_of_topic
--- At most $2 offsets that wait for the end of a transaction, each found by its key; how many they were. What comes behind
--- goes with the transaction.
+-- Delete at most $2 offsets that wait for the end of a transaction, each found by its key; return how many. Pending
+-- offsets that arrive later go with the transaction.
 with doomed as materialized (
     select group_id, partition_index, producer_id
     from pending_offset
@@ -91,7 +92,7 @@ with doomed as materialized (
 select count(*) from removed;
 
 -- name: confirm_deletion
--- Whether the topic's own row is gone.
+-- Return whether the topic's own row is gone.
 select confirm_deletion($1);
 
 -- name: deletion_failed

@@ -1,6 +1,7 @@
 -- name: load_groups
--- One row per member; one row with null member_id for a group without members. Whoever reads a group with members is
--- about to wait for them: since when anyone does is noted with it, and given as it was before.
+-- One row per member; one row with null member_id for a group without members. The reader is about to wait for the
+-- members of each group. The statement stores the time since when a coordinator waits for them, and returns the time
+-- that was stored before.
 with waited_for as (
     update consumer_group g
     set restored_at_ms = now_ms()
@@ -42,7 +43,7 @@ where g.shard = $1
 order by g.group_id;
 
 -- name: any_group
--- Whether there is any.
+-- Return whether any group exists.
 select exists (select from consumer_group);
 
 -- name: group_ids_of_shard
@@ -50,7 +51,8 @@ select exists (select from consumer_group);
 select group_id from consumer_group where shard = $1 and group_id > $2 order by group_id limit $3;
 
 -- name: groups_as_stored
--- As load_groups, with when the state changed, and without noting that anybody waits for the members.
+-- As load_groups, with the time of the last change of state, and without storing that a coordinator waits for the
+-- members.
 select
     g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document, g.state_timestamp_ms,
     null::bigint as silent_ms, m.member_id, m.member_epoch, m.document as member_document
@@ -63,9 +65,9 @@ order by g.group_id, m.member_id;
 select group_id, group_type, protocol_type, state from consumer_group order by group_id;
 
 -- name: save_groups
--- What changed in many groups; per group: saved, fenced or busy.
+-- Save the changes of many groups; per group: saved, fenced or busy.
 select save_groups($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as outcomes;
 
 -- name: delete_group
--- 'deleted', 'missing', 'fenced', or 'more' where $5 of its offsets have gone.
+-- 'deleted', 'missing', 'fenced', or 'more' if $5 of its offsets have gone.
 select delete_group($1, $2, $3, $4, $5);

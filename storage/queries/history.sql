@@ -1,6 +1,6 @@
 -- name: history_witness
--- What this server and its files call themselves, and how far its log is on disk; nulls on a standby. The timeline
--- changes with every promotion, the ids of database and table with every restored dump.
+-- Names that this server and its files have, and how far its log is on disk; nulls on a standby. The timeline changes
+-- with every promotion, the ids of database and table with every restored dump.
 select
     case when not pg_is_in_recovery() then concat_ws(
         '/',
@@ -12,12 +12,13 @@ select
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
 
 -- name: history_is_kept
--- Whether there is a database of ours yet.
+-- Return whether a database of ours exists yet.
 select to_regclass('sluice.cluster') is not null;
 
 -- name: present_history
--- The number of the history that the database is in, and whether it has the transactions $1, which were committed: in
--- another history one of them is still to come, or was cut off. What is too old to be known is had.
+-- The number of the history that the database is in, and whether it has the transactions $1, which were committed. In
+-- another history one of them is still to come, or was cut off. A transaction too old for Postgres to know counts as
+-- present.
 select
     history,
     not exists (
@@ -30,7 +31,7 @@ select
 from cluster;
 
 -- name: adopt_history
--- The history that the database is in; a new one where it must be.
+-- The history that the database is in; a new one if there must be one.
 select adopt_history($1, $2);
 
 -- name: partition_epochs

@@ -1,9 +1,10 @@
 -- name: append_chunks
--- One group commit: decides offsets, writes the index, and the bytes where they are inline and given.
+-- One group commit: decide offsets, write the index, and the bytes if they are inline and given.
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: append_inline
--- The same for a small commit to free partitions, of a chunk for each, without a producer whose sequence counts.
+-- As append_chunks, for a small commit to free partitions: one chunk for each, without a producer whose sequence
+-- counts.
 select * from append_inline($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
@@ -11,10 +12,11 @@ select * from append_inline($1, $2, $3, $4, $5, $6);
 select * from read_chunks($1, $2, $3, $4, $5, $6, $7);
 
 -- name: aborted_between
--- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
--- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
--- everything below the end was stable. It is complete for what lies behind the log start. Of all the first $4, null: all.
--- A row holds at most a thousand: as many rows of their own would be as many objects more.
+-- Per request (partition, from, up to), the aborted transactions with records in that range, by first offset, or one
+-- row without any; no row if the partition does not exist. The search goes by the offset of the marker, up to the first
+-- marker at which everything below the end was stable. It is complete for records behind the log start. Of all of these
+-- the first $4, null: all. A row holds at most a thousand transactions, because as many rows of their own would be as
+-- many more Python objects.
 select
     numbered.request_position, numbered.log_start_offset,
     array_agg(numbered.producer_id order by numbered.number) as producer_ids,
@@ -53,7 +55,7 @@ group by numbered.request_position, numbered.log_start_offset, (numbered.number 
 order by min(numbered.number);
 
 -- name: chunks_between
--- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.
+-- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes if they are inline.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
     (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
@@ -71,7 +73,7 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for. What is stable ends where the first open transaction began.
+-- Live partitions among those requested. The last stable offset is where the first open transaction began.
 select
     p.partition_key, p.log_start_offset, p.next_offset as high_watermark,
     greatest(
@@ -95,8 +97,8 @@ cross join lateral chunk_at(p.partition_key, $2, $3) c
 where p.partition_key = $1;
 
 -- name: greatest_timestamp
--- The log start, and the greatest timestamp of the chunks that lie wholly behind it; null if none has any. It is the
--- greatest ever appended, if a chunk that has it is still there; else every chunk is looked at.
+-- The log start, and the greatest timestamp of the chunks that lie wholly behind it; null if no chunk has a timestamp.
+-- It is the greatest ever appended, if a chunk that has it still exists; otherwise every chunk is read.
 select
     p.log_start_offset,
     coalesce(
@@ -111,8 +113,8 @@ where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
     and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
 -- name: raise_log_start
--- The log start after DeleteRecords or retention: no row = unknown partition; null = $2 is not within the log. -1 = all
--- that is there.
+-- The log start after DeleteRecords or retention: no row = unknown partition; null = $2 is not within the log. -1 = the
+-- whole log.
 select log_start_offset from raise_log_start($1, $2);
 
 -- name: register_object
@@ -120,17 +122,17 @@ select log_start_offset from raise_log_start($1, $2);
 insert into log_object default values returning object_id;
 
 -- name: seal_object
--- Nobody appends to it any more; how large it came to be.
+-- Seal an object, so that no node appends to it any more, and store its final size.
 update log_object set sealed_at = clock_timestamp(), size_bytes = $2
 where object_id = $1 and sealed_at is null
 returning object_id;
 
 -- name: log_store
--- The store that the bytes lie in; no row where all are inline.
+-- The store that holds the bytes; no row if all are inline.
 select store_id, location from log_store;
 
 -- name: lock_log_store
--- Who starts on a new store takes turns; no lock on the table, which every start reads.
+-- Nodes that start on a new store take turns. This is no lock on the table, because every start reads it.
 select pg_advisory_xact_lock(5492300418);
 
 -- name: claim_log_store

@@ -1,7 +1,7 @@
 -- name: register_node
--- The id for a process that starts under a name, calls the functions of the schema $5, goes by the authorizer $7, and is
--- a broker ($8), a controller ($9) or both, asked as a controller at the listeners $10; of the id $6, where it is not
--- null, no row if another live process has it.
+-- The id for a process that starts under a name, calls the functions of the schema $5, uses the authorizer $7, and is a
+-- broker ($8), a controller ($9) or both, reached as a controller at the listeners $10. If $6 is not null, it is the
+-- wanted id: no row if another live process has it.
 with registered as materialized (
     select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4, $6) where node_id is not null
 ), noted as (
@@ -24,8 +24,9 @@ with registered as materialized (
 select node_id, incarnation from registered;
 
 -- name: renew_node
--- Whether the registration had run out, and how far the write-ahead log is on disk; no row if it has been superseded. What
--- others renewed by a clock that has been set back since is shortened.
+-- Return whether the registration had run out, and how far the write-ahead log is on disk; no row if another process
+-- superseded it. Renewals of other nodes that lie in the future, because the clock has been set back since, are
+-- shortened.
 with before as (
     select node_id, expires_at from node where node_id = $1 and incarnation = $2 for no key update
 )
@@ -39,9 +40,9 @@ returning
     (select history from cluster) as history, shorten_what_is_from_the_future(n.node_id) as shortened;
 
 -- name: alive_nodes
--- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release
--- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, what each node is (null:
--- it has not said), and when this was read.
+-- Nodes whose registration has not run out, and the transaction.version that each serves to clients: the one of its
+-- release (0 if unknown), at most the finalized one. Also all finalized levels, the roles of each node (null: it has
+-- not stored any), and the time of this read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
     least(
@@ -61,8 +62,8 @@ where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: fenced_nodes
--- Brokers whose registration has run out and that nobody has unregistered. Who withdraws has one incarnation more than it
--- registered with.
+-- Brokers whose registration has run out and that have not been unregistered. A broker that withdrew has one
+-- incarnation more than it registered with.
 select n.node_id, n.listeners, n.rack, n.incarnation, n.announced
 from node n
 left join node_role o on o.node_id = n.node_id and n.incarnation - o.incarnation in (0, 1)
@@ -74,8 +75,8 @@ order by n.node_id;
 select withdraw_node($1, $2);
 
 -- name: unregister_node
--- Whether the node was alive; no row if none is registered under the id. What is left of one that was not is its
--- incarnation, which fences a process that has slept through all this; its name and its id are free.
+-- Return whether the node was alive; no row if no node is registered under the id. Of a dead node only its incarnation
+-- stays, which fences a process that was asleep during all this. Its name and its id are free.
 with registered as materialized (
     select node_id, expires_at > clock_timestamp() as alive from node
     where node_id = $1 and listeners <> '{}'
@@ -90,7 +91,7 @@ with registered as materialized (
 select alive from registered;
 
 -- name: acquire_leases
--- Those of $4 that were free, and of $5 those that nobody has had for $6 ms.
+-- Acquire those of $4 that were free, and those of $5 that no node has held for $6 ms.
 select kind, shard, node_id, lease_epoch from acquire_leases($1, $2, $3, $4, $5, $6, $7) order by shard;
 
 -- name: renew_leases
@@ -102,7 +103,7 @@ select kind, shard, node_id, lease_epoch from renew_leases($1, $2, $3, $4, $5, $
 select release_leases($1, $2, $3, $4, $5);
 
 -- name: lease_owners
--- Who holds each shard of a kind, of leases that have not run out.
+-- The node that holds each shard of a kind, of leases that have not run out.
 select l.shard, n.node_id, n.listeners, n.rack, n.incarnation, n.announced
 from coordinator_lease l
 join node n on n.node_id = l.node_id and n.incarnation = l.incarnation
@@ -110,15 +111,15 @@ where l.kind = $1 and l.expires_at > clock_timestamp()
 order by l.shard;
 
 -- name: tell_followed
--- Who listens hears the name of an internal topic that is read.
+-- Listeners receive the name of an internal topic that a client reads.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
 )
 select pg_notify('sluice_followed', $1) from relaxed;
 
 -- name: announce
--- One notification a payload; who listens hears of them once this has been committed. Postgres commits those who notify
--- one after the other: none of them waits for the disk.
+-- One notification per payload; listeners receive them once this has been committed. Postgres commits transactions that
+-- notify one after the other, so none of them waits for the disk.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
 )
@@ -126,8 +127,8 @@ select pg_notify('sluice_append', payload) from relaxed, unnest($1::text[]) payl
 
 
 -- name: stand_for_node
--- For as long as this session lives, whoever looks knows that the process that registered the node does. The first key
--- is an arbitrary constant, as in `is_stood_for`.
+-- As long as this session lives, other nodes see that the process that registered the node lives. The first key is an
+-- arbitrary constant, as in `is_stood_for`.
 select pg_advisory_lock_shared(771903214, $1::integer);
 
 -- name: rival_nodes

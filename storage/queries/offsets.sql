@@ -7,9 +7,9 @@ select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) as
 select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as refusals;
 
 -- name: fetch_all_offsets
--- What some groups have committed for live topics, and if $2, behind it, which partitions a transaction that is under
--- way has offsets for. Groups and topics are looked up one by one: a join may be planned as a walk through all there
--- are. Where nothing is pending for any of the groups, that is found out once.
+-- Committed offsets of some groups for live topics, and if $2, behind each, the partitions for which an ongoing
+-- transaction has offsets. Groups and topics are looked up one by one, because Postgres may plan a join as a scan of
+-- all of them. If nothing is pending for any of the groups, one look-up finds that out.
 select
     o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
     false as is_pending

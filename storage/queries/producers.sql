@@ -1,11 +1,11 @@
 -- name: take_producer_ids
--- The first id of a block of $1 that nobody else gets.
+-- Take the first id of a block of $1 ids that no other node gets.
 update cluster set next_producer_id = next_producer_id + $1::integer returning next_producer_id - $1::integer;
 
 -- name: expire_producers
--- Looks at the next $2 producers of single partitions behind ($3, $4) and forgets those that have been idle for more than
--- $1 ms: how many, and the last one looked at (null: there was none). In steps, since an index by time would cost
--- every append. One that appends at this moment is locked or no longer idle, and stays.
+-- Examine the next $2 producers of single partitions behind ($3, $4) and delete those that have been idle for more than
+-- $1 ms. Return how many, and the last one examined (null: there was no producer). It works in steps, because an index
+-- by time would cost every append. A producer that appends at this moment is locked or no longer idle, and stays.
 with looked_at as materialized (
     select partition_key, producer_id
     from producer_state

@@ -27,9 +27,9 @@ where oldest.last_offset < p.log_start_offset
 order by policy.partition_key;
 
 -- name: retention_boundary
--- The offset after the last chunk that may go, looking at the $4 oldest: null if none may. By time: the chunks before
+-- The offset after the last chunk that may go, among the $4 oldest: null if no chunk may. By time: the chunks before
 -- the first that is not past it. By size: as many as leave at least retention_bytes, as upstream counts. Rows below the
--- log start are gone before this is asked, so size_bytes is that of the live log.
+-- log start are gone before this query runs, so size_bytes is that of the live log.
 with held as materialized (
     select p.size_bytes from partition_log p where p.partition_key = $1 and not p.deleted
 )

@@ -1,5 +1,5 @@
 -- name: rotate_inline
--- Whether new inline bytes go to another slot from now on.
+-- Return whether new inline bytes go to another slot from now on.
 select rotate_inline($1, $2);
 
 -- name: inline_slots
@@ -11,7 +11,7 @@ where slot <> r.current_slot and pg_relation_size(format('inline_records_%s', sl
 order by slot;
 
 -- name: live_inline_chunks
--- What is alive in slot $1 behind position $2, at most $3 chunks, without their bytes.
+-- Live chunks in slot $1 behind position $2, at most $3, without their bytes.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
     c.final_heads, null::bytea as records
@@ -29,16 +29,16 @@ limit $3;
 select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
 
 -- name: truncate_inline
--- Whether the slot is empty now.
+-- Return whether the slot is empty now.
 select truncate_inline($1);
 
 -- name: seal_old_objects
--- Whoever still had one of these open, this long after it was made, will be told when it next appends.
+-- Seal objects this long after their creation. A node that still has one open finds out when it next appends.
 update log_object set sealed_at = clock_timestamp()
 where sealed_at is null and created_at < clock_timestamp() - $1::bigint * interval '1 millisecond';
 
 -- name: sealed_objects
--- Objects that have taken no append for $1 ms. To be asked before their chunks are counted.
+-- Objects that have received no append for $1 ms. Run this before their chunks are counted.
 select object_id, size_bytes from log_object
 where sealed_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by object_id;
@@ -48,7 +48,7 @@ order by object_id;
 select refusal, moved_bytes from move_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- name: skip_object_ids
--- An id that is found in the store but was never given out here is of a history that was lost: it never will be.
+-- An id that the store contains but this database never gave out belongs to a lost history; it will never be given out.
 select setval(pg_get_serial_sequence('log_object', 'object_id'), $1::bigint)
 from pg_sequences
 where schemaname = current_schema() and sequencename = 'log_object_object_id_seq' and coalesce(last_value, 0) < $1::bigint;

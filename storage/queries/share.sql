@@ -1,5 +1,5 @@
 -- name: lead_share_partition
--- The row, whose former leader is fenced from here on; none if nobody has read the partition.
+-- The row, whose former leader is fenced from here on; no row if no node has read the partition.
 update share_partition
 set state_epoch = nextval('share_epoch')
 where group_id = $1 and topic_id = $2 and partition_index = $3
@@ -17,8 +17,8 @@ on conflict (group_id, topic_id, partition_index) do update set state_epoch = ne
 returning state_epoch, start_offset, ranges::text as ranges, write_number;
 
 -- name: write_share_partitions
--- Positions (from 1) of those that were written: their epochs are the rows', and no later write was faster. One whose sender has
--- had no answer may come after its repetition.
+-- Positions (from 1) of the written rows: their epochs are those of the stored rows, and no later write was faster. If
+-- a sender got no answer, its first attempt may arrive after the repetition.
 with mine as materialized (
     select n.position, s.group_id, s.topic_id, s.partition_index
     from unnest($1::text[], $2::uuid[], $3::integer[], $4::bigint[], $7::bigint[])
@@ -38,13 +38,13 @@ with mine as materialized (
 select position from written;
 
 -- name: share_epochs
--- Of those of the rows that there are: positions (from 1) and epochs.
+-- Positions (from 1) and epochs of the rows that exist.
 select n.position, s.state_epoch
 from unnest($1::text[], $2::uuid[], $3::integer[]) with ordinality n (group_id, topic_id, partition_index, position)
 join share_partition s using (group_id, topic_id, partition_index);
 
 -- name: share_offsets
--- Where the group stands, in live topics, and how many records behind that are in one of the states $2.
+-- The group's positions in live topics, and how many records behind each are in one of the states $2.
 select s.topic_id, s.partition_index, s.start_offset,
     (
         select coalesce(sum((r ->> 0)::bigint), 0)::bigint
@@ -56,8 +56,8 @@ where s.group_id = $1 and t.deleted_at is null
 order by s.topic_id, s.partition_index;
 
 -- name: alter_share_offsets
--- Begins the partitions $2, $3 of a share group without members anew, at $4; how many they were. Its row is locked, so that it
--- gains none meanwhile.
+-- Restart the partitions $2, $3 of a share group without members at $4; return how many. The group's row is locked, so
+-- that it gains no member concurrently.
 with idle as materialized (
     select g.group_id
     from consumer_group g
@@ -76,7 +76,7 @@ with idle as materialized (
 select count(*) from altered;
 
 -- name: delete_share_offsets
--- Of which of the topics $2 an idle share group knew where it stood; that is forgotten.
+-- Delete the positions of an idle share group in the topics $2; return the topics in which it had any.
 with idle as materialized (
     select g.group_id
     from consumer_group g

@@ -1,5 +1,6 @@
 -- name: create_delegation_token
--- From now on, for $9 ms and with renewals for $10; nothing if $11 of all hold already, or $12 of this requester.
+-- Create a token that is valid from now on, for $9 ms and with renewals for $10; no row if $11 valid tokens exist, or
+-- $12 of this requester.
 with clock as (
     select (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
 ), times as (
@@ -22,7 +23,7 @@ where (select count(*) from delegation_token o where o.expires_ms >= t.now_ms) <
 returning issued_ms, expires_ms, max_ms;
 
 -- name: delegation_token_by_digest
--- The one whose secret has this digest, and whether it still holds.
+-- The token whose secret has this digest, and whether it is still valid.
 select
     token_id, hmac_digest, owner, requester, renewers, issued_ms, expires_ms, max_ms,
     expires_ms < (extract(epoch from clock_timestamp()) * 1000)::bigint as expired
@@ -30,7 +31,7 @@ from delegation_token
 where hmac_digest = $1;
 
 -- name: delegation_token_credential
--- By what it is known by one mechanism, and for how many more milliseconds it holds.
+-- The credential of a token for one mechanism, and for how many more milliseconds the token is valid.
 select
     owner, hmac_digest, iterations, salts[$2::integer] as salt, stored_keys[$2::integer] as stored_key,
     server_keys[$2::integer] as server_key,
@@ -39,14 +40,14 @@ from delegation_token
 where token_id = $1;
 
 -- name: delegation_tokens_of
--- Those that one of these users owns, has asked for or may renew; all if $1 is null.
+-- Tokens that one of these users owns, requested or may renew; all if $1 is null.
 select token_id, hmac_digest, owner, requester, renewers, issued_ms, expires_ms, max_ms
 from delegation_token
 where $1::text[] is null or owner = any($1::text[]) or requester = any($1::text[]) or renewers && $1::text[]
 order by token_id;
 
 -- name: prolong_delegation_token
--- It ends $2 ms from now, or when it must; nothing if it has ended.
+-- Let the token end $2 ms from now, or at its latest possible end; no row if it has ended.
 update delegation_token d
 set expires_ms = least(d.max_ms, least(c.now_ms::numeric + $2::bigint, 9223372036854775807)::bigint)
 from (select (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms) c

@@ -31,7 +31,7 @@ where t.topic_id = $1 and t.deleted_at is null
 group by t.topic_id;
 
 -- name: create_topics
--- The new topics; not among them are those whose names ($1, distinct) are taken.
+-- The new topics, without those whose names ($1, distinct) are in use.
 select * from create_topics($1, $2, $3, $4, $5);
 
 -- name: add_partitions
@@ -39,18 +39,19 @@ select * from create_topics($1, $2, $3, $4, $5);
 select add_partitions($1, $2, $3::text::jsonb);
 
 -- name: assign_replicas
--- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON; null: they stay), and who is in
--- sync ($5, JSON; null: all new ones, or those that are); the topics that were changed.
+-- For the partitions $2 of the topics $1, set the leader ($3), the replicas ($4, JSON; null: they stay), and the
+-- in-sync replicas ($5, JSON; null: all new replicas, or the present in-sync ones); return the changed topics.
 select topic_id from assign_replicas($1, $2, $3, $4, $5) topic_id;
 
 -- name: set_in_sync
--- Of the partitions $2 of the topics $1, where replicas and those in sync are as known ($3, JSON), says who is in sync
--- ($4, JSON; null: all), under the lease of job $5 that node $6 holds with epoch $7; the topics that were changed.
+-- For the partitions $2 of the topics $1 whose replicas and in-sync replicas are still as known ($3, JSON), set the
+-- in-sync replicas ($4, JSON; null: all), under the lease of job $5 that node $6 holds with epoch $7; return the
+-- changed topics.
 select topic_id from set_in_sync($1, $2, $3, $4, $5, $6, $7) topic_id;
 
 -- name: forget_in_sync
--- Of $1 partitions that had somebody out of sync nobody has, under the lease of job $2 that node $3 holds with epoch $4;
--- the topics that were changed.
+-- Mark all replicas in sync in $1 partitions that had one out of sync, under the lease of job $2 that node $3 holds
+-- with epoch $4; return the changed topics.
 select topic_id from forget_in_sync($1, $2, $3, $4) topic_id;
 
 -- name: topics_by_id
@@ -66,7 +67,7 @@ where t.topic_id = any ($1) and t.deleted_at is null
 group by t.topic_id;
 
 -- name: delete_topic
--- Whether there was such a live topic.
+-- Return whether there was such a live topic.
 select delete_topic($1);
 
 -- name: set_topic_configs
@@ -94,7 +95,7 @@ select set_client_quotas($1, $2, $3, $4, $5);
 select create_acls($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: delete_acls
--- The keys of $1 that there were.
+-- The keys of $1 that existed.
 select delete_acls($1) as acl_key;
 
 -- name: acls

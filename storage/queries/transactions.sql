@@ -1,5 +1,5 @@
 -- name: transactional_producers
--- Those of the ids that there are, with what their transactions have taken in. Times in Unix milliseconds.
+-- Those of the ids that exist, with what their transactions have enlisted. Times in Unix milliseconds.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
@@ -19,7 +19,7 @@ order by t.transactional_id
 limit $2;
 
 -- name: partitions_in_transaction
--- Live partitions that the producers' transactions have taken in.
+-- Live partitions that the producers' transactions have enlisted.
 select o.producer_id, t.name as topic, p.topic_id, p.partition_index, o.partition_key, o.first_offset
 from open_transaction o
 join partition p using (partition_key)
@@ -28,11 +28,11 @@ where o.producer_id = any ($1::bigint[])
 order by o.producer_id, t.name, p.partition_index;
 
 -- name: groups_in_transaction
--- Groups whose offsets the producers' transactions have taken in.
+-- Groups whose offsets the producers' transactions have enlisted.
 select producer_id, group_id from transaction_group where producer_id = any ($1::bigint[]) order by producer_id, group_id;
 
 -- name: transactions_are_known
--- Whether no live node runs a release that knows nothing of transactions.
+-- Return whether no live node runs a release without transactions.
 select not exists (select from release_without_transactions) or not exists (
     select from node n
     left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
@@ -44,29 +44,31 @@ select not exists (select from release_without_transactions) or not exists (
 );
 
 -- name: save_transactional_producer
--- Whether the row was as it had been read, and has been written.
+-- Return whether the row was as the caller had read it, and has been written.
 select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: add_to_transaction
--- Whether the row was as it had been read, and its transaction has taken in what is given; null: it would be too large.
+-- Return whether the row was as the caller had read it, and its transaction has enlisted the given elements; null: it
+-- would be too large.
 select add_to_transaction($1, $2, $3, $4, $5, $6);
 
 -- name: end_transaction
--- Markers in the first partitions, offsets, and the row; nothing where the row is not as it had been read.
+-- Markers in the first partitions, offsets, and the row; nothing if the row is not as the caller had read it.
 select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: continue_end
--- Markers in the next partitions of a transaction whose end is decided; nothing where the row is not as it had been read.
+-- Markers in the next partitions of a transaction whose end is decided; nothing if the row is not as the caller had
+-- read it.
 select * from continue_end($1, $2, $3);
 
 -- name: commit_in_partition
--- What a transaction has in one partition is committed; nothing where the row is not as it had been read.
+-- Commit what a transaction has in one partition; nothing if the row is not as the caller had read it.
 select * from commit_in_partition($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: overdue_transactions
--- Transactions that have been under way for longer than their timeout, or whose end nobody has gone on with for two
--- seconds: the oldest first, at most $3, behind the one that began at $1 and has the id $2. The longest timeout of all never
--- passes (KIP-939).
+-- Transactions that have exceeded their timeout, or whose decided end no node has continued for two seconds: the oldest
+-- first, at most $3, behind the one that began at $1 and has the id $2. The longest timeout of all never passes
+-- (KIP-939).
 select t.transactional_id, t.started_at, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
 where t.started_at is not null and (t.started_at, t.transactional_id) > ($1::timestamptz, $2::text)
@@ -94,9 +96,9 @@ with idle as materialized (
 select count(*) from forgotten;
 
 -- name: producer_in_partition
--- One row: the transactional id of producer $1, if it has one, whether its transaction has taken partition $2 in, by which
--- marker that was committed before its end, whether there is more since, and with which epoch the partition remembers the
--- producer.
+-- One row: the transactional id of producer $1, if it has one; whether its transaction has enlisted partition $2; the
+-- marker that committed that part before the transaction's end; whether there is more since; and the epoch with which
+-- the partition remembers the producer.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
@@ -111,8 +113,8 @@ left join transactional_producer t using (producer_id)
 left join open_transaction o on o.partition_key = $2 and o.producer_id = asked.producer_id;
 
 -- name: groups_of_producer
--- Groups that the transaction of producer $1 has taken in, by which marker the offsets of each were committed before its
--- end, and whether there are more since.
+-- Groups that the transaction of producer $1 has enlisted, the marker that committed the offsets of each before the
+-- transaction's end, and whether there are more since.
 select
     g.group_id, g.marked_epoch, g.coordinator_epoch,
     exists (
