@@ -154,7 +154,7 @@ async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way:
     committer = node.groups.offset_committer
     real = committer.submit
 
-    async def overtaken(commits: Sequence[OffsetCommit], number: int, again: bool) -> Any:
+    async def overtaken(commits: Sequence[OffsetCommit], number: int | None, again: bool) -> Any:
         committer.submit = real  # type: ignore[method-assign]
         if way == "upgrade":
             await join(node, "a")
