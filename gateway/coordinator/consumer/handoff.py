@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) -> None:
     """Begin to move partitions that members gain from other owners by a new target. End moves to members that are no
-    longer to have the partition."""
+    longer to have the partition. Partitions that no member gains stay as they are."""
     mode = draft.settings.handoff.mode
     for (topic_id, index), moving in list(draft.moving.items()):
         if moving.target is None or index in draft.target.get(moving.target, NOTHING).get(topic_id, ()):
