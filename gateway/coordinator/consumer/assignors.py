@@ -2,8 +2,8 @@
 
 The one idea: pure functions of the members, the topics and the last target, so that two nodes compute the same. Both
 give every partition of a subscribed topic to exactly one subscriber. `uniform` evens out how many partitions each
-member has, and moves as few as possible. `range` gives each member the same stretch of every topic, whichever member
-had it before. The caller decides which topics exist and what each subscription contains.
+member has, and moves as few as possible. `range` gives each member the same stretch of every topic; previous owners do
+not matter. The caller decides which topics exist and what each subscription contains.
 """
 
 from __future__ import annotations

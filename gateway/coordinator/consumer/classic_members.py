@@ -165,7 +165,7 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
     if event.member_id:
         draft.tell(MemberRejoined(known.member_id, shortened(event.reason)))
         return known
-    # A static member has restarted, whichever protocol it spoke before. Its new process owns nothing yet.
+    # A static member has restarted, from either protocol. Its new process owns nothing yet.
     member_id, instance_id = event.new_member_id, event.group_instance_id or ""
     draft.tell(MemberReplaced(member_id, known.member_id, instance_id, shortened(event.reason)))
     fresh = replace(known, member_id=member_id, undrained=NOTHING)

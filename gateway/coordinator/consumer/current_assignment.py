@@ -71,7 +71,7 @@ def _advance(
     owners: Owners,
     owned: Partitions | None,
 ) -> ConsumerMember:
-    """Revoke the partitions that the member should no longer own, at `epoch`. If there are none, assign the free
+    """Revoke the partitions that the member should no longer own, at `epoch`. Otherwise assign the free
     ones."""
     keep = intersection(member.assigned, target)
     revoke = difference(member.assigned, keep)
@@ -156,7 +156,7 @@ def _with(
 
 def _untaken(member: ConsumerMember, assigned: Partitions, pending_revocation: Partitions) -> Partitions:
     """Return the partitions sent but not reported. A member that joins gets its whole assignment in the response,
-    whatever an earlier process under its name was sent."""
+    even if an earlier process under its name was sent parts of it."""
     if member.classic is not None:
         return NOTHING
     if member.member_epoch == JOIN_EPOCH:

@@ -92,7 +92,7 @@ class Draft:
         self._resolved: dict[ReadAs, frozenset[UUID]] = {}
 
     def seal(self) -> Step:
-        """Return the step. Facts keep the order in which they were told. Members that no fact touches, but whose
+        """Return the step. Facts keep the order in which they were added. Members that no fact touches, but whose
         stored form changed, come last."""
         before = self.before
         if self.unsettled:
@@ -258,8 +258,9 @@ class Draft:
         return True
 
     def wants_others(self, before: ConsumerMember, member: ConsumerMember) -> bool:
-        """Return whether the member now reads something else. Either it asks for it, or its principal changed and
-        the pattern shows other topics to the new one. The caller has called `see_topics` for the new subscription."""
+        """Return whether the member now reads something else. Either it asks for it, or its principal or host
+        changed and the pattern shows other topics to the new one. The caller has called `see_topics` for the new
+        subscription."""
         (*said, who), (*says, is_who) = subscription_of(before), subscription_of(member)
         return said != says or (
             who != is_who and self.topic_ids(subscription_of(before)) != self.topic_ids(subscription_of(member))

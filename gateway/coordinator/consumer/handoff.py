@@ -69,7 +69,7 @@ def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) ->
         draft.tell(HandoffBegun(source, target, draft.group_epoch, mode, max(left_ms, 0), moved))
 
 
-# --- when a source lets go --------------------------------------------------------------------------------------------
+# --- when a source releases -------------------------------------------------------------------------------------------
 
 
 def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:

@@ -210,7 +210,7 @@ def proceed(
     doubted: Partitions,
 ) -> ConsumerMember:
     """Apply a request that reports `owned` to the group and return the member after it. The member may be about to
-    take over `doubted` partitions, whatever it reports."""
+    take over `doubted` partitions in spite of its report."""
     # A member that joins again under its id has lost what it had, and may no longer commit for it.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     is_other = before is None or subscription_of(before) != subscription_of(member)

@@ -125,8 +125,8 @@ def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: C
 
 def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
     """Return a refusal, because the group has another type. A join gets upstream's answer for a group that is not
-    found, which shows clients that a retry is hopeless. A member of an earlier epoch is asked to join: it may have
-    been a member before the group changed its type."""
+    found, which shows clients that a retry is hopeless. A request at any other epoch is answered UNKNOWN_MEMBER_ID,
+    so that the client joins: it may have been a member before the group changed its type."""
     match event:
         case ConsumerGroupHeartbeat():
             if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:

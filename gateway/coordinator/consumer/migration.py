@@ -4,7 +4,7 @@ The one idea: no member loses the partitions that it reads. A member that may ow
 that follows. A classic member becomes a member that speaks the classic protocol in a consumer group
 (`classic_members.py`), at the generation that it knows, and its next heartbeat asks it to rejoin. On the way back it
 keeps its epoch as its generation until the first generation of the classic group begins. So heartbeats and commits go
-on in both directions, whatever the step did. The group that follows waits for partitions that are still to be drained.
+on in both directions after any step. The group that follows waits for partitions that are still to be drained.
 
 Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's GroupMetadataManager.
 """

@@ -7,7 +7,8 @@ the replies and the facts. This page explains how a group moves; the code is in 
 Three epochs. The group epoch rises when a member joins or leaves, when a member reads other topics than before, or when
 the subscribed topics change. The assignment epoch is the group epoch that the target was computed for. The target says
 which partitions each member should own. If the group epoch is ahead, the next heartbeat or JoinGroup computes the
-target. The member epoch says how far one member has come on the way to the target.
+target; a change of the topics computes it at once. The member epoch says how far one member has come on the way to the
+target.
 
 States of the group (`views.state_of`). EMPTY: no members. ASSIGNING: the group epoch is ahead of the assignment epoch.
 RECONCILING: some member is not STABLE, or its epoch is not the assignment epoch. STABLE: all members have arrived.
@@ -29,7 +30,7 @@ A change of the target, from the start to the end:
    acknowledgement, unless `untaken` says that it may yet take over one of them. A member that joins, or that speaks the
    classic protocol, only has to report none that it must release.
 4. In mode `drain` the released partitions become `undrained`. In the other modes they are free at once.
-5. The new owner gets each free partition at its own next heartbeat. It is UNRELEASED until none is missing, then
+5. The new owner gets each free partition at its own next heartbeat. It is UNRELEASED until it has them all, then
    STABLE.
 
 `owners` keeps this safe. A partition belongs to the member that lists it in `assigned`, `pending_revocation` or
@@ -141,8 +142,7 @@ class ConsumerMember:
     """Number of the newest connection that sent a request of this member. Requests on older connections are out of
     date."""
     connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
-    """Id of the same connection. Records served on it were served to this member, whatever the client id of the
-    request."""
+    """Id of the same connection. Records served on it were served to this member under any client id."""
 
 
 def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
@@ -193,7 +193,7 @@ class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
     """A ConsumerGroupHeartbeat request. None and −1 mean "as before"; so does an absent `owned`."""
 
     connection_number: int
-    """Rises with every connection that the node accepts, so that a late request can be told apart from a new one."""
+    """Rises with every connection that the node accepts, to distinguish a late request from a new one."""
     version: int
     client_id: str
     client_host: str

@@ -24,14 +24,13 @@ def commit_refusal(
     refusal = _refusal(group, member_id, instance_id, member_epoch)
     speaks_consumer = member is not None and member.classic is None
     if version < FIRST_VERSION_WITH_MEMBER_EPOCH and speaks_consumer and refusal is not ErrorCode.FENCED_INSTANCE_ID:
-        return ErrorCode.UNSUPPORTED_VERSION  # whatever the epoch: classic members send a generation
+        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch: classic members send a generation
     return refusal
 
 
 def txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode | None:
     """Return why the commit is refused. A request that names no member may commit at any time, because its producer
-    is responsible for it. Members that commit in a transaction send their epoch as a generation, whichever protocol
-    they speak."""
+    is responsible for it. Members that commit in a transaction send their epoch as a generation in either protocol."""
     if event.names_nobody or (event.generation_id < 0 and not group.members):
         return None
     refusal = _refusal(group, event.member_id, event.group_instance_id, event.generation_id)

@@ -22,7 +22,7 @@ MAX_UNICODE_CLASSES = 20
 """Each class is hundreds of ranges. Compiling a pattern blocks the event loop, so it must take milliseconds;
 thousands of classes took half a second."""
 MAX_PATTERN_MEMORY_BYTES = 1 << 20
-"""Memory limit of one compiled pattern. RE2 matches in time linear in the name, whatever the pattern."""
+"""Memory limit of one compiled pattern. RE2 matches in time linear in the name for every pattern."""
 
 
 MAX_PATTERN_SHOWN = 249
@@ -61,7 +61,7 @@ def compile_pattern(text: str) -> re2.Pattern:
 
 
 def _compiled(text: str) -> re2.Pattern:
-    """Compile the pattern, whatever its size: a pattern that another release accepted goes on. The library keeps the
+    """Compile a pattern of any size: a pattern that another release accepted goes on. The library keeps the
     last few hundred that it compiled."""
     options = re2.Options()
     options.max_mem = MAX_PATTERN_MEMORY_BYTES
