@@ -82,7 +82,7 @@ class ShareGroupBegun:
 
 @dataclass(frozen=True, slots=True)
 class BeginShareGroup(Request[ShareGroupBegun]):
-    """Creates the share group although no member has joined it, because a client sets its offsets."""
+    """Creates the share group although no member has joined it, because a request sets its offsets."""
 
 
 @dataclass(frozen=True, slots=True)

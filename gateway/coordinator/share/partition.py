@@ -1,12 +1,12 @@
 """One share partition (KIP-932): what a share group has done with the records of one partition.
 
-The one idea: a window of offsets in ranges. Below the window all records are settled, above it none was delivered. A
-range in it is available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value and
-an event into the next value. Its caller stores `durable` of that before the reply leaves, if the step says so. Values
-in, values out: no I/O, no clock.
+The one idea: a window of offsets in ranges. Below the window all records are settled, above it no record was delivered.
+A range in it is available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value
+and an event into the next value. Its caller stores `durable` of that before the reply leaves, if the step says so.
+Values in, values out: no I/O, no clock.
 
 Acquired ranges are not stored as such. A node that reads the partition back finds them available, with their delivery
-count of the last write. A record may then be delivered again, and none is lost.
+count of the last write. A record may then be delivered again, but no record is lost.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
 QUICK = frozenset[type]({OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
 """Events that never change the tasks that a member gets."""
 MANY_SUBTOPOLOGIES = 100
-"""Number of subtopologies from which the first comparison of a topology counts as long."""
+"""Number of subtopologies above which the first comparison of a topology counts as long."""
 
 
 def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
