@@ -73,8 +73,8 @@ class CustomAssignorError(ProtocolError):
 
 def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | NotAdopted | None:
     """Convert this classic group with members into a consumer group. The conversion is refused if a subscription or an
-    assignment cannot be read, or if it contains something that only its own assignor understands. It is also refused,
-    without a reason that upstream gives, if the policy or the group's size forbids it.
+    assignment cannot be read, or if it contains something that only its own assignor understands. If the policy or the
+    group's size forbids it, return None, because upstream gives no reason for these refusals.
 
     The partitions of the members are known in every state: the leader assigned them, or cooperative members claimed
     them when they last joined. A held request is answered REBALANCE_IN_PROGRESS, so its client rejoins.
