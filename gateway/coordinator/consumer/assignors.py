@@ -1,9 +1,9 @@
-"""The server-side assignors `uniform` and `range`: who should own what, from who subscribes to what.
+"""The server-side assignors `uniform` and `range`: they compute the target from the subscriptions of the members.
 
 The one idea: pure functions of the members, the topics and the last target, so that two nodes compute the same. Both
 give every partition of a subscribed topic to exactly one subscriber. `uniform` evens out how many partitions each
-member has and moves as few as that allows; `range` gives each member the same stretch of every topic, whoever had it
-before. Which topics exist, and whose subscription says what, is settled by the caller.
+member has, and moves as few as possible. `range` gives each member the same stretch of every topic; previous owners do
+not matter. The caller decides which topics exist and what each subscription contains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.coordinator.consumer.partitions import Partitions, nothing, size
 from gateway.coordinator.facts import MemberId
 
 MAX_BALANCING_ROUNDS = 64
-"""Over all topics. Each round moves partitions only where that evens out; upstream stops after 16."""
+"""Limit over all topics. A round moves partitions only if that evens out the loads. Upstream stops after 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Subscriber:
     """One member as assignors see it. Members with equal subscriptions share one set."""
 
     topic_ids: frozenset[UUID]
-    """Topics that it subscribes to and that exist."""
+    """Existing topics that the member subscribes to."""
     instance_id: str | None = None
     last: Partitions = field(default_factory=nothing)
-    """What the last target gave it."""
+    """The member's part of the last target."""
 
 
 Subscribers = Mapping[MemberId, Subscriber]
@@ -37,7 +37,8 @@ Assignor = Callable[[Subscribers, PartitionCounts], dict[MemberId, Partitions]]
 
 
 def range_(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
-    """Topic by topic a stretch each, the first few one longer. Static members come first, by instance id."""
+    """Give each member one stretch of each topic; the first few stretches are one longer. Static members come first,
+    by instance id."""
     ordered = sorted(subscribers.items(), key=lambda each: _range_order(*each))
     by_topic: dict[UUID, list[MemberId]] = {}
     for member_id, subscriber in ordered:
@@ -61,8 +62,9 @@ def _range_order(member_id: MemberId, subscriber: Subscriber) -> tuple[bool, str
 
 
 def uniform(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
-    """Where all subscribe to the same topics: sizes differ by at most one and no more partitions move than that takes.
-    Elsewhere: no partition could go to a subscriber that has two fewer."""
+    """Balance the number of partitions per member. If all members subscribe to the same topics, sizes differ by at
+    most one and no more partitions move than necessary. Otherwise, no partition could go to a subscriber that has
+    two fewer."""
     if not subscribers:
         return {}
     first = next(iter(subscribers.values())).topic_ids
@@ -76,7 +78,8 @@ ASSIGNORS: Mapping[str, Assignor] = {UNIFORM: uniform, "range": range_}
 
 
 def _kept(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
-    """What of the last target may stay: partitions that exist, of topics still subscribed to, each with one owner."""
+    """Return the part of the last target that may stay: existing partitions of topics still subscribed to, each with
+    one owner."""
     taken: dict[UUID, set[int]] = {topic_id: set() for topic_id in partition_counts}
     kept: dict[MemberId, Partitions] = {}
     for member_id in sorted(subscribers):
@@ -104,8 +107,8 @@ def _kept(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[M
 def _homogeneous(
     subscribers: Subscribers, topic_ids: frozenset[UUID], partition_counts: PartitionCounts
 ) -> dict[MemberId, Partitions]:
-    """Members that have more than their share keep the larger shares, so that as little as possible is taken away;
-    surplus is cut from the end of what they have."""
+    """Assign equal sizes. Members that have more than their share keep the larger sizes, so that as few partitions
+    as possible move. Surplus is cut from the end of what they have."""
     counts = {topic_id: partition_counts[topic_id] for topic_id in sorted(topic_ids) if topic_id in partition_counts}
     share, larger_shares = divmod(sum(counts.values()), len(subscribers))
     kept = _kept(subscribers, counts)
@@ -132,7 +135,7 @@ def _homogeneous(
 
 
 def first(held: Partitions, count: int) -> Partitions:
-    """The first so many, in the order of topic id and index."""
+    """Return the first `count` partitions, in the order of topic id and index."""
     first: dict[UUID, frozenset[int]] = {}
     for topic_id in sorted(held):
         if count <= 0:
@@ -146,8 +149,8 @@ def first(held: Partitions, count: int) -> Partitions:
 def deal(
     kept: dict[MemberId, Partitions], missing: dict[MemberId, int], free: dict[UUID, set[int]]
 ) -> dict[MemberId, Partitions]:
-    """Gives the free partitions in turn to those who miss some, so that every topic is spread; there are no more free
-    ones than are missing. Changes `kept` and gives it back."""
+    """Deal the free partitions in turn to the members that miss some, so that every topic is spread. There are no
+    more free partitions than missing ones. Changes `kept` and returns it."""
     dealt: dict[MemberId, dict[UUID, set[int]]] = {member_id: {} for member_id in missing}
     turn = list(missing)
     position = 0
@@ -174,8 +177,9 @@ def _with(held: Partitions, gained: Mapping[UUID, set[int]]) -> Partitions:
 
 
 def _heterogeneous(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
-    """Free partitions go to the subscriber that has least, topics with few subscribers first; then partitions move, one
-    by one, from who has most of a topic's owners to who has least, until that evens out nothing."""
+    """Give free partitions to the subscriber that has the fewest, topics with few subscribers first. Then move
+    partitions one by one from the fullest owner of a topic to its emptiest subscriber, until no move evens out the
+    loads."""
     kept = _kept(subscribers, partition_counts)
     owned = {member_id: {topic: set(indexes) for topic, indexes in held.items()} for member_id, held in kept.items()}
     load = {member_id: size(held) for member_id, held in kept.items()}
@@ -213,8 +217,8 @@ def _heterogeneous(subscribers: Subscribers, partition_counts: PartitionCounts) 
 def _balance(
     topic_id: UUID, members: list[MemberId], owned: dict[MemberId, dict[UUID, set[int]]], load: dict[MemberId, int]
 ) -> bool:
-    """Moves this topic's partitions from the fullest owner to the emptiest subscriber while the two differ by more
-    than one. Whether any moved."""
+    """Move this topic's partitions from the fullest owner to the emptiest subscriber while the two differ by more
+    than one. Return whether any moved."""
     least = [(load[member_id], member_id) for member_id in members]
     most = [(-load[member_id], member_id) for member_id in members if owned[member_id].get(topic_id)]
     heapq.heapify(least)
@@ -246,5 +250,5 @@ def _balance(
 
 
 def _same(last: Partitions, now: Partitions) -> Partitions:
-    """`last` itself if nothing changed: who compares targets does so by identity first."""
+    """Return `last` itself if nothing changed, because targets are compared by identity first."""
     return last if last == now else now

@@ -1,10 +1,10 @@
 """Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-The one idea: such a member is one like any other, whose requests are spelt differently. JoinGroup is a heartbeat that
-says everything and is answered at once, without a leader: its metadata tells the subscription and what the member still
-owns, the generation is the member's epoch. SyncGroup reads the assignment. Heartbeat tells a member that has something
-to let go of, or to take, to join again. Follows `classicGroupJoinToConsumerGroup` and its siblings in upstream's
-GroupMetadataManager.
+The one idea: such a member is like any other, only its requests have another form. JoinGroup is a complete heartbeat
+that is answered at once, without a leader: its metadata contains the subscription and the partitions that the member
+still owns, and the generation is the member's epoch. SyncGroup reads the assignment. Heartbeat asks a member to rejoin
+if it must release partitions or may take some over. Follows `classicGroupJoinToConsumerGroup` and its siblings in
+upstream's GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def join(
         _check_compatible(group, event, classic, known)
         nameless = known is None and not event.member_id and event.group_instance_id is None
         if nameless and event.version >= KNOWN_MEMBER_ID_REQUIRED:
-            # Nothing is kept of the id: who comes with one that is not known is let in.
+            # The coordinator does not remember the id: a member that joins with an unknown id is accepted.
             return Step(group, ((event.request_id, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),))
         subscription = _subscription(classic)
         if known is None and event.member_id and (subscription.owned_partitions or subscription.generation_id >= 0):
-            # It was a member, and believes to read what others may have read on from: it is to begin anew.
+            # It was a member and may still read partitions that others have read on from. It must begin anew.
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
     except KafkaError as refused:
-        # Upstream names the member in one refusal alone.
+        # Upstream returns the member id in this refusal only.
         member_id = event.member_id if refused.code is ErrorCode.INVALID_SESSION_TIMEOUT else NO_MEMBER_ID
         return Step(group, ((event.request_id, JoinReply(refused.code, member_id)),))
     draft = Draft(group, now_ms, consumer_settings, cluster)
@@ -111,10 +111,10 @@ def join(
 
 
 def _find_joining(group: ConsumerGroup, event: JoinGroup, settings: ConsumerSettings) -> ConsumerMember | None:
-    """Whom the join continues or replaces; None for a new member. Raises KafkaError.
+    """Return the member that the join continues or replaces; None for a new member. Raise KafkaError.
 
-    A dynamic member is let in under any id that nobody has: that it was handed out is not remembered. (Not so one that
-    speaks of an earlier generation, or claims partitions: see `join`.)
+    A dynamic member is accepted under any unused id, because the coordinator does not remember which ids it has handed
+    out. (A member that names an earlier generation or claims partitions is not accepted: see `join`.)
     """
     if event.group_instance_id is not None:
         owner_id = group.instances.get(event.group_instance_id)
@@ -138,7 +138,7 @@ def _find_joining(group: ConsumerGroup, event: JoinGroup, settings: ConsumerSett
 def _check_compatible(
     group: ConsumerGroup, event: JoinGroup, classic: ClassicProtocol, known: ConsumerMember | None
 ) -> None:
-    """Raises KafkaError."""
+    """Raise KafkaError if the join is not compatible with the group."""
     others = (member.classic for member in group.members.values() if member.classic is not None and member is not known)
     if (
         event.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -149,7 +149,7 @@ def _check_compatible(
 
 
 def _subscription(classic: ClassicProtocol) -> Subscription:
-    """Raises KafkaError."""
+    """Return the subscription of the member. Raise KafkaError if it cannot be read."""
     try:
         return embedded.subscription(classic)
     except ProtocolError as unreadable:
@@ -157,7 +157,7 @@ def _subscription(classic: ClassicProtocol) -> Subscription:
 
 
 def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> ConsumerMember:
-    """The member that the join is about, before what it says is taken over."""
+    """Return the joining member before the values of the request are applied to it."""
     if known is None:
         member = ConsumerMember(event.member_id or event.new_member_id)
         draft.tell(MemberJoined(member.member_id, event.group_instance_id, shortened(event.reason)))
@@ -165,7 +165,7 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
     if event.member_id:
         draft.tell(MemberRejoined(known.member_id, shortened(event.reason)))
         return known
-    # A static member restarted, whichever protocol it spoke before: its new process owns nothing yet.
+    # A static member has restarted, from either protocol. Its new process owns nothing yet.
     member_id, instance_id = event.new_member_id, event.group_instance_id or ""
     draft.tell(MemberReplaced(member_id, known.member_id, instance_id, shortened(event.reason)))
     fresh = replace(known, member_id=member_id, undrained=NOTHING)
@@ -175,8 +175,8 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
 
 
 def _owned(member: ConsumerMember, subscription: Subscription, cluster: Cluster) -> Partitions | None:
-    """What the member says that it still owns. None where it speaks of another generation than its own: then it has
-    missed an answer, and may own what that one gave it."""
+    """Return the partitions that the member reports as owned. None if it names another generation than its own: then
+    it has missed a response, and may own what that response assigned."""
     owned = embedded.by_id(subscription.owned_partitions, cluster)
     if owned and subscription.generation_id not in (-1, member.member_epoch):
         return None
@@ -219,8 +219,8 @@ def sync(group: ConsumerGroup, event: SyncGroup, cluster: Cluster, now_ms: int, 
 def heartbeat(
     group: ConsumerGroup, event: Heartbeat, cluster: Cluster, now_ms: int, settings: ConsumerSettings
 ) -> Step:
-    """REBALANCE_IN_PROGRESS where joining again gets the member on: what is wanted has changed, it is to let go of
-    something, or all that it awaits is free."""
+    """Answer REBALANCE_IN_PROGRESS if rejoining takes the member a step on: the subscriptions have changed, the
+    member must release partitions, or all that it waits for is free."""
     try:
         member, classic = _find_speaking(group, event.member_id, event.group_instance_id, event.generation_id)
     except KafkaError as refused:
@@ -260,14 +260,14 @@ def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
 
 
 def _await_join(draft: Draft, member: ConsumerMember) -> None:
-    """However often it is told, its time runs from the first."""
+    """Start the member's time to rejoin. It runs from the first such response, however many follow."""
     draft.join_deadlines.setdefault(member.member_id, draft.now_ms + member.rebalance_timeout_ms)
 
 
 def _find_speaking(
     group: ConsumerGroup, member_id: MemberId, instance_id: str | None, generation_id: int
 ) -> tuple[ConsumerMember, ClassicProtocol]:
-    """Raises KafkaError."""
+    """Return the member that sends the request. Raise KafkaError."""
     if instance_id is not None:
         owner_id = group.instances.get(instance_id)
         if owner_id is None:
@@ -286,7 +286,7 @@ def _find_speaking(
 
 
 def leave(group: ConsumerGroup, event: LeaveGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
-    """Puts out members of either protocol: an administrator removes by the same request."""
+    """Remove members of either protocol; administrators send the same request to remove members."""
     going: dict[MemberId, tuple[Departure, str | None]] = {}
     left: list[LeftMember] = []
     for leaving in event.members:

@@ -1,8 +1,8 @@
-"""What a member may own now: the step from its current assignment towards its target.
+"""Partitions that a member may own now: the step from its current assignment towards its target.
 
-The one idea: member in, member out (upstream's CurrentAssignmentBuilder). A partition is taken from a member first, and
-given to another only once the first has said that it let go: what somebody else may still own is left out, and the
-member asks again with its next heartbeat.
+The one idea: member in, member out (upstream's CurrentAssignmentBuilder). A partition is first revoked from its owner,
+and assigned to another member only after the owner has acknowledged that. Partitions that others may still own are left
+out, and the member asks again with its next heartbeat.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.member_epochs import JOIN_EPOCH
 
 Owners = Mapping[UUID, Mapping[int, MemberId]]
-"""Who may own each partition."""
+"""The member that may own each partition."""
 
 
 def reconcile(
@@ -39,10 +39,11 @@ def reconcile(
     doubted: Partitions,
     subscription_changed: bool,
 ) -> ConsumerMember:
-    """The member after a heartbeat that reported `owned` (None if it said nothing of it), and may be about to take over
-    what is `doubted` all the same, though it was told to let go of it.
+    """Return the member after a heartbeat that reported `owned` (None if the request left it out). The member may still
+    be about to take over partitions that are `doubted`, even if it must revoke them.
 
-    `target` is what the target assignment gives it, `topic_ids` what it subscribes to now: the target may be older.
+    `target` is the member's part of the target assignment. `topic_ids` are the topics it subscribes to now; the target
+    may be older.
     """
     target = only_topics(target, topic_ids)
     match member.state:
@@ -70,7 +71,8 @@ def _advance(
     owners: Owners,
     owned: Partitions | None,
 ) -> ConsumerMember:
-    """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
+    """Revoke the partitions that the member should no longer own, at `epoch`. Otherwise assign the free
+    ones."""
     keep = intersection(member.assigned, target)
     revoke = difference(member.assigned, keep)
     if revoke and not _has_let_go(member, revoke, keep, owned, member.untaken):
@@ -82,7 +84,7 @@ def _advance(
 
 
 def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None) -> ConsumerMember:
-    """Topics that the member has just unsubscribed from go at once, without waiting for a target without them."""
+    """Revoke topics that the member has just unsubscribed from at once, without waiting for a target without them."""
     keep = only_topics(member.assigned, topic_ids)
     if keep is member.assigned:
         return member
@@ -95,14 +97,15 @@ def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions 
 def _has_let_go(
     member: ConsumerMember, revoke: Partitions, keep: Partitions, owned: Partitions | None, doubted: Partitions
 ) -> bool:
-    """Whether a member that reports `owned` has none of `revoke` any more, nor will have.
+    """Return whether a member that reports `owned` has released all of `revoke` and will not take any of it over later.
 
-    A member whose application is slow to take over partitions says in a whole request that it owns what it had before
-    them, and then takes over all that it was given first (librdkafka, Java); one that has not heard of a topic yet
-    acknowledges what else it was given, and takes that over later (Java). So who lets go says what it keeps. Of what it
-    has never said it owns it lets go only by acknowledging that it was told so: neither by a whole request nor before
-    it can have heard of it. Only a classic member, and the new process of a static one, let go of everything by
-    joining. (Upstream's looks at `revoke` alone.)
+    A member whose application is slow to take over partitions sends a whole request with what it owned before them, and
+    then still takes over all that it was assigned first (librdkafka, Java). A member that has not heard of a topic yet
+    acknowledges the rest of its assignment, and takes over that topic later (Java). So a member that releases
+    partitions must report what it keeps. A partition never reported as owned counts as released only when the member
+    acknowledges a response without it. Neither a whole request nor a request sent before that response can be the
+    acknowledgement. Only a classic member, and the new process of a static one, release everything by joining.
+    (Upstream looks at `revoke` alone.)
     """
     if owned is None or meet(owned, revoke):
         return False
@@ -112,7 +115,7 @@ def _has_let_go(
 
 
 def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:
-    """What of `wanted` nobody else may own."""
+    """Return the part of `wanted` that no other member may own."""
     if not any(topic_id in owners for topic_id in wanted):
         return wanted
 
@@ -131,7 +134,7 @@ def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions
 def _with(
     member: ConsumerMember, state: MemberState, epoch: int, assigned: Partitions, pending_revocation: Partitions
 ) -> ConsumerMember:
-    """The member so changed; the very same one if nothing is."""
+    """Return the changed member, or the same object if nothing changes."""
     if (
         state is member.state
         and epoch == member.member_epoch
@@ -152,7 +155,8 @@ def _with(
 
 
 def _untaken(member: ConsumerMember, assigned: Partitions, pending_revocation: Partitions) -> Partitions:
-    """Who joins is told everything in the answer, whatever a process before it under its name was told."""
+    """Return the partitions sent but not reported. A member that joins gets its whole assignment in the response,
+    even if an earlier process under its name was sent parts of it."""
     if member.classic is not None:
         return NOTHING
     if member.member_epoch == JOIN_EPOCH:

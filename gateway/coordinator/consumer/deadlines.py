@@ -1,7 +1,7 @@
-"""Time: sessions, how long a member may take to let go of partitions, and a classic one to join again and to sync.
+"""Time: sessions, the time to release partitions, and the time of a classic member to rejoin and to sync.
 
 The one idea: a deadline is re-read when it fires, so a late, early or repeated Tick does exactly what is due. A member
-whose time is over is gone, with its partitions; who gets them is computed with the next heartbeat of anyone.
+whose time is over is removed with its partitions. The next heartbeat of any member computes the new owners.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.coordinator.model import ConsumerSettings
 
 
 def next_deadline(group: ConsumerGroup) -> int | None:
-    """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
+    """Return the earliest time at which a Tick is due; None if the group waits for nothing but requests."""
     others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines, group.drain_deadlines)
     earliest = [min(deadlines.values()) for deadlines in others if deadlines]
     earliest += [each.deadline_ms for each in group.unsettled]
@@ -28,7 +28,8 @@ def next_deadline(group: ConsumerGroup) -> int | None:
 
 
 def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
-    """The same group with every deadline later: for this long nobody could be heard, or be told."""
+    """Return the same group with every deadline later, because for this long the node could neither read requests
+    nor respond."""
     return replace(
         group,
         session_deadlines=group.session_deadlines.later(by_ms),
@@ -63,7 +64,7 @@ def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Consumer
     if not over and not undrained:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
-    # In the order in which they joined: a step depends on nothing but its values.
+    # In the order in which the members joined: a step depends only on its values.
     if over:
         draft.lose_all({member_id: (over[member_id], None) for member_id in group.members if member_id in over})
     handoff.expire(draft)

@@ -1,8 +1,8 @@
 """A consumer group being changed: the working copy that one step makes, alters and seals.
 
-The one idea: mutation lives for the length of one step, and `seal` says which rows it touched. The verbs keep in
-agreement what must agree: a member that goes takes its target, its deadlines and its partitions with it, and no
-partition gets a second owner.
+The one idea: mutation lasts for one step, and `seal` reports which rows it touched. The verbs keep the parts of the
+group consistent: a member that leaves takes its target, its deadlines and its partitions with it, and no partition gets
+a second owner.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _FIELDS = Fields(ConsumerGroup)
 
 
 class Draft:
-    """Fields are those of `ConsumerGroup`, all of them; `seal` puts them together again. Here are named those that
-    steps change."""
+    """Working copy with all fields of `ConsumerGroup`; `seal` puts them together again. Only the fields that steps
+    change are declared here."""
 
     group_epoch: int
     assignment_epoch: int
@@ -92,8 +92,8 @@ class Draft:
         self._resolved: dict[ReadAs, frozenset[UUID]] = {}
 
     def seal(self) -> Step:
-        """Facts come in the order in which they were told; members that none of them touches, but whose stored form
-        changed, come last."""
+        """Return the step. Facts keep the order in which they were added. Members that no fact touches, but whose
+        stored form changed, come last."""
         before = self.before
         if self.unsettled:
             unsettled.follow_owners(self)
@@ -114,15 +114,15 @@ class Draft:
         self.facts.append(fact)
 
     def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
-        """What members want is no longer what the target was computed from."""
+        """Raise the group epoch, because the target was computed from something else than what the members want now."""
         self.group_epoch += 1
         self.tell(RebalanceBegun(trigger, member_id))
 
     # --- members ----------------------------------------------------------------------------------------------------
 
     def put(self, member: ConsumerMember, reason: HandoffEnd = HandoffEnd.ACKNOWLEDGED) -> None:
-        """Adds the member, or replaces what is held under its id; `reason`: why it owns no more what it owned before.
-        AssertionError if a partition had two owners then."""
+        """Add the member, or replace the one with its id. `reason` says why the member no longer owns what it owned
+        before. Raise AssertionError if a partition would then have two owners."""
         before = self.members.get(member.member_id)
         if before is member:
             return
@@ -149,7 +149,7 @@ class Draft:
         self.members[member.member_id] = member
 
     def remove(self, member_id: MemberId, reason: HandoffEnd = HandoffEnd.SOURCE_LEFT) -> ConsumerMember:
-        """Takes the member out; its partitions are free from here on, and `reason` says why to who waits for them."""
+        """Remove the member and free its partitions. `reason` is reported to the handoffs that wait for them."""
         member = self.members.pop(member_id)
         self._forget_subscription(member)
         self._release(member)
@@ -167,11 +167,11 @@ class Draft:
         return member
 
     def lose(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
-        """Takes out a member that left or failed. The target is computed again with the next request of anyone."""
+        """Remove a member that left or failed. The next request of any member computes the target again."""
         self.lose_all({member_id: (departure, reason)})
 
     def lose_all(self, departures: Mapping[MemberId, tuple[Departure, str | None]]) -> None:
-        """The epoch rises once, however many go."""
+        """Remove these members. The epoch rises once, however many leave."""
         for member_id, (departure, reason) in departures.items():
             self.remove(member_id, handoff.left(departure))
             self.tell(MemberLeft(member_id, departure, shortened(reason)))
@@ -181,7 +181,7 @@ class Draft:
             self.metadata_hash = 0
 
     def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
-        """Puts `member` in the place of a static member that left for a while: its target goes over too."""
+        """Put `member` in the place of a static member that left for a while, with that member's target."""
         target = self.target.get(old_id, NOTHING)
         self.remove(old_id, HandoffEnd.SUPERSEDED)
         unsettled.owner_replaced(self, old_id, member.member_id)
@@ -226,9 +226,9 @@ class Draft:
     # --- subscriptions and the target -------------------------------------------------------------------------------
 
     def see_topics(self, postponed: str = "") -> bool:
-        """Compares what members subscribe to with the topics as they are now. Whether that differs from what the group
-        epoch was decided with: other topics, other partitions of them, or others that a pattern may show. The pattern
-        that is postponed shows nothing yet."""
+        """Compare what members subscribe to with the current topics. Return whether that differs from what the group
+        epoch was decided with: other topics, other partitions of them, or other topics that a pattern may show. The
+        postponed pattern shows nothing yet."""
         self.postponed = postponed
         read = {read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}
         in_use = {text for _, text, _ in read if text not in ("", postponed)}
@@ -246,7 +246,8 @@ class Draft:
             ((text, *(reader or ())), self._matched(text, reader)) for text, reader in shown if len(views[text]) > 1
         ]
         if postponed:
-            # Resolving the pattern is to raise the epoch even if others read the same topics, after a failover too.
+            # Resolving the pattern must raise the epoch even if other members read the same topics, after a failover
+            # too.
             differing.append(((postponed,), frozenset()))
         found = metadata_hash(names, self.cluster, differing)
         self.seen = self.cluster
@@ -257,23 +258,25 @@ class Draft:
         return True
 
     def wants_others(self, before: ConsumerMember, member: ConsumerMember) -> bool:
-        """Whether the member is to read something else now: it says so, or is somebody to whom its pattern shows
-        something else. `see_topics` has been called for what it is now."""
+        """Return whether the member now reads something else. Either it asks for it, or its principal or host
+        changed and the pattern shows other topics to the new one. The caller has called `see_topics` for the new
+        subscription."""
         (*said, who), (*says, is_who) = subscription_of(before), subscription_of(member)
         return said != says or (
             who != is_who and self.topic_ids(subscription_of(before)) != self.topic_ids(subscription_of(member))
         )
 
     def to_postpone(self, member: ConsumerMember) -> str:
-        """The member's pattern, if the member names topics too and no member has had this pattern; "" otherwise. A
-        member that subscribes by pattern alone need not wait for it."""
+        """Return the member's pattern if the member names topics too and no member has had this pattern; ""
+        otherwise. A member that subscribes by pattern alone need not wait for it."""
         names, text, _ = subscription_of(member)
         known = text == "" or any(text == other for _, other, _ in self.before.subscriptions)
         return text if names and not known else ""
 
     def is_unfit(self) -> bool:
-        """Whether the target gives a partition that somebody reads to nobody, one to a member that does not read it, or
-        nothing to a member where another has two partitions and could spare it one."""
+        """Return whether the target is unfit. It is if it leaves a subscribed partition without a member, if it
+        assigns one to a member that does not read it, or if a member has nothing while another has two partitions
+        and could spare one for it."""
         read = {topic_id for subscription in self.subscriptions for topic_id in self.topic_ids(subscription)}
         given = Counter[UUID]()
         to_spare: set[UUID] = set()
@@ -289,7 +292,8 @@ class Draft:
         return any(given[topic_id] < self.cluster.by_id[topic_id].partition_count for topic_id in read)
 
     def topic_ids(self, subscription: Subscription) -> frozenset[UUID]:
-        """The existing topics that a member with this subscription reads. `see_topics` has been called for it."""
+        """Return the existing topics that a member with this subscription reads. The caller has called `see_topics`
+        for it."""
         read = read_as(subscription, self.cluster.describing)
         found = self._resolved.get(read)
         if found is None:
@@ -303,7 +307,7 @@ class Draft:
         return found
 
     def _matched(self, text: str, reader: Reader | None) -> frozenset[str]:
-        """What the pattern shows to them."""
+        """Return the topics that the pattern shows to the reader."""
         pattern, describing = self.patterns[text], self.cluster.describing
         if reader is None or describing is None:
             return pattern.matched
@@ -312,7 +316,7 @@ class Draft:
         return shown.names
 
     def compute_target(self) -> None:
-        """Decides anew who should own what; only members whose share differs are written."""
+        """Compute the target anew. Only members whose share differs are written."""
         self.assignor = self._preferred_assignor()
         subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
         counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
@@ -336,7 +340,7 @@ class Draft:
         handoff.target_moved(self, gained)
 
     def _read_alike(self) -> bool:
-        """Whether all members want the same, and may see the same of it."""
+        """Return whether all members want the same topics and may see the same ones."""
         return len({read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}) == 1
 
     def _subscribers(self) -> dict[MemberId, Subscriber]:
@@ -350,7 +354,8 @@ class Draft:
         }
 
     def _preferred_assignor(self) -> str:
-        """What most members ask for; of two asked for equally often, the one configured first."""
+        """Return the assignor that most members ask for. If two are asked for equally often, the one configured
+        first wins."""
         asked = Counter(
             member.server_assignor
             for member in self.members.values()
@@ -361,13 +366,13 @@ class Draft:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def hear(self, member_id: MemberId) -> None:
-        """The member has spoken: its session begins anew."""
+        """Restart the session of a member that has sent a request."""
         self.unheard.discard(member_id)
         deadline_ms = self.now_ms + session_ms(self.members[member_id], self.settings)
         self.session_deadlines = self.session_deadlines.moved(member_id, deadline_ms)
 
     def arm_rebalance(self, before: ConsumerMember | None, member: ConsumerMember) -> None:
-        """Counts from the moment at which the member is told what to let go of."""
+        """Start the member's rebalance timeout when the response lists what it must revoke."""
         if member.state is not MemberState.UNREVOKED:
             self.rebalance_deadlines.pop(member.member_id, None)
         elif before is None or before.pending_revocation != member.pending_revocation:

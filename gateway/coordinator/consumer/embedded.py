@@ -1,8 +1,8 @@
-"""Topic names to ids and back: the classic protocol names topics, a consumer group knows them by id.
+"""Conversion of topic names to ids and back: the classic protocol names topics, a consumer group knows them by id.
 
-The one idea: what a member of the classic protocol says and is told lies in its metadata and assignment as the embedded
-consumer protocol has it (`protocol/consumer.py`); here it becomes partitions, and they become bytes again. Topics that
-do not exist (any more) have no partitions.
+The one idea: a member of the classic protocol carries its subscription and its assignment in the format of the embedded
+consumer protocol (`protocol/consumer.py`). This module turns these bytes into partitions and back. Topics that do not
+exist (any more) have no partitions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from protocol.consumer import Assignment, Subscription, TopicPartition, decode_s
 
 
 def protocol_name(classic: ClassicProtocol) -> str:
-    """What such a member is told that the group speaks: the first that it offers."""
+    """Return the group protocol that such a member gets in responses: the first that it offers."""
     return _first(classic)[0]
 
 
 def subscription(classic: ClassicProtocol) -> Subscription:
-    """Raises ProtocolError where the metadata of its first protocol cannot be read."""
+    """Return the subscription. Raise ProtocolError if the metadata of the member's first protocol cannot be read."""
     return decode_subscription(_first(classic)[1])
 
 
@@ -35,7 +35,8 @@ def by_id(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) -> Parti
 
 
 def assignment(held: Partitions, version: int, cluster: Cluster) -> bytes:
-    """In the layout of the version that the member itself writes, topics in the order of their names."""
+    """Write the assignment in the layout of the version that the member itself writes, topics in the order of their
+    names."""
     topics = [
         TopicPartition(cluster.by_id[topic_id].name, tuple(sorted(indexes)))
         for topic_id, indexes in held.items()
@@ -45,7 +46,7 @@ def assignment(held: Partitions, version: int, cluster: Cluster) -> bytes:
 
 
 def compatible(offered: ClassicProtocol, others: Iterable[ClassicProtocol]) -> bool:
-    """Whether all of them can speak one of the offered protocols, should the group become a classic one."""
+    """Return whether all of them can speak one of the offered protocols, should the group become a classic one."""
     common = names(offered.protocols)
     for other in others:
         common &= names(other.protocols)

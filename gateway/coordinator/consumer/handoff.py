@@ -1,8 +1,9 @@
-"""Partitions of a consumer group that move from one member to another, and what must still be committed of them.
+"""Partitions of a consumer group that move from one member to another, and the offsets to be committed for them.
 
-The one idea: that a partition is not given before its owner has let go follows from `owners` already, so in mode `ack`
-the records here are told, and decide nothing. In mode `drain` a member that has let go stays the owner of what it has
-not drained (`ConsumerMember.undrained`, stored with it); so a member that goes takes that with it, and nobody waits.
+The one idea: `owners` already ensures that no partition is assigned before its owner has released it. So in mode `ack`
+the records here are reported and decide nothing. In mode `drain` a member that has released a partition stays its owner
+until it has drained it (`ConsumerMember.undrained`, stored with the member). If that member leaves, its undrained
+partitions go with it and no member waits.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 
 def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) -> None:
-    """After a new target: what its members gain and others own begins to move; what nobody is to gain stays."""
+    """Begin to move partitions that members gain from other owners by a new target. End moves to members that are no
+    longer to have the partition. Partitions that no member gains stay as they are."""
     mode = draft.settings.handoff.mode
     for (topic_id, index), moving in list(draft.moving.items()):
         if moving.target is None or index in draft.target.get(moving.target, NOTHING).get(topic_id, ()):
@@ -67,12 +69,12 @@ def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) ->
         draft.tell(HandoffBegun(source, target, draft.group_epoch, mode, max(left_ms, 0), moved))
 
 
-# --- when a source lets go --------------------------------------------------------------------------------------------
+# --- when a source releases -------------------------------------------------------------------------------------------
 
 
 def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:
-    """What the member lets go of by this step, it stays the owner of until it is drained; what it is given again, it
-    simply has. Its time counts from here."""
+    """Keep the member the owner of partitions that it releases in this step, until it has drained them. A partition
+    assigned to it again is no longer undrained. The drain timeout counts from here."""
     undrained = difference(before.undrained, after.assigned)
     if draft.settings.handoff.mode is HandoffMode.DRAIN:
         held = union(before.assigned, before.pending_revocation)
@@ -92,7 +94,7 @@ def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> Con
 
 
 def member_changed(draft: Draft, before: ConsumerMember, after: ConsumerMember | None, reason: HandoffEnd) -> None:
-    """Ends what the member no longer owns; `after` None: it is gone."""
+    """End the moves of partitions that the member no longer owns; `after` is None if the member has left."""
     if not draft.moving:
         return
     for held in (before.assigned, before.pending_revocation, before.undrained):
@@ -109,7 +111,7 @@ def member_changed(draft: Draft, before: ConsumerMember, after: ConsumerMember |
 
 
 def member_gone(draft: Draft, member_id: MemberId) -> None:
-    """What a member that is gone was to have is to be anyone's; its owner still has to drain it."""
+    """End the moves to a member that has left. The owner must still drain undrained partitions, for any new owner."""
     for (topic_id, index), moving in list(draft.moving.items()):
         if moving.target == member_id:
             _end(draft, topic_id, index, moving, HandoffEnd.TARGET_LEFT)
@@ -124,7 +126,7 @@ def left(departure: Departure) -> HandoffEnd:
 
 
 def progressed(draft: Draft, event: HandoffProgress) -> bool:
-    """Whether anything has changed: of what is awaited now, by its source."""
+    """Apply news from sources about partitions that they still drain. Return whether anything has changed."""
     changed = False
     for found in event.found:
         if not isinstance(found.topic, UUID):
@@ -142,7 +144,7 @@ def progressed(draft: Draft, event: HandoffProgress) -> bool:
 
 
 def expire(draft: Draft) -> None:
-    """Who has not committed in time is waited for no longer."""
+    """Stop waiting for members that have not committed in time."""
     for member_id, deadline_ms in list(draft.drain_deadlines.items()):
         member = draft.members.get(member_id)
         if member is None or deadline_ms > draft.now_ms:
@@ -157,7 +159,7 @@ def expire(draft: Draft) -> None:
 
 
 def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> None:
-    """When the first of what the member has not drained is given away in any case."""
+    """Set the time at which the member's first undrained partition is released in any case."""
     draft.drain_deadlines.pop(member_id, None)
     if member is not None and member.undrained:
         deadlines = (draft.moving[key].deadline_ms for key in _each(member.undrained))
@@ -165,7 +167,7 @@ def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> Non
 
 
 def take_over(draft: Draft) -> None:
-    """A coordinator that has read the group gives every source its full time once more."""
+    """Give every source its full time again after a coordinator has read the group back."""
     unsettled.take_over(draft)
     undrained = {key: each.member_id for each in draft.members.values() for key in _each(each.undrained)}
     if not undrained:
@@ -182,21 +184,21 @@ def take_over(draft: Draft) -> None:
 
 
 def drains_on(draft: Draft, source: MemberId, undrained: Mapping[tuple[UUID, int], Handoff]) -> None:
-    """The group was a classic one, in which the member began to drain these."""
+    """Continue drains that the member began while the group was a classic one."""
     for key, known in undrained.items():
         draft.moving[key] = Moving(source, None, draft.group_epoch, known.since_ms, known.deadline_ms, known.mark)
     arm(draft, source, draft.members[source])
 
 
 def superseded(draft: Draft) -> None:
-    """The group becomes a classic one, whose leader decides anew who is to have what."""
+    """End all moves, because the group becomes a classic one and its leader assigns all partitions anew."""
     for (topic_id, index), moving in draft.moving.items():
         _end(draft, topic_id, index, moving, HandoffEnd.SUPERSEDED)
     unsettled.superseded(draft)
 
 
 def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
-    """What sources are to commit."""
+    """Return the partitions that sources must still commit."""
     return unsettled.draining(group) + tuple(
         Draining(
             topic_id,

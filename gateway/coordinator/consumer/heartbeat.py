@@ -1,8 +1,8 @@
 """ConsumerGroupHeartbeat: join, report, reconcile, leave.
 
-The one idea: every heartbeat asks the same four things in turn. Has what members want changed: then the group's epoch
-moves. Is the target older than that: then it is computed again. How far may this member come now, and what must it be
-told. A heartbeat with no news answers all four at a glance and moves one deadline.
+The one idea: every heartbeat asks the same four questions in turn. Has what the members want changed? Then the group
+epoch rises. Is the target older than the group epoch? Then it is computed again. How far may this member come now? What
+must the response contain? A heartbeat without news answers all four with one check and moves one deadline.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _join(
     settings: ConsumerSettings,
     cluster: Cluster,
 ) -> Step:
-    """A member that was known under its id has lost what it owned; one that takes the place of a static member that
-    left for a while finds what that one had."""
+    """Join a member. A known member that joins again under its id has lost what it owned. A member that takes the
+    place of a static member that left for a while gets what that member had."""
     draft = Draft(group, now_ms, settings, cluster)
     member_id = event.member_id or event.new_member_id
     if known is None:
@@ -128,7 +128,7 @@ def _join(
 
 
 def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Cluster) -> ConsumerMember:
-    """The member with what the request says of it; what it leaves out stays."""
+    """Return the member with the values of the request; what the request leaves out stays."""
     names, pattern = event.subscribed_topic_names, event.subscribed_topic_regex
     joins = event.member_epoch == JOIN_EPOCH
     if joins:
@@ -156,7 +156,7 @@ def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
 
 
 def _untaken(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Cluster) -> Partitions:
-    """Of a topic that is gone, nothing need be awaited."""
+    """Return the partitions that the member has still not reported as owned, without those of deleted topics."""
     if not member.untaken:
         return NOTHING
     left = difference(member.untaken, event.owned or NOTHING)
@@ -166,7 +166,8 @@ def _untaken(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
 def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step:
-    """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
+    """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
+    the member with the values of the request."""
     joins = event.member_epoch == JOIN_EPOCH
     full = (
         event.rebalance_timeout_ms != -1
@@ -177,8 +178,9 @@ def _proceed(
     awaited = intersection(after.untaken, after.pending_revocation)
     told = after.assigned
     if event.owned == told:
-        # Either it is still taking over what is awaited, or the answer that gave it was lost: who is told just what it
-        # owns acknowledges nothing, so it is told to take that over (again), and to let go of it after that.
+        # Either the member is still taking over the awaited partitions, or the response that assigned them was lost. A
+        # response that lists just what the member owns cannot be acknowledged. So the response lists the awaited
+        # partitions (again), and the member must release them after that.
         told = union(told, awaited)
     has_caught_up = before is not None and not awaited and meet(before.untaken, after.pending_revocation)
     is_told_more = told != after.assigned
@@ -207,9 +209,9 @@ def proceed(
     owned: Partitions | None,
     doubted: Partitions,
 ) -> ConsumerMember:
-    """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then.
-    What is `doubted` it may be about to take over, whatever it reports."""
-    # Who joins anew under its id has lost what it had, and may commit none of it any more.
+    """Apply a request that reports `owned` to the group and return the member after it. The member may be about to
+    take over `doubted` partitions in spite of its report."""
+    # A member that joins again under its id has lost what it had, and may no longer commit for it.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     is_other = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
@@ -223,7 +225,7 @@ def proceed(
     elif topics_changed and not target_is_old:
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED if draft.before.postponed else Trigger.TOPICS_CHANGED)
     elif not draft.assignor and draft.is_unfit():
-        # A static member has made a consumer group of a classic one that was about to share things out anew.
+        # A static member has turned a classic group that was about to rebalance into a consumer group.
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     if draft.group_epoch > draft.assignment_epoch:
         draft.compute_target()
@@ -262,8 +264,8 @@ def _leave(
     settings: ConsumerSettings,
     cluster: Cluster,
 ) -> Step:
-    """A static member that leaves for a while keeps what it has, except what it was letting go of, and its session
-    runs on; any other is gone, and the target is computed again when somebody asks."""
+    """Remove the member. A static member that leaves for a while keeps its partitions, except those it was
+    releasing, and its session goes on. Any other member is removed, and the next request computes the target again."""
     draft = Draft(group, now_ms, settings, cluster)
     if event.member_epoch == STATIC_LEAVE_EPOCH:
         draft.put(

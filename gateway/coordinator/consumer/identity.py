@@ -1,9 +1,9 @@
-"""Who a heartbeat speaks for, and whether it may: the error matrix of KIP-848.
+"""Identity and rights of the member that sends a heartbeat: the error matrix of KIP-848.
 
-The one idea: a request is refused before anything is looked at that it could change. Follows upstream's
-`GroupMetadataManager`, with three differences that stock clients need: a group that does not exist knows no members
-(GROUP_ID_NOT_FOUND is fatal to them), a member that joins anew under its own id is taken at its word that it owns
-nothing, and so is a static one whose first join was answered in vain.
+The one idea: a request is refused before the group is changed. Follows upstream's `GroupMetadataManager`, with three
+differences that stock clients need. A group that does not exist knows no members (GROUP_ID_NOT_FOUND is fatal to
+clients). A member that joins again under its own id is trusted to own nothing. So is a static member whose first join
+was answered but whose answer was lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_VERSION_WITH_OWN_MEMBER_ID = 1
 
 
 def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> None:
-    """Refuses what no group could take, in Kafka's words where it has some. Raises KafkaError."""
+    """Refuse requests that no group could accept, with Kafka's texts if it has any. Raise KafkaError."""
     epoch = event.member_epoch
     if event.instance_id == "":
         raise KafkaError(ErrorCode.INVALID_REQUEST, "InstanceId can't be empty.")
@@ -61,7 +61,7 @@ def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> 
 
 
 def find_member(group: ConsumerGroup, event: ConsumerGroupHeartbeat) -> ConsumerMember:
-    """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
+    """Return the member that sends the request or leaves (any epoch but 0). Raise KafkaError."""
     if event.instance_id is None:
         member = group.members.get(event.member_id)
         if member is None:
@@ -82,7 +82,8 @@ def find_member(group: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Consumer
 
 
 def _check_epoch(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
-    """An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not."""
+    """Check the member epoch. A response may have been lost: a member at the previous epoch is accepted if it owns
+    nothing that it may not own."""
     epoch = event.member_epoch
     if epoch == member.member_epoch:
         return
@@ -96,8 +97,8 @@ def _check_epoch(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
 
 
 def check_not_overtaken(member: ConsumerMember, connection_number: int) -> None:
-    """A client opens a connection when it has given up its last. What then still arrives on the old one may speak of
-    partitions as they were before an answer on the new one, so it may say nothing any more."""
+    """Refuse requests on an older connection. A client opens a connection when it has given up its last one. A
+    request that still arrives on the old one may report partitions as they were before a response on the new one."""
     if connection_number < member.connection_number:
         raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
 
@@ -105,7 +106,7 @@ def check_not_overtaken(member: ConsumerMember, connection_number: int) -> None:
 def check_join(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, settings: ConsumerSettings
 ) -> ConsumerMember | None:
-    """Whom a join (epoch 0) continues or replaces; None for a new member. Raises KafkaError."""
+    """Return the member that a join (epoch 0) continues or replaces; None for a new member. Raise KafkaError."""
     owner_id = None if event.instance_id is None else group.instances.get(event.instance_id)
     if owner_id is not None:
         owner = group.members[owner_id]

@@ -1,7 +1,7 @@
-"""The consumer group coordinator (KIP-848), whole, and as the runner plays it.
+"""The consumer group coordinator (KIP-848) as a whole, and the `Machine` that the runner plays.
 
-The one idea: values in, values out, as in `gateway.coordinator.classic`; but here it is the coordinator who assigns
-partitions, so a step reads the cluster's topics, and the group is told when they change.
+The one idea: values in, values out, as in `gateway.coordinator.classic`. But here the coordinator assigns partitions,
+so a step reads the cluster's topics, and the group gets an event when they change.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ from protocol.errors import ErrorCode
 
 
 def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
-    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case ConsumerGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
-            # Another node has decided from topics that this one does not know yet: it is about to.
+            # Another node has decided from topics that this node does not know yet, but will read soon.
             reply = ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
             return Step(group, ((event.request_id, reply),))
         case ConsumerGroupHeartbeat():
@@ -105,14 +105,15 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             draft = Draft(group, now_ms, settings, cluster)
             return draft.seal() if handoff.progressed(draft, event) else Step(group)
         case ConnectionClosed():
-            # A member says by heartbeats alone that it lives, as in Kafka: a new connection is no news.
+            # Only heartbeats prove that a member is alive, as in Kafka: a new connection is no news.
             return Step(group)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a consumer group")
 
 
 def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
-    """Members learn what follows with their next heartbeats, as of any other change."""
+    """Compare the group with changed topics. Members learn the result with their next heartbeats, as after any
+    change."""
     if not group.members or cluster.revision < group.topics_revision or not has_news(group, cluster):
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
@@ -123,8 +124,9 @@ def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: C
 
 
 def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
-    """A group of another kind is one that is not found for who joins: upstream's answer, and it tells clients that it
-    is hopeless. Who believes to be a member already is told to join: it may have been one before the group changed."""
+    """Return a refusal, because the group has another type. A join gets upstream's answer for a group that is not
+    found, which shows clients that a retry is hopeless. A request at any other epoch is answered UNKNOWN_MEMBER_ID,
+    so that the client joins: it may have been a member before the group changed its type."""
     match event:
         case ConsumerGroupHeartbeat():
             if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
@@ -143,7 +145,7 @@ def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | Offset
 
 
 def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-    """What a member of the classic protocol asks of a consumer group."""
+    """Apply a request of a classic-protocol member to a consumer group."""
     own = settings.consumer_of.get(group.group_id, settings.consumer)
     match event:
         case JoinGroup() if replaces_the_last(group, event, settings):
@@ -164,7 +166,7 @@ CLASSIC_REQUESTS = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup}
 
 
 QUICK = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed, HandoffProgress})
-"""Events after which nobody is given anything else."""
+"""Events that never change the partitions that a member gets."""
 
 
 def _is_quick(group: ConsumerGroup, event: Any) -> bool:
@@ -188,7 +190,7 @@ def _says_much(group: Any, event: ConsumerGroupHeartbeat, cluster: Cluster) -> b
 
 
 def _resolves(group: ConsumerGroup, event: Any, cluster: Cluster) -> bool:
-    """Whether patterns are to be matched with other topics, or to be shown to somebody else."""
+    """Return whether patterns must be matched with other topics, or shown to another reader."""
     if type(event) in QUICK or not (has_news(group, cluster) or _is_of_another(group, event)):
         return False
     return any(text for _, text, _ in group.subscriptions)
@@ -217,14 +219,15 @@ class _Consumer(EpochMachine):
         return ConsumerGroup(group_id)
 
     def takes(self, group: ConsumerGroup, event: Any) -> bool:
-        """Members may speak the classic protocol; without any, it is the group that becomes a classic one."""
+        """Return whether the group accepts the event. Members may speak the classic protocol. A group without
+        members becomes a classic group instead."""
         return type(event) in CLASSIC_REQUESTS and bool(group.members)
 
     def adopt(
         self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings
     ) -> Adopted | NotAdopted | None:
-        """A classic group goes on as a consumer group, with its offsets; epochs rise from its generation. One that has
-        members does so when a member joins it (`migration.py`)."""
+        """Turn a classic group into a consumer group with the same offsets; epochs rise from its generation. A group
+        with members is converted when a consumer member joins it (`migration.py`)."""
         if not isinstance(group, Group):
             return None
         if group.state is GroupState.EMPTY:
@@ -278,7 +281,7 @@ class _Consumer(EpochMachine):
             protocol_type=CONSUMER_PROTOCOL_TYPE,
             generation_id=group.group_epoch,
             member_count=len(group.members),
-            # Patterns of a group that was read back are matched when somebody speaks for it.
+            # Patterns of a group that was read back are matched at the next request of one of its members.
             subscribed_topics=subscribed_topics(group) if group.seen is not None or not group.members else None,
             is_stable=state is ConsumerGroupState.STABLE,
         )

@@ -1,10 +1,11 @@
 """Online migration: a classic group with members becomes a consumer group, and a classic one again.
 
-The one idea: nobody is to lose what it reads. Whoever may own a partition owns it in the group that comes after: a
-classic member becomes one that speaks the classic protocol in a consumer group (`classic_members.py`), at the
-generation that it knows, and is told to join again by its next heartbeat; on the way back it keeps its epoch as its
-generation until the first one of the classic group begins. So both heartbeat and commit on, whatever the step did, and
-what is still to be drained is waited for in the group that comes after.
+The one idea: no member loses the partitions that it reads. A member that may own a partition also owns it in the group
+that follows. A classic member becomes a member that speaks the classic protocol in a consumer group
+(`classic_members.py`), at the generation that it knows, and its next heartbeat asks it to rejoin. On the way back it
+keeps its epoch as its generation until the first generation of the classic group begins. So heartbeats and commits go
+on in both directions after any step. The group that follows waits for partitions that are still to be drained.
+
 Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's GroupMetadataManager.
 """
 
@@ -67,16 +68,16 @@ CONSUMER = "consumer"
 
 
 class CustomAssignorError(ProtocolError):
-    """An assignor has put something into an assignment that nobody else can make."""
+    """An assignment contains something that only its own assignor can produce."""
 
 
 def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | NotAdopted | None:
-    """The consumer group that this classic group with members becomes. It may not where what a member says or was
-    assigned cannot be read, or has something in it that only its own assignor understands; nor, for no reason that
-    upstream gives, where the policy or its size forbids it.
+    """Convert this classic group with members into a consumer group. The conversion is refused if a subscription or an
+    assignment cannot be read, or if it contains something that only its own assignor understands. If the policy or the
+    group's size forbids it, return None, because upstream gives no reason for these refusals.
 
-    What its members hold is known in every state: what the leader gave them, and what cooperative ones claimed when
-    they last joined. A request that is held is answered REBALANCE_IN_PROGRESS: its client joins again.
+    The partitions of the members are known in every state: the leader assigned them, or cooperative members claimed
+    them when they last joined. A held request is answered REBALANCE_IN_PROGRESS, so its client rejoins.
     """
     consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
     if (
@@ -134,7 +135,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
         if member.parked_sync is not None:
             replies.append((member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)))
     draft.unsettled = early
-    # Only what changes from here on is news.
+    # Only changes from here on count as news.
     draft.see_topics()
     before = ClassicDraft(group, now_ms, settings)
     for each in group.handoffs:
@@ -150,14 +151,16 @@ def _not_upgraded(group: Group, reason: str) -> NotAdopted:
 
 
 def _read(group: Group, member: Member) -> Subscription:
-    """What the member said under the group's protocol, or under its first before there is one."""
+    """Read the member's subscription under the group's protocol, or under its first one before the group has a
+    protocol."""
     chosen = next((each for each in member.protocols if each[0] == group.protocol_name), None)
     protocols = member.protocols if chosen is None else (chosen,)
     return embedded.subscription(ClassicProtocol(member.session_timeout_ms, protocols))
 
 
 def _given(member: Member, subscription: Subscription, cluster: Cluster) -> Partitions:
-    """librdkafka writes into an assignment what its member put into its subscription: nothing of the leader's own."""
+    """Return the partitions assigned to the member. librdkafka copies the user data of its member's subscription
+    into the assignment; that is nothing of the leader's own."""
     if not member.assignment:
         return NOTHING
     assignment = decode_assignment(member.assignment)
@@ -169,11 +172,12 @@ def _given(member: Member, subscription: Subscription, cluster: Cluster) -> Part
 def _held(
     group: Group, read: dict[MemberId, Subscription], given: dict[MemberId, Partitions], cluster: Cluster
 ) -> dict[MemberId, Partitions]:
-    """What each member may own, each partition once: what it was given comes before what others claim.
+    """Return the partitions that each member may own, each partition once. Assigned partitions take precedence over
+    claimed ones.
 
-    A member that is waiting at the join barrier has just said what it owns, and so has one that was not told its
-    assignment, be it that it waits for another to let go; an eager one that has joined owns nothing but what it was
-    given since.
+    A member that waits at the join barrier has just reported what it owns. So has a member that has not received its
+    assignment, even if it waits for another to release partitions. An eager member that has joined owns only what it
+    was assigned since.
     """
     cooperative = is_cooperative(group.protocol_name)
     claimed: dict[MemberId, Partitions] = {}
@@ -197,7 +201,8 @@ def _held(
 def _undrained(
     group: Group, held: Mapping[MemberId, Partitions], cluster: Cluster
 ) -> tuple[dict[MemberId, dict[tuple[UUID, int], Handoff]], tuple[Unsettled, ...]]:
-    """What sources have let go of and are still to commit, by source; and what of that another was told of early."""
+    """Return the partitions that sources have released and must still commit, by source, and those of them that
+    another member received early."""
     found: dict[MemberId, dict[tuple[UUID, int], Handoff]] = {}
     early: list[Unsettled] = []
     for each in group.handoffs:
@@ -221,7 +226,8 @@ def _undrained(
 
 
 def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Settings) -> bool:
-    """Whether this step took the last member of the consumer protocol, and the rest may go on as a classic group."""
+    """Return whether this step removed the last member of the consumer protocol, and the rest may go on as a classic
+    group."""
     after: ConsumerGroup = taken.group
     consumer_settings = settings.consumer_of.get(after.group_id, settings.consumer)
     return (
@@ -235,7 +241,7 @@ def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Set
 
 
 def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-    """The step as one into a classic group that asks its members to join again."""
+    """Turn the step into one that leads to a classic group and asks its members to rejoin."""
     group: ConsumerGroup = taken.group
     draft = _classic_draft(group, cluster, now_ms, settings)
     draft.handoffs = tuple(_drains_on(group, cluster, settings.handoff_of(group.group_id).timeout_ms))
@@ -250,7 +256,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
 
 
 def _classic_draft(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Settings) -> ClassicDraft:
-    """A stable classic group of the same members, who all speak the classic protocol; without a leader yet."""
+    """Return a stable classic group of the same members, who all speak the classic protocol. It has no leader yet."""
     draft = ClassicDraft(
         Group(
             group.group_id,
@@ -271,7 +277,8 @@ def _classic_draft(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings
 
 
 def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Iterator[Handoff]:
-    """What members have let go of and are still to commit; the time that they have for it goes on."""
+    """Return the partitions that members have released and must still commit; the time that they have for it goes
+    on."""
     undrained: list[tuple[UUID, int, Moving | Unsettled]] = [
         (topic_id, index, moving)
         for (topic_id, index), moving in group.moving.items()
@@ -295,7 +302,8 @@ def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Itera
 
 
 def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
-    """Its assignment is all that it may own: nobody is served it, but it is believed to hold that until it joins."""
+    """Return the classic member. Its assignment is all that it may own. No response contains it, but the member is
+    assumed to hold it until it joins."""
     assert member.classic is not None
     version = embedded.subscription(member.classic).version
     return Member(
@@ -313,7 +321,8 @@ def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
 
 
 def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings) -> bool:
-    """Whether a static member comes back with the classic protocol, and nobody else speaks the consumer protocol."""
+    """Return whether a static member comes back with the classic protocol and no other member speaks the consumer
+    protocol."""
     consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
     owner_id = group.instances.get(event.group_instance_id or "")
     return (
@@ -326,9 +335,9 @@ def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings
 
 
 def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-    """The static member's place is taken in the classic group. It goes on with its share, and nobody joins again,
-    where every member has what it is to have and the newcomer reads the same topics and can be told that it leads, so
-    that somebody watches them (KAFKA-13435); else it waits for the others."""
+    """Let the returning static member take its place in the classic group. It goes on with its share, without a
+    rebalance, under three conditions: every member has its target, the newcomer reads the same topics, and it can be
+    made the leader, so that one member watches the topics (KAFKA-13435). Otherwise it waits for the others."""
     owner_id = group.instances[event.group_instance_id or ""]
     if event.version >= SKIP_ASSIGNMENT and _is_settled(group, owner_id, cluster) and _goes_on(group, owner_id, event):
         return _taken_over(group, owner_id, event, cluster, now_ms, settings)
@@ -348,7 +357,7 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
 
 
 def _is_settled(group: ConsumerGroup, owner_id: MemberId, cluster: Cluster) -> bool:
-    """Nobody is to let go of anything, to take anything, or to commit anything that others wait for. The owner may have
+    """Return whether no member must release, take over or commit anything that others wait for. The owner may have
     left for a while: its process has gone either way."""
     return (
         not has_news(group, cluster)
@@ -368,7 +377,7 @@ def _is_away(member: ConsumerMember, owner_id: MemberId) -> bool:
 
 
 def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool:
-    """Whether the newcomer wants what the member had, and the others can speak its protocol."""
+    """Return whether the newcomer wants what the member had, and the others can speak its protocol."""
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
     others = (member.classic for member in group.members.values() if member.classic is not None)
     if (
@@ -388,7 +397,7 @@ def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool
 def _taken_over(
     group: ConsumerGroup, owner_id: MemberId, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings
 ) -> Step:
-    """What a static member that leads a stable classic group gets when it is back: its share, without a rebalance."""
+    """Give the returning static member, which leads a stable classic group, its share without a rebalance."""
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
     owner = replace(group.members[owner_id], classic=offered, member_epoch=group.group_epoch)
     draft = _classic_draft(replace(group, members={**group.members, owner_id: owner}), cluster, now_ms, settings)

@@ -1,8 +1,60 @@
-"""The vocabulary of the consumer group coordinator (KIP-848): the group as a value, its events, its replies.
+"""The consumer group machine (KIP-848): the group as a value, its events, its replies.
 
-The one idea: as in the classic machine, nothing here does anything. `machine.step` reads a group and an event and says
-what becomes of both. A group moves by three epochs: the group's (what members want), the target assignment's (what was
-computed from it) and each member's (how far that member has come).
+The one idea: nothing in this module acts. `machine.step` takes a group and an event, and returns the group after it,
+the replies and the facts. This page explains how a group moves; the code is in `heartbeat.py`, `draft.py`,
+`current_assignment.py`, `handoff.py` and `unsettled.py`.
+
+Three epochs. The group epoch rises when a member joins or leaves, when a member reads other topics than before, or when
+the subscribed topics change. The assignment epoch is the group epoch that the target was computed for. The target says
+which partitions each member should own. If the group epoch is ahead, the next heartbeat or JoinGroup computes the
+target; a change of the topics computes it at once. The member epoch says how far one member has come on the way to the
+target.
+
+States of the group (`views.state_of`). EMPTY: no members. ASSIGNING: the group epoch is ahead of the assignment epoch.
+RECONCILING: some member is not STABLE, or its epoch is not the assignment epoch. STABLE: all members have arrived.
+
+States of a member (`current_assignment.reconcile`):
+
+- STABLE: the member has what the target of its epoch gave it. A newer target begins the next round.
+- UNREVOKED: the member must release `pending_revocation`. Its epoch does not rise before it has done so. A member that
+  takes longer than its rebalance timeout is removed.
+- UNRELEASED: the member has released everything and is at the epoch of the last target that it has met. It waits for
+  partitions that others still own. It uses a shorter heartbeat interval, because the coordinator cannot push.
+
+A change of the target, from the start to the end:
+
+1. `target_moved` records what members gain from other owners in `moving`, unless the handoff mode is `off`.
+2. At its next heartbeat, the old owner keeps what `assigned` and the target share. The rest goes to
+   `pending_revocation`. The reply lists only what it keeps, except as described for `untaken`.
+3. The old owner reports partitions that include all it keeps and none that it must release. That is its
+   acknowledgement, unless `untaken` says that it may yet take over one of them. A member that joins, or that speaks the
+   classic protocol, only has to report none that it must release.
+4. In mode `drain` the released partitions become `undrained`. In the other modes they are free at once.
+5. The new owner gets each free partition at its own next heartbeat. It is UNRELEASED until it has them all, then
+   STABLE.
+
+`owners` keeps this safe. A partition belongs to the member that lists it in `assigned`, `pending_revocation` or
+`undrained`. `Draft.put` asserts that no partition has two owners, and no member gets a partition that another one owns.
+
+`untaken`: the partitions that the coordinator has offered since the member joined, and that the member has not reported
+as owned. A member cannot release them before it knows of them, so they can delay step 3. If the member reports exactly
+what it keeps, the reply offers those of `pending_revocation` once more. The member takes them over and releases them
+after that.
+
+`undrained`: the partitions that the member has released, and whose offsets it has not committed up to what it was
+served. They stay its own until it has committed, until the drain timeout, until it leaves, or until the target returns
+them to it.
+
+`moving`: the partitions that their owners must release or drain, usually for another member. An entry holds the two
+members, the deadline of the drain and the offset to commit. In mode `ack` entries are only for reports. In mode `drain`
+the entry of an `undrained` partition decides how long the new owner waits.
+
+`unsettled`: the partitions that a member received while the group was a classic one, before their previous owner had
+committed. The member owns them already, so only its OffsetFetch waits. If it releases one early, `unsettled._give_back`
+makes that one `undrained` of the previous owner and `moving`.
+
+The target is reached when every member is STABLE at the assignment epoch. By then no partition of the target is
+`undrained` at another member. `unsettled` may outlast this moment: it holds back reading, not owning.
 """
 
 from __future__ import annotations
@@ -26,7 +78,7 @@ from protocol.errors import ErrorCode
 
 
 class GroupState(Enum):
-    """Rendered as upstream does."""
+    """States of a consumer group, with upstream's names."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -38,18 +90,18 @@ class GroupState(Enum):
 class MemberState(Enum):
     STABLE = "stable"
     UNREVOKED = "unrevoked_partitions"
-    """Has partitions that it is to let go of, and has not said yet that it did."""
+    """The member must revoke partitions and has not acknowledged that it did."""
     UNRELEASED = "unreleased_partitions"
-    """Awaits partitions that another member has not let go of."""
+    """The member waits for partitions that another member has not released."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicProtocol:
-    """What a member that speaks the classic protocol said when it last joined."""
+    """Contents of the last JoinGroup of a member that speaks the classic protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
-    """Its own first one is its group protocol; the others matter where the group becomes a classic one."""
+    """The member's first protocol is its group protocol. The others matter if the group becomes a classic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +112,51 @@ class ConsumerMember:
     client_id: str = ""
     client_host: str = ""
     principal: str | None = None
-    """Of a member with a pattern, where there are ACLs. None besides: of what a release without them stored, and then
-    the pattern shows everything until the member speaks."""
+    """Principal of a member with a pattern, if there are ACLs. Otherwise None. Rows stored by a release without this
+    field also have None: the pattern then shows everything until the member's next request."""
     rebalance_timeout_ms: int = -1
-    """How long it may take to let go of partitions."""
+    """Time that the member may take to revoke partitions."""
     subscribed_topic_names: tuple[str, ...] = ()
-    """Sorted, each once."""
+    """Sorted, without duplicates."""
     subscribed_topic_regex: str = ""
-    """"" for none."""
+    """Empty if the member has no pattern."""
     server_assignor: str | None = None
     member_epoch: int = 0
     previous_member_epoch: int = 0
     state: MemberState = MemberState.STABLE
     assigned: Partitions = field(default_factory=nothing)
-    """What it was told that it may own."""
+    """Partitions that the coordinator has given to the member."""
     pending_revocation: Partitions = field(default_factory=nothing)
-    """What it was told to let go of, and may own still."""
+    """Partitions that the member must revoke, and may still own."""
     untaken: Partitions = field(default_factory=nothing)
-    """What of both it was told since it last joined, and has not said yet that it owns."""
+    """Partitions of `assigned` or `pending_revocation` sent to the member since it last joined and not yet reported
+    as owned."""
     is_to_take: bool = False
-    """It was last told to take over what is `untaken` of what it is to let go of, too."""
+    """True if the last assignment sent to the member included the `untaken` partitions that it must then revoke."""
     undrained: Partitions = field(default_factory=nothing)
-    """What it has let go of, and is still to commit up to what it was served: nobody else may own it yet."""
+    """Partitions that the member has released, but not yet committed up to the last record that it was served. No
+    other member may own them yet."""
     classic: ClassicProtocol | None = None
-    """None: it speaks the consumer protocol. Otherwise its member epoch is what it calls its generation."""
+    """None if the member speaks the consumer protocol. A classic member calls its member epoch its generation."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
-    """The newest connection that has spoken for it. What comes on an older one was overtaken."""
+    """Number of the newest connection that sent a request of this member. Requests on older connections are out of
+    date."""
     connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
-    """Of the same one; what was served on it was served to this member, whatever client id asked."""
+    """Id of the same connection. Records served on it were served to this member under any client id."""
 
 
 def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
-    """How long the member may be silent: a classic one says so itself."""
+    """Return how long the member may be silent; a classic member chooses its own timeout."""
     return settings.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
 Subscription = tuple[tuple[str, ...], str, tuple[str, str] | None]
-"""Names, pattern, and principal and host that the pattern is resolved for. Members with equal ones share everything
-that is derived from them."""
+"""Names, pattern, and the principal and host that the pattern is resolved for. Members with equal subscriptions
+share everything derived from them."""
 
 ReadAs = tuple[tuple[str, ...], str, Reader | None]
-"""The same of all that the ACLs do not tell apart; None: the pattern shows all that it matches."""
+"""A subscription with one reader for all users that the ACLs do not distinguish. None: the pattern shows all that it
+matches."""
 
 
 def subscription_of(member: ConsumerMember) -> Subscription:
@@ -126,7 +182,7 @@ class ConsumerGroupHeartbeatReply:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: Partitions | None = None
-    """All that the member may own now; None where it is as it was told before."""
+    """All partitions that the member may own now. None if they are the same as in the last reply that listed them."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -134,15 +190,15 @@ class ConsumerGroupHeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
-    """A request of that name. None and −1 mean "as before"; so does an absent `owned`."""
+    """A ConsumerGroupHeartbeat request. None and −1 mean "as before"; so does an absent `owned`."""
 
     connection_number: int
-    """Rises with every connection that the node accepts: tells a late request from a new one."""
+    """Rises with every connection that the node accepts, to distinguish a late request from a new one."""
     version: int
     client_id: str
     client_host: str
     new_member_id: MemberId
-    """An unguessable id, taken by a member of version 0 that comes without one."""
+    """An unguessable id for a member of version 0 that sends none."""
     member_id: MemberId
     member_epoch: int
     instance_id: str | None = None
@@ -153,7 +209,7 @@ class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
     server_assignor: str | None = None
     owned: Partitions | None = None
     principal: str | None = None
-    """None: nobody asks who may do what."""
+    """None if there is no authorization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +218,28 @@ class Moving:
 
     source: MemberId
     target: MemberId | None
-    """None: whoever was to have it is gone, or nobody was."""
+    """None if the new owner has left, or if the target gives the partition to no other member."""
     epoch: int
-    """At which the target was to have it."""
+    """Group epoch at which the target gave the partition to the new owner."""
     since_ms: int
     deadline_ms: int = 0
-    """When it is given away though it is not drained; counts from when the source has let go, 0 until then."""
+    """Time at which the partition is released even if it is not drained. Set when the source releases it, 0 before."""
     mark: int | None = None
-    """The offset after what the source was served, if known."""
+    """The offset after the last record served to the source, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A partition whose owner was told so in the classic group that this one was, before its source was done."""
+    """A partition given to its owner while this group was a classic group, before its source had committed."""
 
     topic_id: UUID
     partition: int
     source: MemberId
-    """Is still to commit what it was served."""
+    """The member that must still commit what it was served."""
     owner: MemberId
-    """Is not told where to read on until then."""
+    """The member whose OffsetFetch returns no offset until then."""
     mark: int | None = field(default=None, metadata=VOLATILE)
-    """The offset after what the source was served, if known."""
+    """The offset after the last record served to the source, if known."""
     since_ms: int = field(default=0, metadata=VOLATILE)
     deadline_ms: int = field(default=0, metadata=VOLATILE)
 
@@ -195,8 +251,8 @@ class Unsettled:
 class ConsumerGroup:
     """One consumer group at one moment. No mapping is ever mutated.
 
-    Members, targets and epochs are what is stored. `owners`, `instances` and `subscriptions` follow from members,
-    `patterns` from the cluster's topics, and deadlines begin anew where the group is read back.
+    Members, targets and epochs are stored. `owners`, `instances` and `subscriptions` follow from the members,
+    `patterns` from the cluster's topics. Deadlines start anew when a coordinator reads the group back.
     """
 
     group_id: str = field(metadata=VOLATILE)
@@ -205,11 +261,12 @@ class ConsumerGroup:
     group_epoch: int = 0
     assignment_epoch: int = 0
     metadata_hash: int = 0
-    """Of the subscribed topics as they were when the group epoch was last decided."""
+    """Hash of the subscribed topics when the group epoch was last decided."""
     assignor: str = ""
-    """Which one computed the target."""
+    """Name of the assignor that computed the target."""
     topics_revision: int = 0
-    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
+    """Revision of the topics that the target was computed from. A coordinator that knows only older topics must not
+    decide."""
     members: Mapping[MemberId, ConsumerMember] = field(
         default_factory=dict[MemberId, ConsumerMember], metadata=VOLATILE
     )
@@ -217,42 +274,43 @@ class ConsumerGroup:
     owners: Mapping[UUID, Mapping[int, MemberId]] = field(
         default_factory=dict[UUID, Mapping[int, MemberId]], metadata=VOLATILE
     )
-    """Who may own each partition: it is among what is assigned to it, or still pending revocation."""
+    """The owner of each partition: the member that has it in `assigned`, `pending_revocation` or `undrained`."""
     instances: Mapping[str, MemberId] = field(default_factory=dict[str, MemberId], metadata=VOLATILE)
     """Static members by instance id."""
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
-    """How many members have each."""
+    """Number of members with each subscription."""
     patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
     postponed: str = field(default="", metadata=VOLATILE)
-    """A pattern that is resolved with the group's next request, as upstream resolves one behind the heartbeat that
-    brings it: its member is assigned the topics that it names first."""
+    """A pattern that is resolved with the group's next request. Upstream resolves a pattern after the heartbeat that
+    brings it, so its member first gets the topics that it names."""
     shown: Mapping[tuple[str, Reader], Shown] = field(
         default_factory=dict[tuple[str, Reader], Shown], metadata=VOLATILE
     )
-    """What each pattern shows to whom, as far as that is not all."""
+    """Topics that each pattern shows to each reader, if that is not everything."""
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
-    """The topics that `metadata_hash`, `patterns` and `shown` were last compared with; None before the first."""
+    """The topics that `metadata_hash`, `patterns` and `shown` were last compared with; None before the first
+    comparison."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
-    """Members that have not spoken since a coordinator took the group over."""
+    """Members that have sent no request since a coordinator took the group over."""
     spread: Spread | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
-    """How the target spreads partitions, where `uniform` computed it for members that all want the same."""
+    """How the target spreads partitions, if `uniform` computed it for members with equal subscriptions."""
     session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
     rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Until when members in state UNREVOKED must have let go."""
+    """Time by which each member in state UNREVOKED must have revoked its partitions."""
     moving: Mapping[tuple[UUID, int], Moving] = field(default_factory=dict[tuple[UUID, int], Moving], metadata=VOLATILE)
-    """Partitions that their owners are to let go of, or to drain, for somebody else."""
+    """Partitions that their owners must release or drain before another member may have them."""
     unsettled: tuple[Unsettled, ...] = ()
-    """What owners of the classic group before may not read yet."""
+    """Partitions whose owners got them in the classic group and may not fetch their offsets yet."""
     drain_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """When the first of what each member has not drained is given away."""
+    """Time at which the first undrained partition of each member is released in any case."""
     join_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Until when members of the classic protocol that were told of a rebalance must have joined again."""
+    """Time by which members of the classic protocol must rejoin after they were informed of a rebalance."""
     sync_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Until when members of the classic protocol that have joined must have fetched their assignment."""
+    """Time by which members of the classic protocol that have joined must fetch their assignment."""
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> ConsumerGroup:
-        """The same group with one session deadline moved: all that a heartbeat without news does. Writing the slots
-        costs half of what a frozen dataclass' own constructor does."""
+        """Return the same group with one session deadline moved; a heartbeat without news does no more. Writing the
+        slots costs half of what the constructor of a frozen dataclass costs."""
         moved = object.__new__(ConsumerGroup)
         for write, value in zip(_WRITERS, _VALUES(self), strict=True):
             write(moved, value)
@@ -268,7 +326,7 @@ _WRITE_SESSION_DEADLINES = _WRITERS[_FIELDS.index("session_deadlines")]
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """What is stored of one member: a row, which an acknowledgement or a new share rewrites."""
+    """Stored row of one member. An acknowledgement or a new target rewrites it."""
 
     member: ConsumerMember
     target: Partitions

@@ -1,7 +1,7 @@
-"""Whether an offset may be committed or read under a member's name (OffsetCommit, TxnOffsetCommit, OffsetFetch 9+).
+"""Rights to commit or read offsets under a member's name (OffsetCommit, TxnOffsetCommit, OffsetFetch 9+).
 
-The one idea: the member epoch is the fence. Only who has come as far as the coordinator says may commit, in whatever
-state the group is; a commit keeps nobody alive.
+The one idea: the member epoch is the fence. Only a member at the coordinator's epoch for it may commit, in any state of
+the group. A commit does not extend the member's session.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from protocol.errors import ErrorCode
 def commit_refusal(
     group: ConsumerGroup, version: int, member_id: MemberId, instance_id: str | None, member_epoch: int
 ) -> ErrorCode | None:
-    """Commits from outside (epoch −1) are taken while the group has no members."""
+    """Return why the commit is refused. Commits from outside (epoch −1) are accepted while the group has no members."""
     if member_epoch < 0 and not group.members:
         return None
     member = group.members.get(member_id)
     refusal = _refusal(group, member_id, instance_id, member_epoch)
     speaks_consumer = member is not None and member.classic is None
     if version < FIRST_VERSION_WITH_MEMBER_EPOCH and speaks_consumer and refusal is not ErrorCode.FENCED_INSTANCE_ID:
-        return ErrorCode.UNSUPPORTED_VERSION  # whatever epoch it names: that number is a generation
+        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch: classic members send a generation
     return refusal
 
 
 def txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode | None:
-    """Whoever names no member may commit at any time: its producer answers for it. To those that name one in a
-    transaction epochs are generations, whichever protocol they speak to the group."""
+    """Return why the commit is refused. A request that names no member may commit at any time, because its producer
+    is responsible for it. Members that commit in a transaction send their epoch as a generation in either protocol."""
     if event.names_nobody or (event.generation_id < 0 and not group.members):
         return None
     refusal = _refusal(group, event.member_id, event.group_instance_id, event.generation_id)
@@ -38,14 +38,14 @@ def txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCod
 
 
 def stale(group: ConsumerGroup, member_id: MemberId) -> ErrorCode:
-    """What the member is told where it names another epoch than its own."""
+    """Return the error for a member that names another epoch than its own."""
     member = group.members.get(member_id)
     speaks_classic = member is not None and member.classic is not None
     return ErrorCode.ILLEGAL_GENERATION if speaks_classic else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def fetch_refusal(group: ConsumerGroup, member_id: MemberId | None, member_epoch: int) -> ErrorCode | None:
-    """Whoever names no member may read at any time."""
+    """Return why the fetch is refused. A request that names no member may read at any time."""
     if not member_id and member_epoch < 0:
         return None
     return _refusal(group, member_id or NO_MEMBER_ID, None, member_epoch)

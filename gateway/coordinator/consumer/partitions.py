@@ -1,8 +1,8 @@
 """Sets of partitions, by topic id, and their algebra.
 
-The one idea: `Partitions` is an immutable mapping from topic id to the set of its partition indexes in which no set is
-empty, so two of them are equal when they hold the same partitions and "nothing" is the empty mapping. Hashing a UUID
-costs more than a set operation on integers, so nothing here works on pairs.
+The one idea: `Partitions` is an immutable mapping from topic id to the set of its partition indexes, and no set is
+empty. So two of them are equal if they hold the same partitions, and "nothing" is the empty mapping. Hashing a UUID
+costs more than a set operation on integers, so no function here works on pairs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NOTHING: Partitions = MappingProxyType({})
 
 
 def nothing() -> Partitions:
-    """For fields that default to it."""
+    """Return the default of fields that hold no partitions."""
     return NOTHING
 
 
 def partitions_of(pairs: Iterable[tuple[UUID, Iterable[int]]]) -> Partitions:
-    """The set of all these; a topic may come more than once."""
+    """Return the set of all these partitions; a topic may come more than once."""
     found: dict[UUID, frozenset[int]] = {}
     for topic_id, indexes in pairs:
         held = found.get(topic_id, frozenset()).union(indexes)
@@ -44,7 +44,7 @@ def union(left: Partitions, right: Partitions) -> Partitions:
 
 
 def difference(left: Partitions, right: Partitions) -> Partitions:
-    """What is in `left` and not in `right`; `left` itself if they do not meet."""
+    """Return the partitions of `left` that are not in `right`; `left` itself if they do not meet."""
     if not meet(left, right):
         return left
     rest: dict[UUID, frozenset[int]] = {}
@@ -57,7 +57,7 @@ def difference(left: Partitions, right: Partitions) -> Partitions:
 
 
 def intersection(left: Partitions, right: Partitions) -> Partitions:
-    """What is in both; `left` itself if `right` has all of it."""
+    """Return the partitions in both; `left` itself if `right` has all of them."""
     if contains(right, left):
         return left
     common: dict[UUID, frozenset[int]] = {}
@@ -69,17 +69,17 @@ def intersection(left: Partitions, right: Partitions) -> Partitions:
 
 
 def meet(left: Partitions, right: Partitions) -> bool:
-    """Whether some partition is in both."""
+    """Return whether a partition is in both."""
     return any(topic_id in right and not indexes.isdisjoint(right[topic_id]) for topic_id, indexes in left.items())
 
 
 def contains(whole: Partitions, part: Partitions) -> bool:
-    """Whether all of `part` is in `whole`."""
+    """Return whether `whole` contains all of `part`."""
     return all(topic_id in whole and indexes <= whole[topic_id] for topic_id, indexes in part.items())
 
 
 def only_topics(held: Partitions, topic_ids: frozenset[UUID]) -> Partitions:
-    """What belongs to these topics; `held` itself if all of it does."""
+    """Return the partitions of these topics; `held` itself if all of them are."""
     if topic_ids.issuperset(held):
         return held
     return {topic_id: indexes for topic_id, indexes in held.items() if topic_id in topic_ids}

@@ -1,8 +1,8 @@
 """A consumer group on its way to and from storage.
 
-The one idea: epochs, assignments and targets are all that must survive, a row for each member. Every member is given a
-full session to be heard again, and a full rebalance timeout where it was to let go of partitions, so a restart moves
-nothing; but only once: while some have not been heard since, further restarts go on with the session that was running.
+The one idea: only epochs, assignments and targets must survive, one row for each member. Every member gets a full
+session to send a request, and a full rebalance timeout if it must release partitions, so a restart moves nothing. But
+that happens only once: until all members have sent a request, further restarts continue the running session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Deadlines of many members, of which one is moved at a time.
+"""Deadlines of many members, one of which moves at a time.
 
-The one idea: a group is a value, so a heartbeat that moves one deadline makes another mapping; one that is kept in
-buckets shares all buckets but one with it. So a heartbeat of a group of a thousand members copies some sixteen
-deadlines, not a thousand. No bucket is ever mutated once a mapping holds it.
+The one idea: a group is a value, so a heartbeat that moves one deadline makes another mapping. A mapping kept in
+buckets shares all buckets but one with the new one. So a heartbeat in a group of a thousand members copies some sixteen
+deadlines, not a thousand. No bucket is mutated once a mapping holds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BUCKETS = 64
 
 
 class Deadlines(Mapping[MemberId, int]):
-    """Iterates in no particular order."""
+    """Mapping of deadlines, iterated in no particular order."""
 
     __slots__ = ("buckets",)
 
@@ -39,12 +39,12 @@ class Deadlines(Mapping[MemberId, int]):
         return repr(dict(self))
 
     def moved(self, member_id: MemberId, at_ms: int) -> Deadlines:
-        """The same with one deadline set."""
+        """Return the same deadlines with one set."""
         at = hash(member_id) % BUCKETS
         return self._with(at, {**self.buckets[at], member_id: at_ms})
 
     def without(self, member_id: MemberId) -> Deadlines:
-        """The same without the member's deadline, whether it had one or not."""
+        """Return the same deadlines without the member's, if it had one."""
         at = hash(member_id) % BUCKETS
         bucket = self.buckets[at]
         if member_id not in bucket:
@@ -58,7 +58,7 @@ class Deadlines(Mapping[MemberId, int]):
         return [member_id for bucket in self.buckets for member_id, at_ms in bucket.items() if at_ms <= now_ms]
 
     def later(self, by_ms: int) -> Deadlines:
-        """The same with every deadline later."""
+        """Return the same deadlines, each later."""
         return self._made(tuple({key: at_ms + by_ms for key, at_ms in bucket.items()} for bucket in self.buckets))
 
     def _with(self, at: int, bucket: dict[MemberId, int]) -> Deadlines:
@@ -77,5 +77,5 @@ NO_DEADLINES = Deadlines()
 
 
 def no_deadlines() -> Deadlines:
-    """For fields that default to it."""
+    """Return the default of fields that hold no deadlines."""
     return NO_DEADLINES

@@ -1,9 +1,9 @@
-"""The assignor `uniform`, one change at a time: who gives and who gets when a member comes or goes.
+"""The assignor `uniform`, one change at a time: which members give and get partitions when a member joins or leaves.
 
-The one idea: where all members subscribe to the same topics, all that the next target depends on is how many
-partitions each has and which are nobody's. Both are kept beside the target, so that a member that comes or goes costs
-as much as what moves because of it, and not a look at everybody's share. What comes out is what `assignors.uniform`
-promises: shares that differ by at most one, and no more moves than that takes.
+The one idea: if all members subscribe to the same topics, the next target depends only on how many partitions each has
+and which have no owner. Both are kept beside the target, so a member that joins or leaves costs as much as the
+partitions that move because of it, without a look at every share. The result is what `assignors.uniform` promises:
+shares that differ by at most one, and no more moves than that takes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gateway.coordinator.facts import MemberId
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a target that gives every partition of these topics to one of its members spreads them."""
+    """Distribution of a target that gives every partition of these topics to one of its members."""
 
     counts: Mapping[UUID, int]
-    """Partitions of each topic that everybody subscribes to."""
+    """Partitions of each topic that all members subscribe to."""
     sizes: Mapping[MemberId, int]
-    """How many each member of the target has."""
+    """Number of partitions of each member of the target."""
     free: Partitions = field(default_factory=nothing)
-    """What members had that have gone since."""
+    """Partitions of members that have left since."""
 
     def without(self, member_id: MemberId, share: Partitions) -> Spread:
         sizes = dict(self.sizes)
@@ -36,14 +36,14 @@ class Spread:
 
 
 def spread_of(target: Mapping[MemberId, Partitions], counts: Mapping[UUID, int]) -> Spread:
-    """Of a target that leaves nothing out."""
+    """Return the spread of a target that leaves no partition out."""
     return Spread(counts, {member_id: size(share) for member_id, share in target.items()})
 
 
 def respread(
     spread: Spread, target: Mapping[MemberId, Partitions], members: Iterable[MemberId]
 ) -> tuple[Spread, dict[MemberId, Partitions]]:
-    """The spread over these members, who are those of `spread` and new ones, and the shares that change."""
+    """Return the spread over these members, which are those of `spread` and new ones, and the shares that change."""
     sizes = dict(spread.sizes)
     for member_id in members:
         if member_id not in sizes:

@@ -1,9 +1,10 @@
-"""What a group's subscriptions make of the cluster's topics.
+"""The topics that a group's subscriptions select from the cluster.
 
-The one idea: the topics are a value handed to every step, and another value once they have changed. Names and patterns
-are turned into topic ids once per distinct subscription, and a pattern is matched only against names it has not seen:
-a new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one. What a
-pattern matches is shown to whom may describe it, as in TopicRegexResolver; that is asked once for all who are alike.
+The one idea: the topics are a value passed to every step, and another value once they have changed. Names and patterns
+are turned into topic ids once per distinct subscription, and a pattern is matched only against names that it has not
+seen. A new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one. A
+member sees a match of a pattern if it may describe that topic, as in TopicRegexResolver; the check runs once for all
+members with equal rights.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic, Describing, Reade
 
 MAX_PATTERN_BYTES = 2_048
 MAX_UNICODE_CLASSES = 20
-"""Each is hundreds of ranges. Nobody else has a turn while a pattern is compiled, so that has to be a matter of
-milliseconds: thousands of them took half a second."""
+"""Each class is hundreds of ranges. Compiling a pattern blocks the event loop, so it must take milliseconds;
+thousands of classes took half a second."""
 MAX_PATTERN_MEMORY_BYTES = 1 << 20
-"""What one compiled pattern may take. RE2 matches in time linear in the name, whatever the pattern."""
+"""Memory limit of one compiled pattern. RE2 matches in time linear in the name for every pattern."""
 
 
 MAX_PATTERN_SHOWN = 249
@@ -29,7 +30,7 @@ MAX_PATTERN_SHOWN = 249
 
 
 class InvalidPatternError(ValueError):
-    """The pattern is no RE2 expression, or too large a one."""
+    """The pattern is no RE2 expression, or it is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,19 @@ class Pattern:
     text: str
     matched: frozenset[str]
     seen: Mapping[str, ClusterTopic] = field(compare=False, repr=False)
-    """The topics that were looked at, matching or not: the cluster's own value, which all patterns share."""
+    """The topics that were tried, matching or not: the cluster's own value, which all patterns share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Of what a pattern matched: what some readers may describe."""
+    """The part of a pattern's matches that some readers may describe."""
 
     matched: frozenset[str]
     names: frozenset[str]
 
 
 def compile_pattern(text: str) -> re2.Pattern:
-    """For whoever sends one. Raises InvalidPatternError."""
+    """Compile a pattern from a request. Raise InvalidPatternError."""
     if len(text) > MAX_PATTERN_BYTES or len(text.encode()) > MAX_PATTERN_BYTES:
         raise InvalidPatternError(f"longer than {MAX_PATTERN_BYTES} bytes")
     if text.count("\\p") + text.count("\\P") > MAX_UNICODE_CLASSES:
@@ -60,8 +61,8 @@ def compile_pattern(text: str) -> re2.Pattern:
 
 
 def _compiled(text: str) -> re2.Pattern:
-    """Whatever its size: a pattern that was taken once, by another release, goes on. The library keeps the last few
-    hundred it compiled."""
+    """Compile a pattern of any size: a pattern that another release accepted goes on. The library keeps the
+    last few hundred that it compiled."""
     options = re2.Options()
     options.max_mem = MAX_PATTERN_MEMORY_BYTES
     options.log_errors = False
@@ -69,14 +70,14 @@ def _compiled(text: str) -> re2.Pattern:
     try:
         return re2.compile(text, options)
     except re2.error as invalid:
-        # The library says it in bytes, with the pattern behind: b"missing ): a(b".
+        # The library returns bytes, with the pattern at the end: b"missing ): a(b".
         said: object = invalid.args[0] if invalid.args else invalid
         reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
         raise InvalidPatternError(reason.removesuffix(f": {text}")) from invalid
 
 
 def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Pattern:
-    """The pattern matched against every topic's whole name; only names that `known` has not seen are tried."""
+    """Match the pattern against every topic's whole name; only names that `known` has not seen are tried."""
     topics = cluster.topics
     if known is not None and known.seen is topics:
         return known
@@ -94,7 +95,8 @@ def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Patte
 
 
 def show(pattern: Pattern, reader: Reader, describing: Describing, known: Shown | None) -> Shown:
-    """`known`: what the same `describing` said before; it is asked about other names only."""
+    """Return the matches that the reader may describe. `known` is the earlier answer of the same `describing`; only
+    other names are checked."""
     if known is None:
         known = Shown(frozenset(), frozenset())
     if known.matched == pattern.matched:
@@ -107,11 +109,11 @@ def show(pattern: Pattern, reader: Reader, describing: Describing, known: Shown 
 def metadata_hash(
     names: Iterable[str], cluster: Cluster, differing: Iterable[tuple[tuple[str, ...], frozenset[str]]] = ()
 ) -> int:
-    """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions, and
-    when of a pattern that shows different names to different members (`differing`: pattern and member's principal and
-    host) it shows others, or the same to others.
+    """Return a hash of the topics. It changes if a named topic appears, disappears, is replaced by another of the same
+    name, or gains partitions. It also changes if a pattern that shows different names to different members
+    (`differing`: pattern and the member's principal and host) shows other names, or the same to other members.
 
-    The same in every process, for it is stored with the group; 0 if none of the topics exists.
+    The hash is the same in every process, because it is stored with the group; 0 if none of the topics exists.
     """
     found = sorted(name for name in names if name in cluster.topics)
     if not found:

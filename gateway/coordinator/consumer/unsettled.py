@@ -1,9 +1,8 @@
-"""Partitions that a member of the classic group that this one was had been told are its own, before their sources were
-done with them.
+"""Partitions assigned early: while this group was classic, members got them before the previous owner had committed.
 
-The one idea: who believes that it owns a partition owns it, so that nobody else does; but as in the classic group
-OffsetFetch does not tell it where to read on (UNSTABLE_OFFSET_COMMIT) until the source has committed, or has no more
-time for it. If it lets go before that, the partition is one that its source has not drained, like any other.
+The one idea: a member that believes it owns a partition does own it, so no other member may. But as in the classic
+group, OffsetFetch returns no offset to it (UNSTABLE_OFFSET_COMMIT) until the source has committed or its time is over.
+If the member releases the partition before that, the partition is undrained by its source, like any other.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> Iterable[HandoffBegun]:
-    """What is told of them when the group becomes a consumer group."""
+    """Return the facts that report these partitions when the group becomes a consumer group."""
     known = {(each.topic_id, each.partition): each for each in unsettled}
     pairs = by_pair((each.source, each.owner, *key) for key, each in known.items())
     for (source, owner), partitions in pairs.items():
@@ -43,7 +42,7 @@ def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> It
 
 
 def owned_by(draft: Draft, member_id: MemberId) -> Partitions:
-    """What the member was told of too early: it has read nothing of it, so there is nothing that it could drain."""
+    """Return the partitions that the member got too early. It has read nothing of them, so it has nothing to drain."""
     if not draft.unsettled:
         return NOTHING
     return partitions_of((each.topic_id, (each.partition,)) for each in draft.unsettled if each.owner == member_id)
@@ -53,13 +52,13 @@ def owned_by(draft: Draft, member_id: MemberId) -> Partitions:
 
 
 def follow_owners(draft: Draft) -> None:
-    """At the end of a step: what became of the partitions, and of who is to drain them."""
+    """Update these partitions at the end of a step: follow them to their owners, or end the wait for their sources."""
     kept: list[Unsettled] = []
     for each in draft.unsettled:
         source = draft.members.get(each.source)
         owner = draft.owners.get(each.topic_id, {}).get(each.partition)
         if source is None or source.classic is None:
-            # Who speaks the other protocol now is another process.
+            # A member that has switched to the other protocol is another process.
             _end(draft, each, HandoffEnd.SOURCE_LEFT)
         elif owner == each.source:
             _end(draft, each, HandoffEnd.SUPERSEDED)
@@ -74,12 +73,12 @@ def follow_owners(draft: Draft) -> None:
 
 
 def owner_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
-    """Another process is the static member now: it has what that one was told of."""
+    """Transfer the partitions of a static member to the process that replaces it."""
     draft.unsettled = tuple(replace(each, owner=new_id) if each.owner == old_id else each for each in draft.unsettled)
 
 
 def _give_back(draft: Draft, each: Unsettled) -> None:
-    """Its owner has let go of it: the source is to drain it before anybody else has it."""
+    """Make the source drain the partition before any other member gets it, because its owner has released it."""
     key = each.topic_id, each.partition
     source = draft.members[each.source]
     shares = draft.target.items()
@@ -95,7 +94,7 @@ def _give_back(draft: Draft, each: Unsettled) -> None:
 
 
 def progressed(draft: Draft, event: HandoffProgress) -> bool:
-    """Whether anything has changed: a source is done, or a client that cannot be told to ask again has read on."""
+    """Return whether anything has changed: a source is done, or a client that cannot be asked to retry has read on."""
     if not draft.unsettled:
         return False
     found = {(each.topic, each.partition, each.source): each for each in event.found}
@@ -120,7 +119,7 @@ def progressed(draft: Draft, event: HandoffProgress) -> bool:
 
 
 def expire(draft: Draft) -> None:
-    """Part of a Tick."""
+    """End the waits that are over: part of a Tick."""
     kept: list[Unsettled] = []
     for each in draft.unsettled:
         if each.deadline_ms > draft.now_ms:
@@ -131,19 +130,19 @@ def expire(draft: Draft) -> None:
 
 
 def superseded(draft: Draft) -> None:
-    """The group becomes a classic one."""
+    """End all waits, because the group becomes a classic one."""
     for each in draft.unsettled:
         _end(draft, each, HandoffEnd.SUPERSEDED)
 
 
 def take_over(draft: Draft) -> None:
-    """A coordinator that has read the group gives every source its full time once more."""
+    """Give every source its full time again after a coordinator has read the group back."""
     deadline_ms = draft.now_ms + draft.settings.handoff.timeout_ms
     draft.unsettled = tuple(replace(each, since_ms=draft.now_ms, deadline_ms=deadline_ms) for each in draft.unsettled)
 
 
 def _replace_all(draft: Draft, kept: list[Unsettled]) -> None:
-    """What is stored of them changes with whose they are, not with how far their sources have come."""
+    """Replace the partitions. Their stored form changes with their owners, not with the progress of their sources."""
     before = draft.unsettled
     draft.unsettled = tuple(kept)
     if [(each.topic_id, each.partition, each.owner) for each in before] != [
@@ -173,7 +172,7 @@ def _end(draft: Draft, each: Unsettled, reason: HandoffEnd) -> None:
 
 
 def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
-    """What sources are to commit."""
+    """Return the partitions that sources must still commit."""
     return tuple(
         Draining(
             each.topic_id,
@@ -189,15 +188,15 @@ def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
 
 
 def member_on(group: ConsumerGroup, connection_number: int) -> MemberId | None:
-    """Who joined on the connection."""
+    """Return the member that joined on the connection."""
     return next((key for key, each in group.members.items() if each.connection_number == connection_number), None)
 
 
 def awaited_by(
     group: ConsumerGroup, connection_number: int, client_id: str, client_host: str
 ) -> frozenset[tuple[UUID, int]]:
-    """Partitions whose committed offsets are not settled for who asks on this connection: a member that is not their
-    source. On a connection on which nobody joined it is known by client id and host."""
+    """Return the partitions whose committed offsets are not settled for the caller on this connection: a member that
+    is not their source. If no member joined on the connection, client id and host identify the caller."""
     if not group.unsettled:
         return frozenset()
     asker = member_on(group, connection_number)

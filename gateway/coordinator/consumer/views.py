@@ -1,4 +1,4 @@
-"""What others may know of a consumer group: its description, and what offsets must stay.
+"""Questions about a consumer group: its description, and the topics whose offsets must stay.
 
 The one idea: questions, not events. Nothing here changes a group or keeps a member alive.
 """
@@ -28,7 +28,7 @@ class DescribedConsumer:
 
 @dataclass(frozen=True, slots=True)
 class DescribedConsumerGroup:
-    """As ConsumerGroupDescribe shows it."""
+    """A consumer group as ConsumerGroupDescribe shows it."""
 
     group_id: str
     state: GroupState
@@ -69,7 +69,7 @@ def subscribed_topics(group: ConsumerGroup) -> frozenset[str]:
 
 
 def names_read(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> frozenset[str]:
-    """By members with these: what they name, and what their patterns show them."""
+    """Return the topics that these subscriptions name, and those that their patterns show."""
     describing = None if group.seen is None else group.seen.describing
     read = {read_as(subscription, describing) for subscription in subscriptions}
     names = {name for subscribed, _, _ in read for name in subscribed}
@@ -81,8 +81,8 @@ def names_read(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> f
 
 
 def has_news(group: ConsumerGroup, cluster: Cluster) -> bool:
-    """Whether these topics may be others than the group was last compared with, or may be shown to others, or a
-    pattern has not been compared with them yet."""
+    """Return whether these topics may differ from those that the group was last compared with, whether they may be
+    shown to other readers, or whether a pattern has not been compared with them yet."""
     seen = group.seen
     return (
         seen is None

@@ -1,1 +1,1 @@
-"""Share groups (KIP-932): members share partitions, and no member ever has to let go of one."""
+"""Share groups (KIP-932): members share partitions, and no member ever has to release one."""

@@ -1,8 +1,9 @@
 """The simple assignor of share groups: every partition has a reader, and every member something to read.
 
-The one idea: a partition may have several readers, so nothing has to wait. What members read already they keep, up to
-an even share; partitions that are nobody's go to whoever has least, and members with nothing join a partition that has
-fewest readers. Members and partitions are taken in order, so equal input has equal output.
+The one idea: a partition may have several readers, so no member has to wait. Members keep the partitions that they read
+already, up to an even share. Partitions without a reader go to the member that has the fewest, and members with nothing
+join a partition that has the fewest readers. Members and partitions are processed in order, so equal input has equal
+output.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ TopicPartition = tuple[UUID, int]
 @dataclass(frozen=True, slots=True)
 class Reader:
     topic_ids: frozenset[UUID]
-    """Existing topics that it subscribes to."""
+    """Existing topics that the member subscribes to."""
     last: Partitions
 
 
 def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> dict[MemberId, Partitions]:
-    """What each member is to read. `counts`: partitions of every topic that somebody subscribes to."""
+    """Return the partitions that each member should read. `counts`: partitions of every topic that some member
+    subscribes to."""
     order = sorted(readers)
     by_topic: dict[UUID, list[MemberId]] = defaultdict(list)
     for member_id in order:
@@ -49,7 +51,7 @@ def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> di
     whole = lcm(*(len(wanting) for wanting in by_topic.values()))
     parts = {topic_id: counts.get(topic_id, 0) * whole // len(wanting) for topic_id, wanting in by_topic.items()}
     shares = {wanted: sum(map(parts.__getitem__, wanted)) for wanted in alike}
-    # Of members that want the same, so many keep one more than the others: an even share may be no whole number.
+    # Among members that want the same, this many keep one partition more, because an even share may be no whole number.
     extras = {
         wanted: share % whole * alike[wanted] // whole if share > whole else 0 for wanted, share in shares.items()
     }
@@ -77,7 +79,7 @@ def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> di
         for index in range(counts[topic_id]):
             if readers_of[topic_id, index]:
                 continue
-            # What another topic has given meanwhile makes an entry too light: it goes back with its weight.
+            # If another topic has added partitions since, the entry is too light: it goes back with its weight.
             while heap[0][0] != len(given[heap[0][1]]):
                 heapq.heapreplace(heap, (len(given[heap[0][1]]), heap[0][1]))
             member_id = heap[0][1]

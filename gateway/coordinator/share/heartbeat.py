@@ -1,8 +1,8 @@
-"""ShareGroupHeartbeat: join, live, leave; and what the group makes of topics and of time.
+"""ShareGroupHeartbeat: join, live, leave; and how the group follows topics and time.
 
-The one idea: a heartbeat asks three things in turn. Has what members want changed: then the group's epoch moves. Is the
-target older than that: then it is computed again. Is what this member was told its target still: then it says so, and
-otherwise it is told, at once, for nobody has to let go first.
+The one idea: a heartbeat asks three questions in turn. Has what the members want changed? Then the group epoch rises.
+Is the target older than the group epoch? Then it is computed again. Does the member's assignment still equal its
+target? If not, the response contains the new one at once, because no member has to release partitions first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def heartbeat(
     if after.group_epoch > after.assignment_epoch:
         after = compute_target(after, cluster, facts)
     share = after.target.get(event.member_id, NOTHING)
-    # Who speaks at the epoch before may have missed the answer that gave it what it has.
+    # A member at the previous epoch may have missed the response with its assignment.
     told = (
         event.member_epoch == JOIN_EPOCH
         or (event.member_epoch != updated.member_epoch and event.member_epoch == updated.previous_member_epoch)
@@ -114,7 +114,7 @@ def heartbeat(
 
 
 def check_request(event: ShareGroupHeartbeat) -> None:
-    """Refuses what no group could take, in Kafka's words where it has some. Raises KafkaError."""
+    """Refuse requests that no group could accept, with Kafka's texts if it has any. Raise KafkaError."""
     if not is_member_id(event.member_id):
         raise KafkaError(ErrorCode.INVALID_REQUEST, INVALID_MEMBER_ID)
     if event.rack_id == "":
@@ -131,7 +131,8 @@ def is_member_id(text: str) -> bool:
 
 
 def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step:
-    """The group without these members. The epoch rises once, and the target is computed with anyone's next request."""
+    """Return the group without these members. The epoch rises once, and the next request of any member computes the
+    target."""
     deadlines = group.session_deadlines
     for member_id in departures:
         deadlines = deadlines.without(member_id)
@@ -154,16 +155,16 @@ def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step
 
 
 def expire(group: ShareGroup, now_ms: int) -> Step:
-    """A Tick: members that were not heard within their session are gone."""
+    """Handle a Tick: remove members that sent no request within their session."""
     due = frozenset(group.session_deadlines.due(now_ms))
     if not due:
         return Step(group)
-    # In the order in which they joined: a step depends on nothing but its values.
+    # In the order in which the members joined: a step depends only on its values.
     return without(group, {key: Departure.SESSION_EXPIRED for key in group.members if key in due})
 
 
 def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings) -> ShareMember | None:
-    """The member that speaks; None for one that joins. Raises KafkaError."""
+    """Return the member that sends the request; None for one that joins. Raise KafkaError."""
     member = group.members.get(event.member_id)
     if event.member_epoch == JOIN_EPOCH:
         if member is None and len(group.members) >= settings.max_size:
@@ -173,8 +174,9 @@ def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} not found.")
     if member is None:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
-    # An answer may have been lost, and nothing is owned: who speaks at the epoch before is believed. So is who speaks
-    # at the one that was passed over (`compute_target`): Kafka would have told the member that one on the way.
+    # A response may have been lost, and members own nothing: a request at the previous epoch is accepted. So is a
+    # request at the epoch that was passed over (`compute_target`), because Kafka would have sent the member that epoch
+    # on the way.
     if event.member_epoch > JOIN_EPOCH and event.member_epoch not in (
         member.member_epoch,
         member.member_epoch - 1,
@@ -187,7 +189,7 @@ def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings
 
 
 def _updated(member: ShareMember, event: ShareGroupHeartbeat) -> ShareMember:
-    """The member with what the request says of it: itself where that is nothing new."""
+    """Return the member with the values of the request; the same object if nothing is new."""
     names = event.subscribed_topic_names
     updated = replace(
         member,
@@ -207,7 +209,7 @@ def _compare(
     cluster: Cluster,
     facts: list[Fact],
 ) -> ShareGroup:
-    """Raises the epoch where members want something else than the target was computed from."""
+    """Raise the epoch if members want something else than the target was computed from."""
     changed = before is None or before.subscribed_topic_names != after.subscribed_topic_names
     target_is_old = group.group_epoch > group.assignment_epoch
     if not changed and not target_is_old and group.seen is not None and group.seen.topics is cluster.topics:
@@ -231,11 +233,11 @@ def _topics_hash(group: ShareGroup, cluster: Cluster) -> int:
 
 
 def compute_target(group: ShareGroup, cluster: Cluster, facts: list[Fact]) -> ShareGroup:
-    """Decides anew who should read what; only members whose share differs are written.
+    """Compute the target anew. Only members whose share differs are written.
 
-    Partitions that the group has never read cost an epoch more: Kafka gives them to nobody before it has written where
-    the group stands in them, and has another target then. Here they can be read at once, and that epoch is passed over,
-    so that epochs are the same at the same moments.
+    Partitions that the group has never read cost one more epoch. Kafka assigns them to no member before it has written
+    the group's start offsets in them, and then has another target. Here they can be read at once, and that epoch is
+    passed over, so that epochs are the same at the same moments.
     """
     by_names: dict[tuple[str, ...], frozenset[UUID]] = {}
     readers: dict[MemberId, Reader] = {}

@@ -1,7 +1,7 @@
-"""The share group coordinator (KIP-932), whole, and as the runner plays it.
+"""The share group coordinator (KIP-932) as a whole, and the `Machine` that the runner plays.
 
-The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`. A share group commits no offsets:
-where it stands is kept by the nodes that lead its partitions, and nothing of that passes through here.
+The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`. A share group commits no offsets: the
+nodes that lead its partitions keep its position, and none of that passes through here.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ SHARE_PROTOCOL_TYPE = "share"
 
 
 def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: ShareSettings) -> Step:
-    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case ShareGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
-            # Another node has decided from topics that this one does not know yet: it is about to.
+            # Another node has decided from topics that this node does not know yet, but will read soon.
             reply = ShareGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
             return Step(group, ((event.request_id, reply),))
         case ShareGroupHeartbeat():
@@ -92,14 +92,14 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
         case Heartbeat() | SyncGroup() | LeaveGroup():
             return no_classic_member(group, event)
         case ConnectionClosed() | ClusterChanged() | News():
-            # A member says by heartbeats alone that it lives, and each of them looks at the topics.
+            # Only heartbeats prove that a member is alive, and each heartbeat compares the topics.
             return Step(group)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a share group")
 
 
 QUICK = frozenset[type]({BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
-"""Events after which nobody is given anything else."""
+"""Events that never change the partitions that a member gets."""
 
 
 class _Share(EpochMachine):
@@ -127,11 +127,12 @@ class _Share(EpochMachine):
         return type(group) is ShareGroup and sum(group.begun.values()) > MANY
 
     def takes(self, group: ShareGroup, event: Any) -> bool:
-        """Members of the classic protocol are not known here, and told so; one that would join is sent away."""
+        """Return whether the group accepts the event. Members of the classic protocol are unknown here, and the
+        response says so; a classic join is refused."""
         return type(event) in CLASSIC_REQUESTS_OF_MEMBERS
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
-        """An id that nobody has used may be a share group's; a group of another type never becomes one."""
+        """Turn an unused id into a share group. A group of another type never becomes one."""
         if isinstance(group, Group) and not group.exists and not group.pending:
             return Adopted(ShareGroup(group.group_id), Conversion.EMPTY)
         return None
@@ -190,11 +191,11 @@ class _Share(EpochMachine):
         return StoredMember(dump(row), member.member_epoch)
 
     def watches(self, group: ShareGroup) -> bool:
-        """Epochs rise with heartbeats, as in Kafka: topics that came one by one cost one."""
+        """Return False. Epochs rise with heartbeats, as in Kafka: topics that came one by one cost one epoch."""
         return False
 
     def connection_numbers(self, group: ShareGroup) -> Mapping[MemberId, int]:
-        """Nothing is owned, so a request that was overtaken does no harm."""
+        """Return no numbers. Members own nothing, so a late request on an older connection does no harm."""
         return {}
 
     def with_connection_numbers(self, group: ShareGroup, numbers: Mapping[MemberId, int]) -> ShareGroup:
@@ -209,8 +210,8 @@ class _Share(EpochMachine):
         now_ms: int,
         settings: Settings,
     ) -> ShareGroup:
-        """Every member is given a full session to be heard again, once: while some have not been heard since, further
-        restarts go on with the session that was running."""
+        """Restore the group. Every member gets a full session to send a request, once: until all members have sent
+        one, further restarts continue the running session."""
         own = settings.share_of.get(group_id, settings.share)
         left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(ShareMemberRow, document) for key, document in members.items()}

@@ -1,7 +1,7 @@
 """The vocabulary of the share group coordinator (KIP-932): the group as a value, its events, its replies.
 
 The one idea: a share group is a consumer group (KIP-848) without reconciliation. Several members may read a partition
-at once, so what a member is to read it is told at once, and its epoch is the target's as soon as it has spoken.
+at once. So a member gets its target at once, and its epoch is the target's as soon as it has sent a request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIMPLE = "simple"
 
 
 class ShareGroupState(Enum):
-    """Rendered as upstream does."""
+    """States of a share group, with upstream's names."""
 
     EMPTY = "Empty"
     STABLE = "Stable"
@@ -37,16 +37,16 @@ class ShareMember:
     client_id: str = ""
     client_host: str = ""
     subscribed_topic_names: tuple[str, ...] = ()
-    """Sorted, each once."""
+    """Sorted, without duplicates."""
     member_epoch: int = 0
     previous_member_epoch: int = 0
     assigned: Partitions = field(default_factory=nothing)
-    """What it was told that it may read."""
+    """Partitions that the coordinator has assigned to the member."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareMemberRow:
-    """What is stored of one member."""
+    """Stored row of one member."""
 
     member: ShareMember
     target: Partitions
@@ -60,12 +60,12 @@ class ShareGroupHeartbeatReply:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: Partitions | None = None
-    """All that the member may read; None where it is as it was told before."""
+    """All partitions that the member may read. None if they are the same as in the last reply that listed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupHeartbeat(ClientRequest[ShareGroupHeartbeatReply]):
-    """A request of that name. None means "as before"."""
+    """A ShareGroupHeartbeat request. None means "as before"."""
 
     client_id: str
     client_host: str
@@ -82,14 +82,14 @@ class ShareGroupBegun:
 
 @dataclass(frozen=True, slots=True)
 class BeginShareGroup(Request[ShareGroupBegun]):
-    """There is to be such a group, though nobody has joined it: somebody says where it stands."""
+    """Creates the share group although no member has joined it, because a request sets its offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGroup:
     """One share group at one moment. No mapping is ever mutated.
 
-    Members, targets and epochs are what is stored; deadlines begin anew where the group is read back.
+    Members, targets and epochs are stored. Deadlines start anew when a coordinator reads the group back.
     """
 
     group_id: str = field(metadata=VOLATILE)
@@ -98,17 +98,18 @@ class ShareGroup:
     group_epoch: int = 0
     assignment_epoch: int = 0
     metadata_hash: int = 0
-    """Of the subscribed topics as they were when the group epoch was last decided."""
+    """Hash of the subscribed topics when the group epoch was last decided."""
     topics_revision: int = 0
-    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
+    """Revision of the topics that the target was computed from. A coordinator that knows only older topics must not
+    decide."""
     begun: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
-    """Topic → how many of its partitions the group has read at some time, of topics that there are."""
+    """Topic → number of its partitions that the group has read at some time, for topics that exist."""
     members: Mapping[MemberId, ShareMember] = field(default_factory=dict[MemberId, ShareMember], metadata=VOLATILE)
     target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions], metadata=VOLATILE)
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
-    """The topics that `metadata_hash` was last compared with; None before the first."""
+    """The topics that `metadata_hash` was last compared with; None before the first comparison."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
-    """Members that have not spoken since a coordinator took the group over."""
+    """Members that have sent no request since a coordinator took the group over."""
     session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
 
 

@@ -1,12 +1,12 @@
 """One share partition (KIP-932): what a share group has done with the records of one partition.
 
-The one idea: a window of offsets in ranges. Below it all is settled, above it nothing was delivered; in it a range is
-available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value and an event into
-the next value; whoever plays it stores `durable` of that before the reply leaves where the step says so. Values in,
-values out: no I/O, no clock.
+The one idea: a window of offsets in ranges. Below the window all records are settled, above it no record was delivered.
+A range in it is available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value
+and an event into the next value. Its caller stores `durable` of that before the reply leaves, if the step says so.
+Values in, values out: no I/O, no clock.
 
-What is acquired is not stored as such. Whoever reads the partition back finds it available, with its delivery count of
-the last write: a record may then be delivered again, and none is lost.
+Acquired ranges are not stored as such. A node that reads the partition back finds them available, with their delivery
+count of the last write. A record may then be delivered again, but no record is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordState(Enum):
     ARCHIVING = 3
     """Will not be delivered, and is a dead letter that is not written yet (KIP-1191)."""
     ARCHIVED = 4
-    """Will not be delivered: rejected, delivered too often, or not there."""
+    """Will not be delivered: rejected, delivered too often, or missing in the log."""
 
 
 SETTLED = frozenset({RecordState.ACKNOWLEDGED, RecordState.ARCHIVED})
@@ -45,26 +45,26 @@ class AcknowledgeType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets from `first_offset` to `last_offset`, which all went the same way."""
+    """Offsets from `first_offset` to `last_offset`, all in the same state."""
 
     first_offset: int
     last_offset: int
     state: RecordState = RecordState.AVAILABLE
     delivery_count: int = 0
     member_id: MemberId | None = None
-    """Who has acquired it, or, of what is ARCHIVING, who has rejected it. It is not stored."""
+    """The member that has acquired the range or, if it is ARCHIVING, has rejected it. It is not stored."""
     deadline_ms: int = 0
-    """Until when."""
+    """Time at which the acquisition ends."""
 
     def __len__(self) -> int:
         return self.last_offset - self.first_offset + 1
 
     def between(self, first_offset: int, last_offset: int) -> Range:
-        """The same of these offsets. Not `replace`, which takes five times as long."""
+        """Return the same range with these offsets. Not `replace`, which takes five times as long."""
         return Range(first_offset, last_offset, self.state, self.delivery_count, self.member_id, self.deadline_ms)
 
     def settled(self, state: RecordState) -> Range:
-        """The same records, of which nobody holds anything any more."""
+        """Return the same records in this state, acquired by no member."""
         return Range(self.first_offset, self.last_offset, state, self.delivery_count)
 
     def went_as(self, other: Range) -> bool:
@@ -81,7 +81,8 @@ _first_offset, _last_offset = attrgetter("first_offset"), attrgetter("last_offse
 
 @dataclass(frozen=True, slots=True)
 class SharePartition:
-    """`ranges` are contiguous from `start_offset` on; the first is not settled, the last was delivered or settled."""
+    """State of one partition. `ranges` are contiguous from `start_offset` on; the first is not settled, the last was
+    delivered or settled."""
 
     start_offset: int
     ranges: tuple[Range, ...] = ()
@@ -93,23 +94,23 @@ class SharePartition:
 
     @property
     def next_offset(self) -> int:
-        """Where to read what may be acquired."""
+        """Return the offset from which records may be acquired."""
         available = (each.first_offset for each in self.ranges if each.state is RecordState.AVAILABLE)
         return next(available, self.end_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSettings:
-    """Kafka's `group.share.*` and what a group has of its own."""
+    """Kafka's `group.share.*` settings, and those of one group."""
 
     max_record_locks: int = 2_000
     """Most offsets in the window."""
     delivery_count_limit: int = 5
     record_lock_duration_ms: int = 30_000
     renews: bool = True
-    """Whether members may extend their locks."""
+    """True if members may extend their locks."""
     keeps_dead_letters: bool = False
-    """Whether records that are rejected or were delivered too often go to a dead-letter topic first."""
+    """True if records that are rejected or were delivered too often go to a dead-letter topic first."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -117,15 +118,15 @@ class PartitionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The log was read from `read_offset` up to before `end_offset`. What lies there and in none of the batches is not
-    for delivery: compacted away, of an aborted transaction, or a marker. Where the window ends below `read_offset`, the
-    partition was read back since, and nothing is acquired."""
+    """Records read from the log, from `read_offset` up to before `end_offset`. Offsets in none of the batches are
+    not for delivery: compacted away, of an aborted transaction, or a marker. If the window ends below `read_offset`,
+    the partition was read back since, and nothing is acquired."""
 
     member_id: MemberId
     read_offset: int
     end_offset: int
     batches: tuple[tuple[int, int], ...]
-    """First and last offsets of what may be delivered, in order."""
+    """First and last offsets of the records that may be delivered, in order."""
     max_records: int
     is_limit: bool = False
     """`max_records` may not be passed (KIP-1206); otherwise the batch that reaches it is taken whole."""
@@ -133,7 +134,7 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgedBatch:
-    """`types` holds one type for all offsets, or one for each."""
+    """Acknowledged offsets. `types` holds one type for all offsets, or one for each."""
 
     first_offset: int
     last_offset: int
@@ -142,7 +143,7 @@ class AcknowledgedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """All of the batches or none."""
+    """Acknowledges all of the batches or none."""
 
     member_id: MemberId
     batches: tuple[AcknowledgedBatch, ...]
@@ -191,11 +192,11 @@ class PartitionStep:
     acquired: tuple[Acquired, ...] = ()
     error: ErrorCode = ErrorCode.NONE
     must_store: bool = False
-    """`durable` of the partition must be in Postgres before anybody is told."""
+    """`durable` of the partition must be in Postgres before the reply is sent."""
 
 
 def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings: PartitionSettings) -> PartitionStep:
-    """What the event does at `now_ms`. One that is refused or changes nothing gives back the same object."""
+    """Apply the event at `now_ms`. An event that is refused or changes nothing returns the same object."""
     match event:
         case Acquire():
             return _acquire(partition, event, now_ms, settings)
@@ -212,7 +213,7 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
 
 
 def next_deadline(partition: SharePartition) -> int | None:
-    """When LocksExpire is due at the earliest."""
+    """Return the earliest time at which LocksExpire is due."""
     deadlines = (each.deadline_ms for each in partition.ranges if each.state is RecordState.ACQUIRED)
     return min(deadlines, default=None)
 
@@ -224,7 +225,7 @@ _STORED_AS = {RecordState.ACQUIRED: RecordState.AVAILABLE}
 
 
 def durable(partition: SharePartition) -> SharePartition:
-    """The partition as it is read back: nobody holds anything of it."""
+    """Return the partition as it is read back: no member has acquired anything."""
     return _sealed(
         partition.start_offset,
         (
@@ -257,7 +258,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
         if first_offset > settled_to:
             pieces += _gaps(after, settled_to, first_offset - 1)
         if first_offset >= end_offset:
-            # It lies behind a hole that the window ends in.
+            # The batch lies behind a hole that the window ends in.
             break
         for each in _between(after, max(first_offset, partition.start_offset), last_offset):
             if each.state is not RecordState.AVAILABLE:
@@ -281,7 +282,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
             count += len(taken)
         settled_to = max(settled_to, last_offset + 1)
     else:
-        # All that was read was looked at: what lies behind the last batch is no record either.
+        # The whole read range is known: offsets behind the last batch hold no records either.
         if event.end_offset > settled_to:
             pieces += _gaps(after, settled_to, event.end_offset - 1)
     if not pieces:
@@ -291,7 +292,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
 
 
 def _past_hole(partition: SharePartition, event: Acquire) -> SharePartition:
-    """Where nothing is in the window it begins at the first record that was read: a hole may be far wider than it."""
+    """Begin an empty window at the first record that was read, because a hole may be far wider than the window."""
     if partition.ranges:
         return partition
     begin = event.batches[0][0] if event.batches else event.end_offset
@@ -319,7 +320,7 @@ def _acknowledge(
             return PartitionStep(partition, error=ErrorCode.INVALID_REQUEST)
         acknowledged_to = batch.last_offset
         if batch.last_offset < partition.start_offset:
-            # The log's start or somebody's reset has passed it: there is nothing left to say of it.
+            # The log's start or a reset has passed the batch: there is nothing left to acknowledge.
             continue
         if batch.last_offset >= partition.end_offset:
             # As in SharePartition.fetchSubMapForAcknowledgementBatch: an empty window has its own code.
@@ -352,7 +353,7 @@ def _acknowledge(
 
 
 def _runs(batch: AcknowledgedBatch) -> Iterable[tuple[int, int, AcknowledgeType]]:
-    """First and last offset of each run of one type."""
+    """Return the first and last offset of each run of one type."""
     if len(batch.types) == 1:
         yield batch.first_offset, batch.last_offset, AcknowledgeType(batch.types[0])
         return
@@ -365,7 +366,7 @@ def _runs(batch: AcknowledgedBatch) -> Iterable[tuple[int, int, AcknowledgeType]
 
 
 def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings: PartitionSettings) -> PartitionStep:
-    """Release what is due. However a delivery ends without an acknowledgement, it counts (upstream:
+    """Release the ranges that are due. However a delivery ends without an acknowledgement, it counts (upstream:
     SharePartition.releaseAcquiredRecords): a record that kills each of its consumers is archived at the limit."""
     acquired = (each for each in partition.ranges if each.state is RecordState.ACQUIRED)
     pieces = [_released(each, settings) for each in acquired if is_due(each)]
@@ -376,7 +377,7 @@ def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings
 
 
 def _released(each: Range, settings: PartitionSettings) -> Range:
-    """What its member has not dealt with: for anyone, until it has been delivered often enough."""
+    """Return the range as available to all members, or archived once it has been delivered often enough."""
     if each.delivery_count < settings.delivery_count_limit:
         return each.settled(RecordState.AVAILABLE)
     return each.settled(RecordState.ARCHIVING if settings.keeps_dead_letters else RecordState.ARCHIVED)
@@ -387,7 +388,7 @@ def _rejected(each: Range) -> Range:
 
 
 def dead_letters(partition: SharePartition, first_offset: int, last_offset: int) -> list[Range]:
-    """Return what lies there and waits to be written as dead letters, in order."""
+    """Return the ranges between these offsets that wait to be written as dead letters, in order."""
     return [
         each for each in _between(partition.ranges, first_offset, last_offset) if each.state is RecordState.ARCHIVING
     ]
@@ -402,7 +403,8 @@ def _dead_letters_settled(partition: SharePartition, event: DeadLettersSettled) 
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:
-    """Whoever has acquired what is gone may still say so, and nobody minds."""
+    """Move the start of the window. A member that has acquired deleted records may still acknowledge them without an
+    error."""
     if log_start_offset <= partition.start_offset:
         return PartitionStep(partition)
     if log_start_offset >= partition.end_offset:
@@ -415,7 +417,7 @@ def _log_start_moved(partition: SharePartition, log_start_offset: int) -> Partit
 
 
 def _between(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> list[Range]:
-    """What of the ranges lies there, cut to it."""
+    """Return the parts of the ranges between these offsets."""
     found: list[Range] = []
     index = bisect_right(ranges, first_offset - 1, key=_last_offset)
     while index < len(ranges) and ranges[index].first_offset <= last_offset:
@@ -428,7 +430,7 @@ def _between(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> 
 
 
 def _overlaid(ranges: tuple[Range, ...], pieces: list[Range]) -> Iterable[Range]:
-    """The ranges with these pieces, in order and each within the ranges, in their places."""
+    """Return the ranges with these pieces in their places; the pieces are in order and each lies within the ranges."""
     at = ranges[0].first_offset if ranges else 0
     for piece in pieces:
         if piece.first_offset > at:
@@ -440,8 +442,8 @@ def _overlaid(ranges: tuple[Range, ...], pieces: list[Range]) -> Iterable[Range]
 
 
 def _sealed(start_offset: int, ranges: Iterable[Range]) -> SharePartition:
-    """The window without what is settled at its begin and what was never delivered at its end; neighbours that went the
-    same way are one range."""
+    """Return the window without settled ranges at its start and undelivered ones at its end. Neighbours in the same
+    state become one range."""
     sealed: list[Range] = []
     for each in ranges:
         if not sealed and each.state in SETTLED:

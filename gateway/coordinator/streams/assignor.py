@@ -1,8 +1,8 @@
-"""Who should own which task: the assignor `sticky`.
+"""The assignor `sticky`: which member should own which task.
 
-The one idea: state is dear to move. An active task stays where it is, or goes to a member that keeps a standby of it,
-as long as no member has more than its share; the rest goes where the load is least. Standbys go to other processes than
-the active task, to where they were if they may. Equal inputs have equal results.
+The one idea: state is expensive to move. An active task stays where it is, or goes to a member that keeps a standby of
+it, as long as no member has more than its share. Other tasks go to the member with the least load. Standbys go to other
+processes than the active task, and if possible to where they were. Equal inputs have equal results.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A member, as far as the assignor must know it."""
+    """A member as the assignor sees it."""
 
     process_id: str
     last: Tasks = NO_TASKS
-    """What the last target gave it."""
+    """The member's part of the last target."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,8 @@ class _Load:
 def assign(
     workers: Mapping[MemberId, Worker], task_counts: Mapping[str, int], num_standby_replicas: int
 ) -> dict[MemberId, Tasks]:
-    """Every task is active once, if there are members; standbys are fewer than asked for where processes are few."""
+    """Assign the tasks. Every task is active once, if there are members; there are fewer standbys than configured if
+    there are few processes."""
     if not workers:
         return {}
     loads = {member_id: _Load(workers[member_id]) for member_id in sorted(workers)}
@@ -97,7 +98,7 @@ def _assign_standby(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_p
 
 
 def _keepers(loads: Iterable[_Load]) -> dict[Task, list[_Load]]:
-    """Who had a standby copy of each task."""
+    """Return the members that had a standby copy of each task."""
     keepers: dict[Task, list[_Load]] = {}
     for load in loads:
         for task in load.worker.last.standby:
@@ -106,7 +107,8 @@ def _keepers(loads: Iterable[_Load]) -> dict[Task, list[_Load]]:
 
 
 class _Lightest:
-    """Who has least, the first of several, without a look at all of them for each task. Loads only grow."""
+    """Finds the member with the least load, the first of several, without a look at all members for each task. Loads
+    only grow."""
 
     def __init__(self, loads: Iterable[tuple[int, _Load]], weigh: Callable[[_Load], int]) -> None:
         self._loads = dict(loads)
@@ -120,7 +122,7 @@ class _Lightest:
 
     @property
     def least(self) -> tuple[int, int]:
-        """What it weighs, and its place among all."""
+        """Return the least load, and the place of its member among all."""
         while True:
             weight, at = self._heap[0]
             weighs = self._weigh(self._loads[at])
@@ -130,8 +132,8 @@ class _Lightest:
 
 
 class _LightestProcess:
-    """The same among the members of those processes that do not hold a task: a task is held by few processes, however
-    many members each has."""
+    """Finds the same among the members of processes that do not hold a task. Few processes hold a task, however many
+    members each process has."""
 
     def __init__(self, loads: Iterable[_Load], weigh: Callable[[_Load], int]) -> None:
         members: dict[str, list[tuple[int, _Load]]] = {}

@@ -1,8 +1,8 @@
-"""What a member may own now: the step from its current tasks towards its target.
+"""Tasks that a member may own now: the step from its current tasks towards its target.
 
-The one idea: member in, member out (upstream's CurrentAssignmentBuilder). Tasks are taken from a member first; an
-active task is given to another only once the first has said that it let go, and no task is ever held twice in one
-process, in whatever role: its copies would share a directory.
+The one idea: member in, member out (upstream's CurrentAssignmentBuilder). Tasks are first revoked from their owner. An
+active task is assigned to another member only after its owner has acknowledged that. No task is ever held twice in one
+process, in any role, because its copies would share a directory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
 @dataclass(frozen=True, slots=True)
 class HeldByOthers:
-    """What all members but one may own."""
+    """Tasks that all members but one may own."""
 
     active: frozenset[Task]
-    """In any process."""
+    """Active tasks in any process."""
     in_process: frozenset[Task]
-    """In the member's own process, in any role."""
+    """Tasks in the member's own process, in any role."""
 
 
 def held_by_others(member: StreamsMember, members: Iterable[StreamsMember]) -> HeldByOthers:
@@ -35,8 +35,8 @@ def held_by_others(member: StreamsMember, members: Iterable[StreamsMember]) -> H
 def reconcile(
     member: StreamsMember, target: Tasks, target_epoch: int, others: HeldByOthers, owned: Tasks | None
 ) -> StreamsMember:
-    """The member after a heartbeat that reported `owned` (None if it said nothing of it); the very same one if nothing
-    changes."""
+    """Return the member after a heartbeat that reported `owned` (None if the request left it out); the same object
+    if nothing changes."""
     match member.state:
         case MemberState.STABLE:
             if member.member_epoch == target_epoch:
@@ -52,7 +52,7 @@ def reconcile(
 
 
 def left_for_a_while(member: StreamsMember) -> StreamsMember:
-    """The static member that keeps its tasks, and has released those it was to release."""
+    """Return the static member that keeps its tasks, and has released those it had to release."""
     away = _with(member, MemberState.STABLE, STATIC_LEAVE_EPOCH, member.assigned, NO_TASKS)
     return replace(away, previous_member_epoch=STATIC_LEAVE_EPOCH)
 
@@ -65,7 +65,7 @@ def _advance(
     others: HeldByOthers,
     owned: Tasks | None,
 ) -> StreamsMember:
-    """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
+    """Revoke the tasks that the member should no longer own, at `epoch`. If all are revoked, assign the free ones."""
     keep = member.assigned & target
     revoke = member.assigned - keep
     if revoke and not _has_let_go(revoke, owned):

@@ -1,7 +1,8 @@
 """A streams group being changed: the working copy that one step makes, alters and seals.
 
-The one idea: mutation lives for the length of one step. The verbs keep in agreement what must agree: a member that goes
-takes its target and its deadlines with it, and whatever a target is computed from raises the group's epoch first.
+The one idea: mutation lasts for one step. The verbs keep the parts of the group consistent: a member that leaves takes
+its target and its deadlines with it, and a change of anything that the target is computed from raises the group epoch
+first.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _FIELDS = Fields(StreamsGroup)
 
 
 class Draft:
-    """Fields are those of `StreamsGroup`, all of them; `seal` puts them together again. Here are named those that
-    steps change."""
+    """Working copy with all fields of `StreamsGroup`; `seal` puts them together again. Only the fields that steps
+    change are declared here."""
 
     group_epoch: int
     assignment_epoch: int
@@ -77,8 +78,8 @@ class Draft:
         self._put: dict[MemberId, None] = {}
 
     def seal(self) -> Step:
-        """Facts come in the order in which they were told; members that none of them touches, but whose stored form
-        changed, come last."""
+        """Return the step. Facts keep the order in which they were added. Members that no fact touches, but whose
+        stored form changed, come last."""
         before = self.before
         if before.unheard and not self.unheard:
             self.tell(EveryoneHeard())
@@ -98,20 +99,20 @@ class Draft:
         self.facts.append(fact)
 
     def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
-        """What members want is no longer what the target was computed from."""
+        """Raise the group epoch, because the target was computed from something else than what the members want now."""
         self.group_epoch += 1
         self.tell(RebalanceBegun(trigger, member_id))
 
     # --- members ----------------------------------------------------------------------------------------------------
 
     def put(self, member: StreamsMember) -> None:
-        """Adds the member, or replaces what is held under its id."""
+        """Add the member, or replace the one with its id."""
         if self.members.get(member.member_id) is not member:
             self.members[member.member_id] = member
             self._put[member.member_id] = None
 
     def succeed(self, former_id: MemberId, member: StreamsMember) -> None:
-        """Puts the member in the place of a static one that left for a while, with its target; no epoch rises."""
+        """Put the member in the place of a static one that left for a while, with its target; no epoch rises."""
         del self.members[former_id]
         self.put(member)
         if former_id in self.target:
@@ -121,8 +122,8 @@ class Draft:
         self.rebalance_deadlines.pop(former_id, None)
 
     def lose_all(self, departures: Mapping[MemberId, Departure]) -> None:
-        """Takes out members that left or failed. The epoch rises once, however many go, and the target is computed
-        again with the next request of anyone."""
+        """Remove members that left or failed. The epoch rises once, however many leave, and the next request of any
+        member computes the target again."""
         for member_id, departure in departures.items():
             member = self.members.pop(member_id)
             self.target.pop(member_id, None)
@@ -140,8 +141,8 @@ class Draft:
     # --- topics and the target --------------------------------------------------------------------------------------
 
     def take(self, topology: Topology) -> None:
-        """From here on the group's, and to be compared with the topics. InvalidTopologyError where it could never
-        run."""
+        """Make the topology the group's, to be compared with the topics. Raise InvalidTopologyError if it could
+        never run."""
         self.configured = configure(topology, self.cluster)
         self.topology, self.seen = topology, None
 
@@ -149,11 +150,11 @@ class Draft:
         return self.configured is None or self.seen is None or has_news(self.before, self.cluster)
 
     def see_topics(self) -> bool:
-        """Compares the topology with the topics as they are now. Whether that differs from what the group epoch was
-        decided with: other topics, other partitions of them, or all that was missing is there."""
+        """Compare the topology with the current topics. Return whether that differs from what the group epoch was
+        decided with: other topics, other partitions of them, or all missing topics exist."""
         topology = self.topology or Topology()
         found = metadata_hash(topology.required_topics, self.cluster)
-        # Whoever has just taken a topology has compared it; topics of others change all the time.
+        # A draft that has just accepted a topology has compared it already; topics of other groups change all the time.
         if self.configured is None or (self.seen is not None and found != self.metadata_hash):
             self.configured = _configured(topology, self.cluster)
         self.seen = self.cluster
@@ -162,8 +163,8 @@ class Draft:
         return not is_same
 
     def compute_target(self) -> None:
-        """Decides anew who should own what; only members whose share differs are written. A member that came with an
-        older topology can run none of the tasks. `see_topics` has been called, now or for whoever spoke last."""
+        """Compute the target anew. Only members whose share differs are written. A member with an older topology can
+        run none of the tasks. `see_topics` has been called, in this step or in that of the last request."""
         configured = self.configured or Configured()
         shares = dict.fromkeys(self.members, NO_TASKS)
         if configured.is_ready and not self.awaits_members:
@@ -183,20 +184,20 @@ class Draft:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def hear(self, member_id: MemberId) -> None:
-        """The member has spoken: its session begins anew."""
+        """Restart the session of a member that has sent a request."""
         self.unheard.discard(member_id)
         deadline_ms = self.now_ms + self.settings.session_timeout_ms
         self.session_deadlines = self.session_deadlines.moved(member_id, deadline_ms)
 
     def arm_rebalance(self, before: StreamsMember | None, member: StreamsMember) -> None:
-        """Counts from the moment at which the member is told what to let go of."""
+        """Start the member's rebalance timeout when the response lists what it must revoke."""
         if member.state is not MemberState.UNREVOKED:
             self.rebalance_deadlines.pop(member.member_id, None)
         elif before is None or before.pending_revocation != member.pending_revocation:
             self.rebalance_deadlines[member.member_id] = self.now_ms + member.rebalance_timeout_ms
 
     def begin_delay(self) -> None:
-        """Gives more members the time to join before anything is given to anyone."""
+        """Give more members the time to join before any task is assigned."""
         if self.settings.initial_rebalance_delay_ms > 0:
             self.awaits_members = True
             self.delay_deadline_ms = self.now_ms + self.settings.initial_rebalance_delay_ms
@@ -206,7 +207,8 @@ class Draft:
 
 
 def _configured(topology: Topology, cluster: Cluster) -> Configured:
-    """A topology that could run when it was brought is kept, whatever becomes of its topics."""
+    """Return the topology compared with the topics. A topology that could run when it was sent is kept, even if its
+    topics change."""
     try:
         return configure(topology, cluster)
     except InvalidTopologyError as invalid:

@@ -1,4 +1,4 @@
-"""Which partitions are read behind which endpoint: what instances must know to pass queries on."""
+"""The partitions that are read behind each endpoint, so that instances can forward queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.coordinator.streams.topology import Topology, partitions_read
 
 
 def partitions_by_endpoint(draft: Draft) -> tuple[EndpointPartitions, ...]:
-    """Of all members that have one, by what each was told that it may own."""
+    """Return the partitions of all members that have an endpoint, from the tasks that each may own."""
     sources_of = (draft.topology or Topology()).sources_of
     return tuple(
         EndpointPartitions(

@@ -1,8 +1,9 @@
-"""StreamsGroupHeartbeat: join, report, reconcile, leave; and what the group makes of time.
+"""StreamsGroupHeartbeat: join, report, reconcile, leave; and how the group follows time.
 
-The one idea: every heartbeat asks the same four things in turn, as in a consumer group. Has what the target follows
-from changed: then the group's epoch moves. Is the target older than that: then it is computed again. How far may this
-member come now, and what must it be told. A heartbeat with no news answers all four at a glance and moves one deadline.
+The one idea: every heartbeat asks the same four questions in turn, as in a consumer group. Has anything changed that
+the target follows from? Then the group epoch rises. Is the target older than the group epoch? Then it is computed
+again. How far may this member come now? What must the response contain? A heartbeat without news answers all four with
+one check and moves one deadline.
 """
 
 from __future__ import annotations
@@ -126,10 +127,13 @@ def _join(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
-    """A member that was known under its id has lost what it owned; one that takes the place of a static member that
-    left for a while finds what that one had. The topology of a group with members is not
-    changed: who comes with an older one is told so, and with any other refused, as upstream does; without members the
-    newcomer's takes its place, which upstream refuses too. Raises KafkaError."""
+    """Join a member. A known member that joins again under its id has lost what it owned. A member that takes the place
+    of a static member that left for a while gets what that member had.
+
+    The topology of a group with members does not change. A member with an older topology gets a status that says so,
+    and one with any other topology is refused, as upstream does. In a group without members the newcomer's topology
+    replaces the old one, which upstream refuses too. Raise KafkaError.
+    """
     draft = Draft(group, now_ms, settings, cluster)
     topology = event.topology
     if topology is not None and (group.topology is None or not group.members):
@@ -167,7 +171,7 @@ def _join(
 
 
 def _check_owned(group: StreamsGroup, event: StreamsGroupHeartbeat) -> None:
-    """Raises KafkaError where a task is reported that there is not, once it is known which there are."""
+    """Raise KafkaError if a reported task does not exist, once the tasks are known."""
     if group.configured is None or not group.configured.is_ready or event.owned is None:
         return
     counts = group.configured.task_counts
@@ -177,7 +181,7 @@ def _check_owned(group: StreamsGroup, event: StreamsGroupHeartbeat) -> None:
 
 
 def _updated(member: StreamsMember, event: StreamsGroupHeartbeat) -> StreamsMember:
-    """The member with what the request says of it; what it leaves out stays."""
+    """Return the member with the values of the request; what the request leaves out stays."""
     timeout_ms = event.rebalance_timeout_ms
     return replace(
         member,
@@ -195,7 +199,8 @@ def _updated(member: StreamsMember, event: StreamsGroupHeartbeat) -> StreamsMemb
 
 
 def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember | None, member: StreamsMember) -> Step:
-    """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
+    """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
+    the member with the values of the request."""
     if before is None and not draft.members:
         draft.begin_delay()
         # A group has its first epoch before its first member has raised it, as in Kafka.
@@ -219,7 +224,7 @@ def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember |
         draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
     draft.hear(member.member_id)
     draft.arm_rebalance(before, after)
-    # Who reports something else than it was told may not have heard it.
+    # A member that reports other tasks than it was assigned may have missed the response.
     is_told = (
         event.member_epoch == JOIN_EPOCH
         or after.assigned != member.assigned
@@ -232,7 +237,7 @@ def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember |
 
 
 def _decide(draft: Draft, before: StreamsMember | None, member: StreamsMember) -> None:
-    """Raises the epoch where the target follows from something else now, and computes it again where it is old."""
+    """Raise the epoch if the target now follows from something else, and compute the target again if it is old."""
     target_is_old = draft.group_epoch > draft.assignment_epoch
     topics_changed = (target_is_old or draft.has_news()) and draft.see_topics()
     standby_replicas = draft.settings.num_standby_replicas
@@ -257,7 +262,7 @@ def _is_over(draft: Draft) -> bool:
 
 
 def _is_other(before: StreamsMember, after: StreamsMember) -> bool:
-    """Whether the member says something else of itself that tasks are given by."""
+    """Return whether the member has changed a property that the assignment depends on."""
 
     def told(member: StreamsMember) -> tuple[object, ...]:
         return member.topology_epoch, member.process_id, member.rack_id, member.client_tags, member.user_endpoint
@@ -318,8 +323,8 @@ def _leave(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
-    """A member that fails for good may say with its last words that all shall shut down. A static member that leaves
-    for a while keeps its tasks, except those it was releasing, and its session runs on."""
+    """Remove the member. A member that fails for good may ask in its last request that all members shut down. A
+    static member that leaves for a while keeps its tasks, except those it was releasing, and its session goes on."""
     draft = Draft(group, now_ms, settings, cluster)
     if event.shutdown_application:
         draft.shutdown_by = draft.shutdown_by or member.member_id
@@ -338,8 +343,8 @@ def _leave(
 
 
 def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
-    """Members that were silent for their session, or did not let go of tasks in time, are gone; the first members have
-    been waited for: they are given what there was to do when one of them spoke last."""
+    """Remove members that were silent for their session, or did not release tasks in time. End the initial delay:
+    the members are assigned the tasks that existed at the time of the last request."""
     departures = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)
     for member_id, at_ms in group.rebalance_deadlines.items():
         if at_ms <= now_ms:
@@ -349,7 +354,7 @@ def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSe
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
     if departures:
-        # In the order in which they joined: a step depends on nothing but its values.
+        # In the order in which the members joined: a step depends only on its values.
         draft.lose_all({key: departures[key] for key in group.members if key in departures})
     if delay_is_over and draft.members:
         if draft.configured is None:

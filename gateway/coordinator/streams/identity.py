@@ -1,8 +1,8 @@
-"""Who a streams group's heartbeat speaks for, and whether it may (KIP-1071).
+"""Identity and rights of the member that sends a streams group's heartbeat (KIP-1071).
 
-The one idea: a request is refused before anything is looked at that it could change. Follows upstream's
-GroupCoordinatorService and GroupMetadataManager, with their order of checks; a group that does not exist knows no
-members, for GROUP_ID_NOT_FOUND is fatal to clients.
+The one idea: a request is refused before the group is changed. Follows upstream's GroupCoordinatorService and
+GroupMetadataManager, with their order of checks. A group that does not exist knows no members, because
+GROUP_ID_NOT_FOUND is fatal to clients.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbea
 from protocol.errors import ErrorCode, KafkaError
 
 MAX_HOST_BYTES = 1_024
-"""In UTF-8, of the address at which a member answers interactive queries."""
+"""Limit, in UTF-8, of the address at which a member answers interactive queries."""
 
 MAX_TAGS_BYTES = 16_384
-"""In UTF-8, of all a member's tags: they are stored whenever the member changes."""
+"""Limit, in UTF-8, of all tags of a member: they are stored whenever the member changes."""
 
 
 def check_request(event: StreamsGroupHeartbeat) -> None:
-    """Raises KafkaError, in Kafka's words where it has some."""
+    """Check the request. Raise KafkaError, with Kafka's texts if it has any."""
     if not event.member_id:
         raise _invalid("MemberId can't be empty.")
     if event.instance_id == "":
@@ -48,11 +48,12 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
 
 
 def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMember:
-    """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
+    """Return the member that sends the request or leaves (any epoch but 0). Raise KafkaError."""
     member = _member_of(group, event)
     _check_not_overtaken(member, event.connection_number)
     if event.member_epoch not in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH, member.member_epoch):
-        # An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not.
+        # A response may have been lost: a member at the previous epoch is accepted if it owns nothing that it may not
+        # own.
         owned = event.owned
         missed_answer = (
             event.member_epoch == member.previous_member_epoch and owned is not None and not owned - member.assigned
@@ -68,10 +69,10 @@ def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMem
 
 
 def check_join(group: StreamsGroup, event: StreamsGroupHeartbeat, settings: StreamsSettings) -> StreamsMember | None:
-    """Whom a join (epoch 0) continues or replaces; None for a new member. Raises KafkaError."""
+    """Return the member that a join (epoch 0) continues or replaces; None for a new member. Raise KafkaError."""
     owner = None if event.instance_id is None else _static_member(group, event.instance_id)
     if owner is not None:
-        # A client whose first answer was lost joins again as the member that it is.
+        # A client whose first response was lost joins again under its own member id.
         if owner.member_id != event.member_id and owner.member_epoch != STATIC_LEAVE_EPOCH:
             raise KafkaError(
                 ErrorCode.UNRELEASED_INSTANCE_ID,
@@ -114,8 +115,8 @@ def _member_of(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMemb
 
 
 def _check_not_overtaken(member: StreamsMember, connection_number: int) -> None:
-    """What arrives on a connection that the client has given up speaks of tasks as they were before an answer on the
-    new one."""
+    """Refuse requests on a connection that the client has given up. They report tasks as they were before a response
+    on the new one."""
     if connection_number < member.connection_number:
         raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
 

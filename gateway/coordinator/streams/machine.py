@@ -1,8 +1,8 @@
-"""The streams group coordinator (KIP-1071), whole, and as the runner plays it.
+"""The streams group coordinator (KIP-1071) as a whole, and the `Machine` that the runner plays.
 
-The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`; it is the coordinator who assigns
-tasks, so a step reads the cluster's topics. They are compared with the topology when a member speaks, as upstream: no
-member would hear before that what follows from others, and until then the group is what it was.
+The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`. The coordinator assigns tasks, so a
+step reads the cluster's topics. They are compared with the topology when a member sends a request, as in upstream: no
+member would learn the result earlier, and until then the group is what it was.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from protocol.errors import ErrorCode
 
 
 def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
-    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case StreamsGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
-            # Another node has decided from topics that this one does not know yet: it is about to.
+            # Another node has decided from topics that this node does not know yet, but will read soon.
             reply = StreamsGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
             return Step(group, ((event.request_id, reply),))
         case StreamsGroupHeartbeat():
@@ -90,16 +90,16 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
         case Heartbeat() | SyncGroup() | LeaveGroup():
             return no_classic_member(group, event)
         case ConnectionClosed() | News():
-            # A member says by heartbeats alone that it lives.
+            # Only heartbeats prove that a member is alive.
             return Step(group)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a streams group")
 
 
 QUICK = frozenset[type]({OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
-"""Events after which nobody is given anything else."""
+"""Events that never change the tasks that a member gets."""
 MANY_SUBTOPOLOGIES = 100
-"""Of a topology that is looked at for the first time."""
+"""Number of subtopologies above which the first comparison of a topology counts as long."""
 
 
 def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
@@ -151,12 +151,12 @@ class _Streams(EpochMachine):
         return configured is not None and sum(configured.task_counts.values()) > MANY
 
     def takes(self, group: StreamsGroup, event: Any) -> bool:
-        """Members of the classic protocol are not known here, and told so; one that would join is sent away, unless
-        the group has no members and becomes a classic one."""
+        """Return whether the group accepts the event. Members of the classic protocol are unknown here, and the
+        response says so. A classic join is refused, unless the group has no members and becomes a classic one."""
         return type(event) in CLASSIC_REQUESTS_OF_MEMBERS and bool(group.members)
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
-        """A classic group without members goes on as a streams group, with its offsets; epochs rise from its
+        """Turn a classic group without members into a streams group with the same offsets; epochs rise from its
         generation."""
         if isinstance(group, Group) and group.state is GroupState.EMPTY:
             streams = StreamsGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
@@ -169,7 +169,8 @@ class _Streams(EpochMachine):
     def refuse(
         self, event: Any, error: ErrorCode, *, loading: bool = False
     ) -> StreamsGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
-        """A group of another type is one that is not found for who joins; who believes to be a member is told to."""
+        """Return a refusal. If the group has another type, a join gets the answer for a group that is not found. A
+        request of a member of the group gets an error that makes it rejoin."""
         match event:
             case StreamsGroupHeartbeat():
                 if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
@@ -224,9 +225,9 @@ class _Streams(EpochMachine):
         now_ms: int,
         settings: Settings,
     ) -> StreamsGroup:
-        """Every member is given a full session to be heard again, and a full rebalance timeout where it was to let go
-        of tasks; but only once: while some have not been heard since, further restarts go on with the session that was
-        running. An initial delay begins anew."""
+        """Restore the group. Every member gets a full session to send a request, and a full rebalance timeout if it
+        must release tasks. But that happens only once: until all members have sent a request, further restarts
+        continue the running session. An initial delay begins anew."""
         own = settings.streams_of.get(group_id, settings.streams)
         left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(StreamsMemberRow, document) for key, document in members.items()}

@@ -1,8 +1,8 @@
 """The vocabulary of the streams group coordinator (KIP-1071): the group as a value, its events, its replies.
 
-The one idea: a streams group is a consumer group (KIP-848) whose members own tasks instead of partitions. What tasks
-there are follows from a topology, which the first member brings, and from the topics that it reads; while these do not
-fit, nobody owns anything.
+The one idea: a streams group is a consumer group (KIP-848) whose members own tasks instead of partitions. The tasks
+follow from a topology, which the first member sends, and from the topics that it reads. While these do not fit, no
+member owns a task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_TOPOLOGY = -1
 
 
 class StreamsGroupState(Enum):
-    """Rendered as upstream does."""
+    """States of a streams group, with upstream's names."""
 
     EMPTY = "Empty"
     NOT_READY = "NotReady"
@@ -38,21 +38,21 @@ class StreamsGroupState(Enum):
 class MemberState(Enum):
     STABLE = "stable"
     UNREVOKED = "unrevoked_tasks"
-    """Has tasks that it is to let go of, and has not said yet that it did."""
+    """The member must revoke tasks and has not acknowledged that it did."""
     UNRELEASED = "unreleased_tasks"
-    """Awaits tasks that somebody else has not let go of."""
+    """The member waits for tasks that another member has not released."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an instance answers queries of its state (Interactive Queries)."""
+    """Address at which an instance answers queries of its state (Interactive Queries)."""
 
     host: str
     port: int
 
 
 class EndpointPartitions(NamedTuple):
-    """What the member behind an endpoint reads: topic → partitions."""
+    """Partitions that the member behind an endpoint reads: topic → partitions."""
 
     endpoint: Endpoint
     active: Mapping[str, frozenset[int]]
@@ -69,7 +69,7 @@ class StreamsMember:
     client_id: str = ""
     client_host: str = ""
     rebalance_timeout_ms: int = -1
-    """How long it may take to let go of tasks."""
+    """Time that the member may take to revoke tasks."""
     topology_epoch: int = NO_TOPOLOGY
     user_endpoint: Endpoint | None = None
     client_tags: tuple[tuple[str, str], ...] = ()
@@ -78,18 +78,18 @@ class StreamsMember:
     previous_member_epoch: int = 0
     state: MemberState = MemberState.STABLE
     assigned: Tasks = NO_TASKS
-    """What it was told that it may own."""
+    """Tasks that the coordinator has given to the member."""
     pending_revocation: Tasks = NO_TASKS
-    """What it was told to let go of, and may own still."""
+    """Tasks that the member must revoke, and may still own."""
     active_since: tuple[tuple[int, frozenset[Task]], ...] = ()
-    """(epoch, the active tasks that it was given at that epoch) of all that it holds: whose offsets it may commit at an
-    older epoch than its own (`offsets.py`)."""
+    """(epoch, active tasks assigned at that epoch) for all active tasks that the member holds. The member may commit
+    their offsets at an epoch older than its own (`offsets.py`)."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
-    """Of the connection that it last spoke by."""
+    """Number of the connection that sent the member's last request."""
 
     @property
     def process(self) -> str:
-        """One that has not said which is alone in its own."""
+        """Return the member's process. A member that sent no process id is alone in its own."""
         return self.process_id or self.member_id
 
     @property
@@ -99,7 +99,7 @@ class StreamsMember:
 
 @dataclass(frozen=True, slots=True)
 class StreamsMemberRow:
-    """What is stored of one member."""
+    """Stored row of one member."""
 
     member: StreamsMember
     target: Tasks
@@ -113,27 +113,27 @@ class StreamsGroupHeartbeatReply:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     tasks: Tasks | None = None
-    """All that the member may own now; None where it is as it was told before."""
+    """All tasks that the member may own now. None if they are the same as in the last reply that listed them."""
     status: tuple[tuple[StatusCode, str], ...] = ()
     missing_internal_topics: tuple[TopicInfo, ...] = ()
     """To be created, each with its number of partitions."""
     endpoint_information_epoch: int = 0
     partitions_by_user_endpoint: tuple[EndpointPartitions, ...] | None = None
-    """None where the member knows the group's endpoints already."""
+    """None if the member knows the group's endpoints already."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsGroupHeartbeat(ClientRequest[StreamsGroupHeartbeatReply]):
-    """A request of that name. None and −1 mean "as before"."""
+    """A StreamsGroupHeartbeat request. None and −1 mean "as before"."""
 
     connection_number: int
-    """Rises with every connection that the node accepts: tells a late request from a new one."""
+    """Rises with every connection that the node accepts, to distinguish a late request from a new one."""
     client_id: str
     client_host: str
     member_id: MemberId
     member_epoch: int
     endpoint_information_epoch: int = 0
-    """Of the endpoints that the member knows."""
+    """Epoch of the endpoints that the member knows."""
     instance_id: str | None = None
     rack_id: str | None = None
     rebalance_timeout_ms: int = -1
@@ -158,7 +158,7 @@ class StreamsGroupHeartbeat(ClientRequest[StreamsGroupHeartbeatReply]):
 class StreamsGroup:
     """One streams group at one moment. No mapping is ever mutated.
 
-    Members, targets, epochs and the topology are what is stored; deadlines begin anew where the group is read back.
+    Members, targets, epochs and the topology are stored. Deadlines start anew when a coordinator reads the group back.
     """
 
     group_id: str = field(metadata=VOLATILE)
@@ -167,33 +167,34 @@ class StreamsGroup:
     group_epoch: int = 0
     assignment_epoch: int = 0
     topology: Topology | None = None
-    """The first member's; kept until another takes its place in a group without members."""
+    """The first member's topology. It is kept until another replaces it in a group without members."""
     is_ready: bool = False
-    """Whether topics fit the topology, as they were when the group epoch was last decided."""
+    """True if the topics fitted the topology when the group epoch was last decided."""
     metadata_hash: int = 0
-    """Of the topology's topics, as they were then."""
+    """Hash of the topology's topics at that time."""
     standby_replicas: int = 0
-    """That the group epoch was decided with."""
+    """Number of standby replicas that the group epoch was decided with."""
     topics_revision: int = 0
-    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
+    """Revision of the topics that the target was computed from. A coordinator that knows only older topics must not
+    decide."""
     awaits_members: bool = False
-    """The first member joined a moment ago: nobody is given anything before the initial delay is over."""
+    """The first member joined recently: no task is assigned before the initial delay is over."""
     shutdown_by: MemberId | None = None
-    """Who asked that all members shut down; they are told so until none is left."""
+    """The member that asked all members to shut down. Responses repeat that until no member is left."""
     endpoint_epoch: int = 0
-    """Rises when what is read behind endpoints changes."""
+    """Rises when the partitions that are read behind endpoints change."""
     members: Mapping[MemberId, StreamsMember] = field(default_factory=dict[MemberId, StreamsMember], metadata=VOLATILE)
     target: Mapping[MemberId, Tasks] = field(default_factory=dict[MemberId, Tasks], metadata=VOLATILE)
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
-    """The topics that `configured` was made with; None before the first."""
+    """The topics that `configured` was made with; None before the first comparison."""
     configured: Configured | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
-    """Members that have not spoken since a coordinator took the group over."""
+    """Members that have sent no request since a coordinator took the group over."""
     session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
     rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Of members that are to let go of tasks."""
+    """Deadlines of members that must release tasks."""
     delay_deadline_ms: int | None = field(default=None, metadata=VOLATILE)
-    """When the initial delay is over."""
+    """Time at which the initial delay is over."""
 
 
 def state_of(group: StreamsGroup) -> StreamsGroupState:
@@ -211,5 +212,5 @@ def state_of(group: StreamsGroup) -> StreamsGroupState:
 
 
 def has_news(group: StreamsGroup, cluster: Cluster) -> bool:
-    """Whether these topics may be others than the group was last compared with."""
+    """Return whether these topics may differ from those that the group was last compared with."""
     return group.seen is None or group.seen.topics is not cluster.topics

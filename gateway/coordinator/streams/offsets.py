@@ -1,9 +1,8 @@
-"""Whether an offset may be committed or read under a streams member's name (OffsetCommit, TxnOffsetCommit, OffsetFetch
-9+).
+"""Rights to commit or read offsets under a streams member's name (OffsetCommit, TxnOffsetCommit, OffsetFetch 9+).
 
-The one idea: the member epoch is the fence, as in a consumer group. A heartbeat may have moved it while a commit was
-under way, and the tasks go on meanwhile: a commit at an older epoch is taken where each of its partitions is read by
-an active task that the member has held since that epoch (upstream's StreamsGroup.validateOffsetCommit).
+The one idea: the member epoch is the fence, as in a consumer group. A heartbeat may raise the epoch while a commit is
+under way, and the tasks go on in the meantime. So a commit at an older epoch is accepted if each of its partitions is
+read by an active task that the member has held since that epoch (upstream's StreamsGroup.validateOffsetCommit).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def txn_commit_reply(group: StreamsGroup, event: TxnOffsetCommit, cluster: Clust
 
 
 def fetch_refusal(group: StreamsGroup, member_id: MemberId | None, member_epoch: int) -> ErrorCode | None:
-    """Whoever names no member may read at any time."""
+    """Return why the fetch is refused. A request that names no member may read at any time."""
     if not member_id and member_epoch < 0:
         return None
     member = group.members.get(member_id or NO_MEMBER_ID)
@@ -51,17 +50,18 @@ def fetch_refusal(group: StreamsGroup, member_id: MemberId | None, member_epoch:
 
 
 def _commit_refusal(group: StreamsGroup, event: OffsetCommit, cluster: Cluster) -> ErrorCode | None:
-    """Commits from outside (epoch −1) are taken while the group has no members."""
+    """Return why the commit is refused. Commits from outside (epoch −1) are accepted while the group has no members."""
     if event.generation_id < 0 and not group.members:
         return None
     refusal = _refusal(group, event, cluster)
     if event.version < FIRST_VERSION_WITH_MEMBER_EPOCH and refusal is not ErrorCode.UNKNOWN_MEMBER_ID:
-        return ErrorCode.UNSUPPORTED_VERSION  # whatever epoch it names: that number is a generation
+        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch: classic members send a generation
     return refusal
 
 
 def _txn_commit_refusal(group: StreamsGroup, event: TxnOffsetCommit, cluster: Cluster) -> ErrorCode | None:
-    """Whoever names no member may commit at any time: its producer answers for it."""
+    """Return why the commit is refused. A request that names no member may commit at any time, because its producer
+    is responsible for it."""
     if event.names_nobody or (event.generation_id < 0 and not group.members):
         return None
     refusal = _refusal(group, event, cluster)
@@ -83,7 +83,7 @@ def _refusal(group: StreamsGroup, event: OffsetCommit | TxnOffsetCommit, cluster
 def _holds(
     member: StreamsMember, epoch: int, partitions: Iterable[tuple[UUID, int]], topology: Topology, cluster: Cluster
 ) -> bool:
-    """Whether the member has held since `epoch` the active tasks that read all of `partitions`."""
+    """Return whether the member has held since `epoch` the active tasks that read all of `partitions`."""
     held = frozenset(task for since, tasks in member.active_since if since <= epoch for task in tasks)
     readers: dict[str, list[str]] = {}
     for each in topology.subtopologies:

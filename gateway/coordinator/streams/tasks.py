@@ -1,4 +1,4 @@
-"""Tasks: what members of a streams group are given.
+"""Tasks, which the coordinator assigns to members of a streams group.
 
 A task is a partition of a subtopology. Its active copy processes records; standby copies, in other processes, keep the
 state warm.

@@ -1,9 +1,9 @@
-"""What a topology makes of the cluster's topics: tasks of each subtopology, and internal topics that are missing.
+"""Comparison of a topology with the cluster's topics: tasks of each subtopology, and missing internal topics.
 
-The one idea: topology and topics in, `Configured` out. A topology names its sources; how many partitions a repartition
-topic has follows from what is written into it, and how many a changelog has from its tasks. Follows upstream's
-InternalTopicManager, with the same order of checks: sources that are missing, then repartition topics, copartitioning,
-changelogs, and at last what exists with another number of partitions.
+The one idea: topology and topics in, `Configured` out. A topology names its sources. The number of partitions of a
+repartition topic follows from the subtopologies that write to it, and that of a changelog from its tasks. Follows
+upstream's InternalTopicManager, with the same order of checks: missing sources, repartition topics, copartitioning,
+changelogs, and last the topics that exist with another number of partitions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StatusCode(IntEnum):
 
 
 MAX_TASKS = 20_000
-"""Of one group: they are given and stored in one step."""
+"""Limit of one group: its tasks are assigned and stored in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Topology:
 def partitions_read(
     tasks: Iterable[Task], sources_of: Mapping[str, Sequence[str]], partition_count_of: Callable[[str], int]
 ) -> dict[str, set[int]]:
-    """Topic → partitions. Each task reads the partition of its number of every source topic that has as many: so a
-    topic of few partitions is read by the first tasks, and the others are not looked at for it."""
+    """Return topic → partitions. Each task reads the partition of its number in every source topic that has one. So
+    the first tasks read a topic of few partitions, and the others skip it."""
     indexes: dict[str, list[int]] = {}
     for subtopology_id, index in sorted(tasks):
         indexes.setdefault(subtopology_id, []).append(index)
@@ -99,14 +99,14 @@ def partitions_read(
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """`task_counts` is empty unless the topology is ready to run."""
+    """Result of the comparison. `task_counts` is empty unless the topology is ready to run."""
 
     task_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Subtopology → number of its tasks."""
     missing: tuple[TopicInfo, ...] = ()
     """Internal topics to be created, with their number of partitions."""
     status: StatusCode | None = None
-    """What stands in the way."""
+    """Reason why the topology cannot run."""
     detail: str = ""
 
     @property
@@ -126,7 +126,8 @@ class _UnusableError(Exception):
 
 
 def configure(topology: Topology, cluster: Cluster) -> Configured:
-    """Raises InvalidTopologyError where numbers of partitions depend on each other in a circle, or on nothing."""
+    """Compare the topology with the topics. Raise InvalidTopologyError if numbers of partitions depend on each other
+    in a circle, or on nothing."""
     try:
         return _configured(topology, cluster)
     except _UnusableError as unusable:
@@ -146,7 +147,7 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
             raise InvalidTopologyError(f"subtopology {each.subtopology_id} reads no topic")
         task_counts[each.subtopology_id] = max(counts.of(name) for name in each.sources)
         for topic in each.state_changelog_topics:
-            # A topic that is read as well may be its own changelog: it has the partitions that it has.
+            # A topic that is also read may be its own changelog: it keeps its number of partitions.
             counts.decided.setdefault(topic.name, task_counts[each.subtopology_id])
         for topic in (*each.repartition_source_topics, *each.state_changelog_topics):
             internal[topic.name] = TopicInfo(
@@ -188,7 +189,7 @@ def _check_sources(topology: Topology, cluster: Cluster) -> None:
 
 
 class _Counts:
-    """Numbers of partitions: those of topics that exist, else those that were decided."""
+    """Numbers of partitions: those of existing topics, otherwise those that were decided."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -207,12 +208,12 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Flow:
-    """A subtopology, as far as its number of tasks becomes known."""
+    """A subtopology while its number of tasks becomes known."""
 
     width: int
-    """Most partitions that a source has of which the number is known; 0 where none is."""
+    """Most partitions of any source whose number is known; 0 if no number is known."""
     unknown: int
-    """How many of its sources are open."""
+    """Number of its sources that are open."""
     sinks: tuple[str, ...]
     """Open topics that it writes to."""
 
@@ -222,8 +223,9 @@ class _Flow:
 
 
 def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
-    """Those that name their number have it; each other has as many partitions as the widest subtopology that writes
-    to it has tasks. Each is settled once and told to those who read it, so that the way is as long as the topology."""
+    """Decide the repartition topics. A topic that names its number has it. Each other topic has as many partitions
+    as the widest subtopology that writes to it has tasks. Each is settled once and passed on to its readers, so the
+    cost grows with the size of the topology only."""
     for each in topology.subtopologies:
         for topic in each.repartition_source_topics:
             counts.decided[topic.name] = topic.partitions or counts.decided.get(topic.name, 0)
@@ -240,7 +242,7 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
             writers[name].append(flow)
     awaits = {name: sum(not flow.is_decided for flow in flows) for name, flows in writers.items()}
     ready = [name for name, flows in writers.items() if flows and not awaits[name]]
-    # Of these something is known already: a subtopology may read what it writes, and what else it reads decides then.
+    # Something is known about these already: a subtopology may read what it writes, and its other sources then decide.
     begun = {name for name, flows in writers.items() if any(flow.width for flow in flows)}
     while open_:
         settled = {name: max(flow.width for flow in writers[name]) for name in ready or begun}
@@ -266,8 +268,8 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
 
 
 def _flow(subtopology: Subtopology, counts: _Counts, open_: set[str]) -> tuple[_Flow, set[str]]:
-    """And which of its sources are open. A repartition topic that exists has the number that it shall have all the
-    same, for it may be wrong."""
+    """Return the flow of the subtopology, and its open sources. The number of an existing repartition topic is
+    decided too, because it may be wrong."""
     repartition = {topic.name for topic in subtopology.repartition_source_topics}
     known = [counts.decided[name] for name in repartition - open_]
     known += [count for name in subtopology.source_topics if (count := counts.find(name)) is not None]
@@ -276,8 +278,8 @@ def _flow(subtopology: Subtopology, counts: _Counts, open_: set[str]) -> tuple[_
 
 
 def _enforce_copartitioning(topology: Topology, counts: _Counts) -> None:
-    """Source topics of one group must agree, and repartition topics that name their number with them; the others of
-    the group follow."""
+    """Enforce copartitioning. Source topics of one group must agree, and so must repartition topics that name their
+    number; the others of the group follow."""
     repartition = {topic.name: topic for each in topology.subtopologies for topic in each.repartition_source_topics}
     for each in topology.subtopologies:
         for group in each.copartition_groups:
