@@ -74,7 +74,7 @@ Throttle = Callable[[Any, RequestContext], int]
 """Returns how many milliseconds the connection is muted after this request; 0 for none."""
 
 Prepare = Callable[[RequestContext], Awaitable[None] | None]
-"""Returns a task that must end before the handler begins; None if there is nothing to wait for."""
+"""Returns an awaitable that must end before the handler begins; None if there is nothing to wait for."""
 
 Charged = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
 """Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
@@ -302,8 +302,8 @@ class Dispatch:
         if FINEST.is_debug:
             request_log.tell(header, connection, took_s, code, sum(map(len, chunks)))
         if crowded:
-            # Freeing a hundred thousand objects takes milliseconds and cannot be interrupted, so each such response has
-            # a turn of its own.
+            # Freeing a hundred thousand objects takes milliseconds and cannot be interrupted, so the response
+            # and the request have a turn each.
             del response
             await asyncio.sleep(0)
             del request
