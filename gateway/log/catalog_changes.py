@@ -83,7 +83,7 @@ def decide_owned(held: Held, leads: Callable[[Partition], bool]) -> InstallOwned
 
 
 def decide_confirmed(removed: Collection[UUID], busy: Collection[UUID]) -> Iterator[ConfirmRemove]:
-    """Yield a confirmation for each topic of `removed`, by an earlier pass, except the `busy` ones: for these, work
+    """Yield a confirmation for each topic of `removed`, by an earlier pass, except the `busy` ones, for which work
     that began before is still in progress."""
     for topic_id in removed:
         if topic_id not in busy:
