@@ -1,16 +1,18 @@
 """Group commit: batches queue here in order of arrival and become durable together.
 
-The one idea: commit when idle, and while a commit runs gather whatever arrives; so a lone record waits for nobody and a
-flood shares its flushes. Between the two, where small requests meet again and again, a commit may wait a moment for
-them (`gateway/log/gathering.py`). A partition belongs to one committer while it has batches there, so two commits never
-touch the same partition and the order of `submit` is the order of the log. The second committer works only when much is
-queued at the first: two that take turns with single records pay for twice the commits. A partition that another
-transaction holds leaves its committer for a lane of its own, where it is waited for, so that it stops no other.
+The one idea: commit when idle, and gather arriving batches while a commit runs. So a lone record never waits, and many
+concurrent records share one flush. If small requests met at the last commit, the next commit may wait a moment for them
+(`gateway/log/gathering.py`). A partition belongs to one committer while it has batches there. So two commits never
+touch the same partition, and the order of `submit` is the order of the log. The second committer works only when much
+is queued at the first: two committers that alternate single records pay for twice as many commits. If another
+transaction holds a partition, the partition moves from its committer to a lane of its own. The lane waits for the lock,
+so that the partition delays no other.
 
-It does not validate, does not assign offsets (Postgres does), and never repeats a commit whose outcome is unknown: the
-client decides, and an idempotent producer's repeat is recognised by its sequence. What such a producer has sent behind
-a batch that was not written is not written either, but answered as that one is: a partition that does not know the
-producer yet takes any first sequence, and would then refuse the earlier batch when it is repeated.
+This module does not validate and does not assign offsets (Postgres does). It never repeats a commit whose outcome is
+unknown: the client decides, and Postgres recognises an idempotent producer's repeat by its sequence. If such a
+producer's batch was not written, the batches that the producer queued behind it are not written either and get the same
+answer. The reason: a partition that does not know the producer yet accepts any first sequence, and would then refuse
+the earlier batch when the producer repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from storage.types import Appended, NewBatch, PartitionKey, Refusal
 logger = structlog.get_logger(__name__)
 
 CommitObserver = Callable[[int, int, float], None]
-"""Told of every durable commit: batches, bytes, seconds."""
+"""Called after every durable commit with the number of batches, the bytes and the seconds."""
 
 
 class _Pending(NamedTuple):
@@ -42,27 +44,27 @@ class _Pending(NamedTuple):
     size_bytes: int
     outcome: asyncio.Future[Appended | Refusal]
     request: object
-    """What it came with: all batches of one request are one who waits."""
+    """The request that brought the batch. All batches of one request count as one waiting request."""
 
     @property
     def stream(self) -> tuple[int, int]:
-        """Whose sequence numbers the batch goes on with, if its producer is idempotent."""
+        """The partition and producer whose sequence numbers the batch continues, if its producer is idempotent."""
         return self.batch.partition_key, self.batch.producer_id
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a partition's batches queue, and how many are neither settled nor dropped."""
+    """The committer that queues a partition's batches, and the number of batches neither settled nor dropped."""
 
     committer: _Committer
     count: int = 0
 
 
 QUEUED_AT_ONE_BYTES = 64 * 1024
-"""Above that in a committer's hands, the next takes the partitions that have nothing queued."""
+"""If a committer holds more than this, the next committer receives the partitions that have nothing queued."""
 
 LANES_AT_ONCE = 2
-"""Lanes that may wait in Postgres at once: each occupies a connection meanwhile."""
+"""Lanes that may wait in Postgres at once. Each occupies a connection while it waits."""
 
 
 class Appender:
@@ -97,15 +99,16 @@ class Appender:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes submitted and neither settled nor dropped; bounded by what a node holds
-        (`gateway/net/holdings.py`), since what a request gave up after its timeout is dropped with the next commit."""
+        """Bytes submitted and neither settled nor dropped. The node's bound on held bytes
+        (`gateway/net/holdings.py`) bounds them too, because a batch that its request gave up after a timeout is
+        dropped with the next commit."""
         return self._queued_bytes
 
     def submit(self, batch: NewBatch, request: object = None) -> asyncio.Future[Appended | Refusal]:
-        """Take a place in the log's order, now; batches that one `request` brings, one behind the other. The future
-        resolves once the batch is durable or refused; it carries StorageUnavailable where Postgres was lost, and then
-        the batch may or may not have been written. Cancelling it gives the batch up: it is not written unless its
-        commit has begun."""
+        """Take a place in the log's order, now. The batches of one `request` are submitted one behind the other. The
+        future resolves once the batch is durable or refused. It carries StorageUnavailable if Postgres was lost, and
+        then the batch may or may not have been written. Cancelling the future gives the batch up: the batch is not
+        written unless its commit has begun."""
         outcome: asyncio.Future[Appended | Refusal] = asyncio.get_running_loop().create_future()
         pending = _Pending(batch, len(batch.records), outcome, outcome if request is None else request)
         self._queued_bytes += pending.size_bytes
@@ -117,15 +120,15 @@ class Appender:
         return pending.outcome
 
     def _free_committer(self) -> _Committer:
-        """The first that has little to do, or the one with least."""
+        """Return the first committer that has little to do, or the one with the least."""
         for committer in self._committers:
             if committer.queued_bytes <= QUEUED_AT_ONE_BYTES:
                 return committer
         return min(self._committers, key=lambda committer: committer.queued_bytes)
 
     def settled(self, key: PartitionKey) -> Callable[[], bool]:
-        """What tells whether the commit has ended that is under way at this moment and may hold batches of the
-        partition. Those that follow it are decided on anew."""
+        """Return a function that reports whether the commit in progress now, which may hold batches of the
+        partition, has ended. Postgres decides anew about the batches of later commits."""
         place = self._places.get(key)
         if place is None:
             return lambda: True
@@ -134,7 +137,7 @@ class Appender:
         return lambda: committer.task is None or committer.commits > begun
 
     async def drain(self, timeout_s: float) -> bool:
-        """Finish what is queued; False if the time was not enough (the rest is left to its clients' retries)."""
+        """Finish what is queued. Return False if the time was not enough; the rest is left to the clients' retries."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while tasks := self._tasks():
@@ -151,7 +154,7 @@ class Appender:
     # --- for the committers ---------------------------------------------------------------------------------------
 
     def take_group(self, queue: deque[_Pending]) -> list[_Pending]:
-        """The batches of the next commit; none where all that was queued has been given up."""
+        """Return the batches of the next commit, or none if every queued batch has been given up."""
         given_up: list[_Pending] = []
         while queue and queue[0].outcome.cancelled():
             given_up.append(queue.popleft())
@@ -171,13 +174,13 @@ class Appender:
         return group
 
     async def commit(self, group: list[_Pending], queue: deque[_Pending]) -> None:
-        """One durable transaction. Every future of the group is resolved when this returns or raises, and where it was
-        not durable, those that may not be written without it (`queue` is what waits behind it). What belongs to a
-        partition that others hold goes to its lane."""
+        """Commit the group in one durable transaction. Every future of the group is resolved when this returns or
+        raises. If the group was not durable, the batches of `queue`, which wait behind it, that may not be written
+        without it are resolved too. Batches of a partition that another transaction holds move to its lane."""
         await self._commit(group, queue, wait=False)
 
     async def commit_patiently(self, group: list[_Pending], queue: deque[_Pending]) -> None:
-        """The same of one partition, waiting for whoever holds it."""
+        """Commit the group of one partition in the same way, but wait for the transaction that holds the partition."""
         async with self._waiting_lanes:
             await self._commit(group, queue, wait=True)
 
@@ -217,7 +220,7 @@ class Appender:
                 self._fail_followers(group, queue)
 
     def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
-        """Give the partitions of `busy` lanes of their own, with what `queue` has of them, in order."""
+        """Give each partition of `busy` a lane of its own, and move its batches from `queue` there in order."""
         moved: dict[PartitionKey, _Committer] = {}
         for pending in busy:
             key = pending.batch.partition_key
@@ -236,12 +239,12 @@ class Appender:
             self._places[key].committer = lane
 
     def leave_lane(self, lane: _Committer) -> None:
-        """Nothing waits in it any more."""
+        """Remove a lane in which nothing waits any more."""
         self._lanes.discard(lane)
 
     def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
-        """Answer what idempotent producers have queued behind batches that were not, or perhaps not, written; up to
-        where a producer has begun to repeat them, or to number anew."""
+        """Fail the batches that idempotent producers have queued behind batches that were not, or perhaps not,
+        written. Stop at the batch with which a producer begins to repeat them or to number anew."""
         broken: dict[tuple[int, int], NewBatch] = {}
         for pending in unwritten:
             if pending.batch.producer_id >= 0:
@@ -263,7 +266,7 @@ class Appender:
         _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
 
     def _forget(self, settled: Sequence[_Pending]) -> None:
-        """They are settled, or dropped."""
+        """Stop counting batches that are settled or dropped."""
         for pending in settled:
             self._queued_bytes -= pending.size_bytes
             place = self._places[pending.batch.partition_key]
@@ -291,8 +294,8 @@ def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
 
 
 class _Committer:
-    """One queue and at most one running commit. A `patient` one is the lane of a partition that others hold, until its
-    queue is empty."""
+    """One queue and at most one running commit. A `patient` committer is the lane of a partition that another
+    transaction holds. It exists until its queue is empty."""
 
     __slots__ = (
         "_appender",
@@ -311,15 +314,15 @@ class _Committer:
         self._patient = patient
         self._gathering = Gathering(gather_s)
         self._complete: asyncio.Future[None] | None = None
-        """While a commit waits for more."""
+        """Set while a commit waits for more requests."""
         self._requests = 0
-        """Of the queue, while a commit waits for more."""
+        """Number of requests in the queue, while a commit waits for more."""
         self._queue: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
         self.commits = 0
-        """That have ended."""
+        """Number of commits that have ended."""
         self.queued_bytes = 0
-        """What is in its hands: queued, or in the commit that runs."""
+        """Bytes that are queued or in the running commit."""
 
     def enqueue(self, pending: _Pending) -> None:
         self._queue.append(pending)
@@ -350,7 +353,8 @@ class _Committer:
                 self._gathering.ended(_requests(group), left_others=left_others, now_s=loop.time())
 
     async def _gather(self, deadline_s: float) -> None:
-        """Until the queue is complete or the time (of the loop) is up. No commit runs meanwhile."""
+        """Wait until the queue is complete or the time (of the loop) is up. No commit of this committer runs
+        concurrently."""
         self._requests = _requests(islice(self._queue, ENOUGH_REQUESTS))
         if self._gathering.complete(self._requests, self.queued_bytes):
             return
@@ -374,7 +378,7 @@ class _Committer:
 
 
 def _requests(pendings: Iterable[_Pending]) -> int:
-    """With how many requests these came; the batches of one lie together."""
+    """Count the requests that brought these batches. The batches of one request lie together."""
     count = 0
     before: object = None
     for pending in pendings:
@@ -393,5 +397,6 @@ def _fail(group: Sequence[_Pending], error: StorageError) -> None:
     for pending in group:
         if not pending.outcome.done():
             pending.outcome.set_exception(error)
-            # The producer may be gone, and then nobody asks; asking here keeps the loop from reporting it as lost.
+            # If the producer is gone, no task retrieves the exception. Retrieve it here, so that asyncio does not
+            # report it as lost.
             pending.outcome.exception()

@@ -1,4 +1,4 @@
-"""Where in a log a time is: what ListOffsets, and a share group that begins at a time, look inside batches for.
+"""Search a log by time. ListOffsets, and a share group that begins at a time, look inside batches for it.
 
 The one idea: a search ends at the first match, and runs in a thread unless the batch is too small to matter.
 """
@@ -27,24 +27,25 @@ Place = tuple[int, int]
 async def first_of_log_since(
     log_store: LogStore, key: PartitionKey, timestamp: int, log_start_offset: int
 ) -> Place | None:
-    """The first record of the partition, from the log's start on, that is not older; None if none is."""
+    """Return the first record of the partition, from the log's start on, that is not older; None if no such record
+    exists."""
     batch = await log_store.batch_at_timestamp(key, timestamp)
     while batch is not None:
         if place := await first_since(batch, timestamp, log_start_offset):
             return place
-        # Only where the records that made this batch a match lie below a log start inside it, or its producer put a
-        # greater timestamp into its head than into any record.
+        # This happens only if the records that made this batch match lie below a log start inside it, or if the
+        # producer put a greater timestamp into its head than into any record.
         batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
     return None
 
 
 async def first_since(batch: StoredBatch, timestamp: int, log_start_offset: int) -> Place | None:
-    """The first record from the log's start on that is not older; None if none is."""
+    """Return the first record from the log's start on that is not older; None if no such record exists."""
     return await _searched(batch, lambda: _first_since(batch, timestamp, log_start_offset))
 
 
 async def newest(batch: StoredBatch, log_start_offset: int) -> Place | None:
-    """The record of the greatest timestamp from the log's start on, the first of them; None if none is left."""
+    """Return the first record with the greatest timestamp from the log's start on; None if no record is left."""
     return await _searched(batch, lambda: _newest(batch, log_start_offset))
 
 
@@ -78,6 +79,6 @@ def _newest(batch: StoredBatch, log_start_offset: int) -> Place | None:
 
 
 def _of_whole(batch: StoredBatch, log_start_offset: int, error: Exception) -> Place:
-    # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
+    # The CRC was right, so the producer wrote these bytes. The answer can only refer to the whole batch.
     logger.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
     return batch.max_timestamp_ms, max(batch.base_offset, log_start_offset)

@@ -1,11 +1,11 @@
-"""What a broker checks in a record batch before it may enter the log: one table of checks, in upstream's order.
+"""The checks that a broker makes on a record batch before it may enter the log: one table, in upstream's order.
 
-The one idea: a verdict is a value. `validate` takes bytes and the topic's config and gives the batch's head or a
-`Refused`, so every row of the table is a test without sockets. Every record is read: a batch that claims what it does
-not hold would stop its consumers for ever at its offset.
+The one idea: a verdict is a value. `validate` takes bytes and the topic's config and returns the batch's head or a
+`Refused`, so every row of the table is a test without sockets. Every record is read, because a batch that claims
+records it does not hold would stop its consumers for ever at its offset.
 
-It does not look at sequences and epochs (Postgres decides those under the partition's lock), and changes no byte. On
-which thread it runs is `gateway/log/validator.py`'s to say.
+This module does not look at sequences and epochs (Postgres decides those under the partition's lock), and changes no
+byte. `gateway/log/validator.py` chooses the thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _offset_of: Callable[[ReadRecord], int] = attrgetter("offset")
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a batch is not appended. `record_errors` are (index in the batch, reason) of offending records (KIP-467)."""
+    """The reason why a batch is not appended. `record_errors` are (index in the batch, reason) of offending records
+    (KIP-467)."""
 
     code: ErrorCode
     message: str
@@ -58,11 +59,11 @@ def validate(
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     scratch: memoryview | None = None,
 ) -> BatchHead | Refused:
-    """The head of the one valid batch in `records`, or the first check it fails.
+    """Return the head of the one valid batch in `records`, or the first check that the batch fails.
 
     Mirrors ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator, in that order.
-    `version` is the Produce request's. Raises DecompressedTooLargeError where `max_decompressed_bytes` was lowered and
-    a larger bound may give a verdict. What is decompressed is written to `scratch`, where it is given.
+    `version` is the Produce request's. Raise DecompressedTooLargeError if `max_decompressed_bytes` was lowered and a
+    larger bound may give a verdict. Decompressed bytes are written to `scratch`, if given.
     """
     if not records:
         return Refused(ErrorCode.INVALID_RECORD, "a partition must carry exactly one record batch, and has none")
@@ -154,8 +155,8 @@ def _check_records(
 
 
 def _judge_offsets(reader: RecordReader) -> Refused | None:
-    """Reads every record and looks at nothing but its place. There is no statement of Python for a record: this is what
-    a produced one costs."""
+    """Read every record and check only its place. No Python statement runs per record, because this is the cost of
+    each produced record."""
     expected = 0
     for window in reader.windows():
         deltas = tuple(map(_offset_of, window))
@@ -168,7 +169,7 @@ def _judge_offsets(reader: RecordReader) -> Refused | None:
 
 
 class _Rules(NamedTuple):
-    """What a topic asks of single records. One is made for every batch."""
+    """A topic's demands on single records. One value is made for every batch."""
 
     keys_needed: bool
     earliest_ms: int

@@ -1,9 +1,9 @@
-"""The node's copy of the topics, so that no produce or fetch asks Postgres what it knows already.
+"""The node's copy of the topics, so that no produce or fetch asks Postgres for what the node knows already.
 
-The one idea: the catalog of one revision, brought to the next by what changed between them. Postgres gives every change
-a revision in the order of commits; this copy asks for what is newer than it knows, is filled by a read-through when a
-name is missing, and is told at once of what this node's own admin requests did. News may arrive twice and in any order:
-of two states of a topic the one with the greater revision stands, and an id that is gone never comes back.
+The one idea: the catalog holds one revision and moves to the next by applying the changes between them. Postgres gives
+every change a revision in the order of commits. This copy asks for changes newer than its revision, reads a missing
+name through, and applies this node's own admin requests at once. Changes may arrive twice and in any order: of two
+states of a topic, the one with the greater revision stands, and a removed id never comes back.
 
 It does not create topics, and does not decide which configs are legal.
 """
@@ -71,7 +71,7 @@ DISCARDED = "discarded"
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """A topic that this node refuses by now, and what may still come to its partitions."""
+    """A topic that this node already refuses, and what may still arrive for its partitions."""
 
     keys: Sequence[PartitionKey]
     owned: int
@@ -91,7 +91,8 @@ def _assignments(topic: Topic) -> list[tuple[int, Assignment]]:
 
 
 class Catalog:
-    """Lookups are synchronous and O(1); `resolve` and its kin ask Postgres about what is missing, once for all."""
+    """The topics by name and id. Lookups are synchronous and O(1). `resolve` and its kin ask Postgres about missing
+    topics, once for all callers."""
 
     def __init__(self, store: TopicStore, tail: Tail, broker: BrokerConfig) -> None:
         self._store = store
@@ -110,47 +111,47 @@ class Catalog:
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
         self._by_rendered: dict[str, str] = {}
         self.quotas = Quotas()
-        """Which limit holds for whom. Another object when one has changed."""
+        """The limits that apply to each client. Replaced by another object when a limit has changed."""
         self.acls = Acls()
-        """Another object when one has changed."""
+        """Replaced by another object when an ACL has changed."""
         self.follows_acls = False
-        """Whether a name that Postgres is asked about is known only with the ACLs that were made before it. Costs each
-        of those a look at what has changed; for a node with an authorizer."""
+        """True if a name that Postgres is asked about becomes known only with the ACLs that were made before it.
+        Each such question then costs a look at the changes. Set on a node with an authorizer."""
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
         self._next_look: asyncio.Task[None] | None = None
         self._looking_for_new: asyncio.Task[None] | None = None
-        """Has not asked yet."""
+        """A task that has not asked Postgres yet."""
         self._comparing: asyncio.Task[None] | None = None
-        """Has asked."""
+        """A task that has asked Postgres."""
         self.leads: Callable[[], Leads] = lambda: _leads_all
-        """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
+        """Tells if clients of a partition are directed to this node. Replaced by another object when the live nodes
+        change."""
         self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once
-        """Of a partition: what tells whether all appends that are under way for it have ended."""
+        """For a partition, returns a function that reports whether all appends in progress for it have ended."""
         self.removed: Callable[[Topic], object] = lambda topic: None
-        """Called with each topic that is gone."""
+        """Called with each removed topic."""
         self.performed: Counter[str] = Counter()
         """Operations by their names, and those that found nothing to do ("discarded")."""
         self.owned = 0
-        """Partitions whose clients are pointed to this node, as far as its last pass has decided."""
+        """Partitions whose clients are directed to this node, as of its last pass."""
         self.count_materialised: Callable[[int], object] = lambda partitions: None
         """Called with the number of partitions that this node has come to own."""
         self.count_removed: Callable[[int], object] = lambda partitions: None
-        """Called with the number of those that it owned and of which it has dropped the last."""
+        """Called with the number of owned partitions whose last state this node has dropped."""
         self.assigned: object = None
-        """Another object whenever other nodes are named for partitions that were known."""
+        """Replaced by another object whenever other nodes are named for known partitions."""
         self.assigned_s = float("-inf")
-        """When (loop time) this node saw that last."""
+        """The time (of the loop) at which this node last saw such a change."""
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called whenever topics or settings changed, once or more often for changes that came together."""
+        """Called whenever topics or settings changed, once or more often for changes that arrived together."""
 
     async def serve_as(self, broker_name: Callable[[], str]) -> None:
-        """Loads everything; from here on what was set for the broker of that id alone applies too. Raises
-        StorageError."""
+        """Load everything. From here on, settings for the broker of that id alone apply too. Raise StorageError."""
         self._broker_name = broker_name
         await self.refresh_if_changed()
         await self.settle()
@@ -168,7 +169,7 @@ class Catalog:
         return list(self._by_name.values())
 
     def take_changed_topics(self) -> Iterable[UUID]:
-        """Ids of those that came, changed or went since this was called last."""
+        """Return the ids of topics that appeared, changed or disappeared since the last call."""
         changed, self._changed_topics = self._changed_topics, {}
         return changed
 
@@ -179,7 +180,7 @@ class Catalog:
 
     @property
     def removed_ids(self) -> Sequence[UUID]:
-        """Topics that are refused by now, and of which something may be left."""
+        """Ids of topics that are already refused and of which something may be left."""
         return list(self._tombstones)
 
     @property
@@ -197,24 +198,24 @@ class Catalog:
         return self._broker
 
     def set_broker(self, broker: BrokerConfig) -> None:
-        """Dynamic broker settings have changed; every topic's effective config follows."""
+        """Replace the dynamic broker settings. Every topic's effective config follows."""
         self._broker = broker
         self._configs.clear()
         self.changed()
 
     @property
     def group_configs(self) -> Mapping[str, Mapping[str, str]]:
-        """What was set on single groups, by group id. Never mutated."""
+        """Settings of single groups, by group id. Never mutated."""
         return self._group_configs
 
     def set_group_configs(self, configs: Mapping[str, Mapping[str, str]]) -> None:
-        """What is set on single groups has changed."""
+        """Replace the settings of single groups."""
         if configs != self._group_configs:
             self._group_configs = configs
             self.changed()
 
     def config(self, topic: Topic) -> TopicConfig:
-        """The topic's effective config: what was set on it, else the broker's default."""
+        """Return the topic's effective config: its own settings, else the broker's defaults."""
         cached = self._configs.get(topic.topic_id)
         if cached is not None and cached[0] is topic:
             return cached[1]
@@ -225,8 +226,9 @@ class Catalog:
     # --- asking Postgres ------------------------------------------------------------------------------------------
 
     async def resolve(self, name: str) -> Topic | None:
-        """The topic, from Postgres if it is not known here. All who miss one name at once share one query, and a name
-        that does not exist is asked for at most once in UNKNOWN_FOR_S. StorageUnavailable if Postgres is away."""
+        """Return the topic, from Postgres if it is not known here. All concurrent callers that miss one name share
+        one query, and a name that does not exist is asked for at most once in UNKNOWN_FOR_S. Raise
+        StorageUnavailable if Postgres is away."""
         topic = self._by_name.get(name)
         if topic is not None or why_illegal(name) is not None:
             return topic
@@ -236,7 +238,7 @@ class Catalog:
         return await self._ask_once(name, self._store.find)
 
     async def resolve_id(self, topic_id: UUID) -> Topic | None:
-        """The topic of an id; as `resolve`."""
+        """Return the topic with this id, in the same way as `resolve`."""
         topic = self.get_by_id(topic_id)
         if topic is not None:
             return topic
@@ -246,8 +248,8 @@ class Catalog:
         return await self._ask_once(topic_id, self._store.find_by_id)
 
     async def resolve_all(self, names: Iterable[str]) -> None:
-        """Ask Postgres about all of these that are not known here, at a cost that does not follow their number;
-        `get` then has those that exist. StorageUnavailable if Postgres is away."""
+        """Ask Postgres about all of these that are not known here, at a cost independent of their number. `get` then
+        returns those that exist. Raise StorageUnavailable if Postgres is away."""
         missing: set[str] = set()
         async for name in in_pieces(names):
             if name not in self._by_name and why_illegal(name) is None:
@@ -259,7 +261,7 @@ class Catalog:
             await self.resolve(name)
 
     async def resolve_all_ids(self, topic_ids: Iterable[UUID]) -> None:
-        """The topics of ids, for `get_by_id`; as `resolve_all`."""
+        """Do the same as `resolve_all` for ids, for `get_by_id`."""
         missing: set[UUID] = set()
         async for topic_id in in_pieces(topic_ids):
             if topic_id not in self._by_id:
@@ -271,8 +273,8 @@ class Catalog:
             await self.resolve_id(topic_id)
 
     async def refresh_if_changed(self) -> None:
-        """Be at least as new as the moment of the call, for one query and what has changed. Callers during a look,
-        which may have read Postgres before they asked, share the one after it."""
+        """Become at least as new as the moment of the call, at the cost of one query and the changes. A look in
+        progress may have read Postgres before the call, so callers during it share the next one."""
         if self._look is None:
             self._look = self._start_look(None)
             look = self._look
@@ -283,17 +285,18 @@ class Catalog:
         await asyncio.shield(look)
 
     async def is_converged(self) -> bool:
-        """Whether nothing has changed and nothing is left over: a look at the committed revision alone, a fraction of
-        what it costs to ask for changes. Raises StorageError."""
+        """Return True if nothing has changed and nothing is left over. This looks at the committed revision alone,
+        at a fraction of the cost of asking for changes. Raise StorageError."""
         if self.deferred or self.leads() is not self._placed_by or self._own_name() != self._followed_as:
             return False
         return await self._store.revision() == self._revision
 
     async def settle(self) -> None:
-        """What nobody who asks for the newest state has to wait for: which partitions this node owns, and the end of
-        what is removed. Called by one pass at a time."""
+        """Do the part of a refresh that readers need not wait for: decide which partitions this node owns, and
+        finish removals. Called by one pass at a time."""
         await self._place()
-        # Of an earlier pass: whoever had looked the topic up before it was removed has had the time between the two.
+        # These are from an earlier pass. A caller that had looked the topic up before its removal has had the time
+        # between the two passes.
         busy = {topic_id for topic_id in self._confirmable if not self._is_settled(topic_id)}
         await self._stage(list(decide_confirmed(self._confirmable, busy)))
         self._confirmable = self.removed_ids
@@ -301,7 +304,7 @@ class Catalog:
     # --- told by this node's own admin requests -------------------------------------------------------------------
 
     def apply(self, topic: Topic) -> bool:
-        """A state of the topic, from whoever read it: it stands unless a later one is known. Whether it does."""
+        """Apply a state of the topic unless a later one is known. Return True if it was applied."""
         held = self._by_id.get(topic.topic_id)
         if topic.topic_id in self._gone or (held is not None and held.topic.changed_revision >= topic.changed_revision):
             return False
@@ -314,7 +317,7 @@ class Catalog:
             self.assigned, self.assigned_s = object(), asyncio.get_running_loop().time()
         self._changed_topics[topic.topic_id] = None
         self._by_name[topic.name] = topic
-        # Who owned it still does: partitions are only added.
+        # Ownership stays, because partitions are only added.
         self._by_id[topic.topic_id] = Held(topic, None if held is None else held.owned)
         self._unplaced[topic.topic_id] = None
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
@@ -324,8 +327,8 @@ class Catalog:
         return True
 
     def remove(self, topic_id: UUID) -> bool:
-        """The topic is deleted: its parked fetches end. What is under way for it may still leave something behind,
-        which a later pass drops. Whether it was held."""
+        """Delete the topic and end its parked fetches. Work in progress for it may still leave something behind,
+        which a later pass drops. Return True if the topic was held."""
         self._remember_gone(topic_id)
         held = self._by_id.pop(topic_id, None)
         if held is None:
@@ -347,8 +350,8 @@ class Catalog:
         return True
 
     def perform(self, operation: Operation) -> None:
-        """Synchronous and idempotent, and nobody else changes what is held; checked against what is held by now, since
-        the operation was decided on before the last await."""
+        """Carry out one operation. This is synchronous and idempotent, and the only place that changes what is held.
+        It checks against the present state, because the operation was decided on before the last await."""
         match operation:
             case InstallRouted(topic):
                 done = self.apply(topic)
@@ -385,11 +388,11 @@ class Catalog:
 
     @property
     def deferred(self) -> int:
-        """What the last pass has left to a later one."""
+        """Amount of work that the last pass has left to a later one."""
         return len(self._unplaced) + len(self._tombstones)
 
     def reset(self) -> None:
-        """Nothing that is known is true any more; the next look reads everything."""
+        """Forget everything, because none of it is true any more. The next look reads everything."""
         for topic in self.topics():
             self.remove(topic.topic_id)
         # The same topics may come back.
@@ -402,9 +405,9 @@ class Catalog:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _look_for_new(self) -> None:
-        """A topic that was unknown a moment ago may have been created since. However many ask for however many names,
-        Postgres answers one question at a time: whoever asks in the meantime shares the next. While nothing has changed
-        that is a look at the committed revision alone."""
+        """Look for topics that were created since they were found unknown. Postgres answers one question at a time,
+        for any number of callers and names: callers that arrive in the meantime share the next one. While nothing
+        has changed, this looks at the committed revision alone."""
         if self._looking_for_new is None:
             self._looking_for_new = asyncio.get_running_loop().create_task(self._compare_revisions(self._comparing))
             self._looking_for_new.add_done_callback(self._looked_for_new)
@@ -413,7 +416,7 @@ class Catalog:
     async def _compare_revisions(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        # From here on nobody else may share: what Postgres reads may be older than their question.
+        # From here on no other caller may share this task: Postgres may read a state older than their question.
         self._comparing, self._looking_for_new = self._looking_for_new, None
         if await self._store.revision() != self._revision:
             await self.refresh_if_changed()
@@ -427,7 +430,7 @@ class Catalog:
             task.exception()
 
     async def _ask_once(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
-        """One query for all who miss `key` at this moment."""
+        """Run one query for all concurrent callers that miss `key`."""
         lookup = self._lookups.get(key)
         if lookup is None:
             lookup = self._lookups[key] = asyncio.get_running_loop().create_task(self._look_up(key, find))
@@ -438,7 +441,7 @@ class Catalog:
         found = await find(key)
         if found is not None and self.follows_acls:
             await self.refresh_if_changed()
-        # This node may have created or deleted it during the query, and then knows better.
+        # This node may have created or deleted the topic during the query, and then knows better.
         known = self._by_name.get(key) if isinstance(key, str) else self.get_by_id(key)
         if known is not None or found is None:
             if known is None:
@@ -450,7 +453,7 @@ class Catalog:
     def _looked_up(self, key: str | UUID, task: asyncio.Task[Topic | None]) -> None:
         del self._lookups[key]
         if not task.cancelled():
-            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            # The waiting callers may be gone. Retrieve the error, so that asyncio does not report it as lost.
             task.exception()
 
     def _start_look(self, after: asyncio.Task[None] | None) -> asyncio.Task[None]:
@@ -461,14 +464,15 @@ class Catalog:
     def _looked(self, look: asyncio.Task[None]) -> None:
         self._look, self._next_look = self._next_look, None
         if not look.cancelled():
-            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            # The waiting callers may be gone. Retrieve the error, so that asyncio does not report it as lost.
             look.exception()
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         if after is not None:
             await asyncio.wait({after})
         changes = await self._store.changes(self._revision)
-        # Before topics: nobody may find one here and be allowed what was denied before it was made.
+        # ACLs before topics: otherwise a client could find a topic here and be allowed what was denied before the topic
+        # was made.
         if changes.acls is not None:
             self.acls = await Acls.read(changes.acls)
         for topic_id in changes.deleted:
@@ -492,8 +496,8 @@ class Catalog:
             self.perform(operation)
 
     async def _place(self) -> None:
-        """Decides which partitions this node owns: of topics that are new to it or have changed, of all when the live
-        nodes are others."""
+        """Decide which partitions this node owns: for new and changed topics, or for all topics if the live nodes
+        have changed."""
         leads = self.leads()
         topic_ids = list(self._unplaced if leads is self._placed_by else self._by_id)
         async for topic_id in in_pieces(topic_ids):
@@ -522,7 +526,7 @@ class Catalog:
             return
         broker, refused = parse_stored(self._broker.static, dynamic, own)
         for error in refused.values():
-            # Stored by a node of another release: the others are in force.
+            # A node of another release stored it. The other settings are in force.
             logger.error("stored broker setting refused", error=str(error))
         if (broker.dynamic, broker.own) != (self._broker.dynamic, self._broker.own):
             self.set_broker(broker)

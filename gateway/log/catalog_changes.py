@@ -1,9 +1,9 @@
-"""What a node must do to get from the topics it holds to those that are committed: values in, operations out.
+"""The operations that lead a node from the topics it holds to the committed ones: values in, operations out.
 
-The one idea: compared is what stands, not what happened. A topic is known by its id and its revisions, so one that was
-deleted and created again under its name is another, and news that is read twice, late or in another order changes
-nothing. It knows neither Postgres nor the event loop; `Catalog.perform` carries operations out, one by one, and checks
-each against what is held by then.
+The one idea: compare states, not events. A topic is known by its id and its revisions. So a topic that was deleted and
+created again under its name is another topic, and changes that are read twice, late or in another order have no effect.
+This module knows neither Postgres nor the event loop. `Catalog.perform` carries operations out one by one, and checks
+each against the state of that moment.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from storage.types import CatalogChanges, Partition, Topic
 
 @dataclass(frozen=True, slots=True)
 class InstallRouted:
-    """Not held here, or an earlier state of it: its name, id and partitions become known, and where they lead."""
+    """A topic not held here, or held in an earlier state: its name, id, partitions and their routing become known."""
 
     topic: Topic
 
 
 @dataclass(frozen=True, slots=True)
 class InstallOwned:
-    """Clients of these partitions, and of no others of the topic, are pointed to this node from now on."""
+    """Clients of these partitions, and of no others of the topic, are directed to this node from now on."""
 
     topic: Topic
     owned: frozenset[int]
@@ -32,14 +32,15 @@ class InstallOwned:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRouted:
-    """Held here, and committed no more: it is refused from now on, and what waits for its partitions ends."""
+    """A topic held here but no longer committed: the node refuses it from now on, and ends what waits for its
+    partitions."""
 
     topic_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRemove:
-    """Removed, and nothing that was under way for it can come to its partitions any more: the last of it goes."""
+    """A removed topic for which no work in progress can reach its partitions any more: its last state is dropped."""
 
     topic_id: UUID
 
@@ -53,15 +54,15 @@ class Held:
 
     topic: Topic
     owned: frozenset[int] | None = None
-    """Indexes of partitions whose clients are pointed here; None: not decided for this state of the topic."""
+    """Indexes of partitions whose clients are directed here; None: not decided for this state of the topic."""
 
 
 def decide(held: Mapping[UUID, Held], changes: CatalogChanges) -> Iterator[RemoveRouted | InstallRouted]:
-    """Removals first, so that a name is free for the topic that has it now."""
+    """Yield removals first, so that a name is free for the topic that has it now."""
     if changes.whole:
         committed = {topic.topic_id for topic in changes.topics}
         for each in held.values():
-            # What is newer than the answer was created here while it was read.
+            # A topic newer than the answer was created here while the answer was read.
             if each.topic.topic_id not in committed and each.topic.changed_revision <= changes.revision:
                 yield RemoveRouted(each.topic.topic_id)
     for topic_id in changes.deleted:
@@ -74,14 +75,16 @@ def decide(held: Mapping[UUID, Held], changes: CatalogChanges) -> Iterator[Remov
 
 
 def decide_owned(held: Held, leads: Callable[[Partition], bool]) -> InstallOwned | None:
-    """`leads`: whether this node is where clients of a partition are pointed to, by the live nodes of this moment."""
+    """Decide which partitions of the topic this node owns. `leads` tells if clients of a partition are directed to
+    this node, judged by the present live nodes."""
     topic = held.topic
     owned = frozenset(part.partition_index for part in topic.partitions if leads(part))
     return None if owned == held.owned else InstallOwned(topic, owned)
 
 
 def decide_confirmed(removed: Collection[UUID], busy: Collection[UUID]) -> Iterator[ConfirmRemove]:
-    """`removed` by an earlier pass; `busy` are those for which something that began before is still under way."""
+    """Yield a confirmation for each topic of `removed`, by an earlier pass, except the `busy` ones, for which work
+    that began before is still in progress."""
     for topic_id in removed:
         if topic_id not in busy:
             yield ConfirmRemove(topic_id)

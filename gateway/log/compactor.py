@@ -1,19 +1,20 @@
-"""Log compaction's decisions: which records of a batch stay, and what the batch looks like without the others.
+"""The decisions of log compaction: which records of a batch stay, and how the batch looks without the others.
 
-The one idea: values in, values out. `index_keys` learns the newest offset of every key in the dirty part of a log;
-`clean` judges batches against that index. A record stays if no newer one has its key; a record without a value (a
-tombstone) stays until `delete.retention.ms` after the first cleaning that met it (KIP-534), so that a reader that is on
-its way learns of the deletion. Batches keep their offsets, producer, sequence and attributes; those that cannot be read
-are left alone.
+The one idea: values in, values out. `index_keys` learns the newest offset of every key in the dirty part of a log.
+`clean` judges batches against that index. A record stays if no newer one has its key. A record without a value (a
+tombstone) stays until `delete.retention.ms` after the first cleaning that met it (KIP-534), so that a reader on its way
+learns of the deletion. Batches keep their offsets, producer, sequence and attributes. Batches that cannot be read are
+left alone.
 
-All transactions below the end of a run have ended. Records of those that were committed count as any others do; records
-of those that were aborted go, and supersede nothing. A marker that says COMMIT goes: a reader is not told of committed
-transactions, so it waits for no end of one, and what a producer may send next is kept elsewhere. One that says ABORT
-stays, as does the row that names its transaction: a reader is told where aborted transactions began and leaves out the
-producer's batches from there until it meets the marker; without one it leaves out what the producer committed next.
+All transactions below the end of a run have ended. Records of committed transactions count as any others do. Records of
+aborted transactions are removed and supersede nothing. A COMMIT marker is removed: a reader does not learn of committed
+transactions, so it waits for no end of one, and the producer's next sequence is kept elsewhere. An ABORT marker stays,
+as does the row that names its transaction. A reader learns where aborted transactions began and leaves out the
+producer's batches from there until it meets the marker. Without the marker it would leave out what the producer
+committed next.
 
-Mirrors upstream's Cleaner, but for this: there, aborted transactions are forgotten once none of their records is left
-and delete.retention.ms has passed. It reads and writes no log: `gateway/operate/maintenance.py` does.
+Mirrors upstream's Cleaner, except that upstream forgets an aborted transaction once none of its records is left and
+delete.retention.ms has passed. This module reads and writes no log: `gateway/operate/maintenance.py` does.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from storage.types import StoredBatch
 logger = structlog.get_logger(__name__)
 
 MAX_KEYS = 12_000_000
-"""Distinct keys of one compaction run: 268 MB, and 134 more for a moment while the map grows. A log with more is
+"""Distinct keys of one compaction run: 268 MB, and 134 more briefly while the map grows. A log with more keys is
 cleaned in several runs."""
 
 
 @dataclass(slots=True)
 class Cleaned:
-    """What is to be replaced: base offsets of batches that go, and what comes in the place of some of them."""
+    """The changes to a log: base offsets of removed batches, and the batches that replace some of them."""
 
     removed: list[int] = field(default_factory=list[int])
     added: list[StoredBatch] = field(default_factory=list[StoredBatch])
@@ -57,8 +58,8 @@ class Cleaned:
 
 
 def index_keys(batches: Iterable[StoredBatch], index: OffsetMap, aborted: Iterable[AbortedSpan]) -> int | None:
-    """Add the batches' keys, in offset order; `aborted` are all aborted transactions that the batches may be of. If the
-    index fills up: the offset behind the last batch that is in it."""
+    """Add the batches' keys, in offset order. `aborted` are all aborted transactions to which the batches may
+    belong. If the index fills up, return the offset behind the last batch that is in it."""
     transactions = _Aborted(aborted)
     for batch in batches:
         if not index.covers(batch.last_offset):
@@ -83,8 +84,8 @@ def clean(
     now_ms: int,
     delete_retention_ms: int,
 ) -> Cleaned:
-    """Judge every record of the batches, all of which lie below the end of what was indexed. `aborted` are all aborted
-    transactions that the batches may be of."""
+    """Judge every record of the batches, all of which lie below the end of what was indexed. `aborted` are all
+    aborted transactions to which the batches may belong."""
     transactions = _Aborted(aborted)
     cleaned = Cleaned()
     for batch in batches:
@@ -115,7 +116,7 @@ def clean(
 
 
 class _Aborted:
-    """Which batches were aborted. The transactions of one producer follow each other."""
+    """Tells which batches were aborted. The transactions of one producer follow each other."""
 
     __slots__ = ("_spans",)
 
@@ -137,7 +138,7 @@ def _first_offset(span: AbortedSpan) -> int:
 
 
 def _says_commit(marker: StoredBatch) -> bool:
-    """Whether the marker can be read and says so."""
+    """Return True if the marker can be read and says COMMIT."""
     try:
         return control_type_of(marker.records) is ControlType.COMMIT
     except DAMAGED as error:
@@ -160,7 +161,7 @@ def _judge(reader: RecordReader, index: OffsetMap, *, tombstones_go: bool) -> _K
     for window in reader.windows():
         for record in window:
             number += 1
-            # One without a key has no place in a compacted log.
+            # A record without a key has no place in a compacted log.
             if record.key is None or index.newest(record.key) > record.offset:
                 continue
             if record.value is None:
@@ -173,8 +174,8 @@ def _judge(reader: RecordReader, index: OffsetMap, *, tombstones_go: bool) -> _K
 
 
 def _rebuilt(reader: RecordReader, kept: _Kept, horizon_ms: int | None) -> StoredBatch:
-    """The batch with fewer records, each as its producer wrote it: only where a delete horizon comes into the field of
-    the base timestamp the distances to it are written anew."""
+    """Return the batch with fewer records, each as its producer wrote it. The exception: if a delete horizon
+    replaces the base timestamp, the records' distances to it are rewritten."""
     head, body = reader.head, reader.body
     spans = list(record_spans(body))
     records: Iterable[Buffer] = (body[slice(*spans[number])] for number in kept.numbers)
@@ -198,8 +199,8 @@ def _rebuilt(reader: RecordReader, kept: _Kept, horizon_ms: int | None) -> Store
 
 
 def _reader_of(batch: StoredBatch) -> RecordReader | None:
-    """A reader of a batch that can be read to its end; None for what compaction must not touch, since the keys of half
-    a batch must not supersede what can be read."""
+    """Return a reader of a batch that can be read to its end. Return None for a batch that compaction must not
+    touch, because the keys of half a batch must not supersede readable records."""
     try:
         reader = RecordReader(batch.records)
         for window in reader.windows():

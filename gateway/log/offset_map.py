@@ -44,11 +44,11 @@ class OffsetMap:
         return self._count >= self._max_keys
 
     def covers(self, offset: int) -> bool:
-        """Whether the offset can be kept; a run must end before one that cannot."""
+        """Return True if the offset can be kept. A run must end before one that cannot."""
         return 0 <= offset - self._base_offset < MAX_SPAN
 
     def put(self, key: Buffer, offset: int) -> None:
-        """`offset` is above every one put before."""
+        """Store the offset of a key. `offset` is above every offset stored before."""
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         at = self._find(digest)
         table = self._table
@@ -59,17 +59,17 @@ class OffsetMap:
                 table = self._table
             self._count += 1
             table[at : at + DIGEST_BYTES] = digest
-        # One more than the distance: a slot of zeros is free.
+        # Store the distance plus one, because a slot of zeros is free.
         _OFFSET.pack_into(table, at + DIGEST_BYTES, offset - self._base_offset + 1)
 
     def newest(self, key: Buffer) -> int:
-        """−1 for a key that was not put."""
+        """Return the newest offset of the key; −1 for an unknown key."""
         at = self._find(blake2b(key, digest_size=DIGEST_BYTES).digest())
         (distance,) = cast("tuple[int]", _OFFSET.unpack_from(self._table, at + DIGEST_BYTES))
         return self._base_offset + distance - 1 if distance else -1
 
     def _find(self, digest: bytes) -> int:
-        """Where the digest's slot is, or would be."""
+        """Return the position of the digest's slot, or of the free slot for it."""
         table, end_mask = self._table, self._end_mask
         at = int.from_bytes(digest[:5], "little") * SLOT_BYTES & end_mask
         while True:

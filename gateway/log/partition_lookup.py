@@ -1,6 +1,6 @@
-"""From the topic and partition that a request names to what is stored, or the code that says why not.
+"""Resolve the topic and partition that a request names, or return the code that says why not.
 
-The one idea: every API that asks about partitions refuses alike, so the reasons are found in one place and are values.
+The one idea: every API that asks about partitions refuses alike, so one place finds the reasons, and they are values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
 NO_LEADER_EPOCH = -1
-"""Of a client that names none."""
+"""The epoch sent by a client that names none."""
 
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
-    """KIP-320: what a client that knows another epoch of the partition is told; −1 knows none."""
+    """Return the code for a client that knows another epoch of the partition (KIP-320). −1: the client knows none."""
     if claimed < 0 or claimed == leader_epoch:
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
-    """What is said of a partition that nobody may lead: nobody serves it."""
+    """Return the code for a partition that no node may lead: no node serves it."""
     assignment = partition.assignment
     if assignment is None or not context.services.membership.leaders.leaves_unled(assignment):
         return ErrorCode.NONE
@@ -38,29 +38,31 @@ def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
 
 
 def check_leader(partition: Partition, context: RequestContext) -> ErrorCode:
-    """What is said of a partition for which its leader answers: where replicas are counted, that must be this node."""
+    """Return the code for a partition for which only its leader answers. If replicas are counted, this node must be
+    the leader."""
     if context.services.replicas_strict:
         return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
     return check_led(partition, context)
 
 
 Epochs = Sequence[tuple[int, int]]
-"""A partition's leader epochs but the first, each with the offset at which it began, in order."""
+"""A partition's leader epochs except the first, each with the offset at which it began, in order."""
 
 
 FIRST_LEADER_EPOCH = 0
-"""Of every partition."""
+"""The first epoch of every partition."""
 
 
 def end_of_epoch(leader_epoch: int, epochs: Epochs, end_offset: int) -> tuple[int, int]:
-    """The last epoch that is not above `leader_epoch`, and where it ended: where the next began, or the log ends."""
+    """Return the last epoch that is not above `leader_epoch`, and its end: the start of the next epoch, or the end
+    of the log."""
     known = [epoch for epoch, _ in epochs if epoch <= leader_epoch]
     ended = next((start for epoch, start in epochs if epoch > leader_epoch), end_offset)
     return known[-1] if known else FIRST_LEADER_EPOCH, ended
 
 
 def epoch_at(offset: int, epochs: Epochs) -> int:
-    """The epoch in which the record at `offset` was appended. At the log's end this is the present epoch."""
+    """Return the epoch in which the record at `offset` was appended. At the log's end this is the present epoch."""
     return max((epoch for epoch, start in epochs if start <= offset), default=FIRST_LEADER_EPOCH)
 
 
@@ -95,15 +97,15 @@ def epochs_of(
 
 
 def unknown_topic(*, by_id: bool) -> ErrorCode:
-    """What is said of a topic that does not exist."""
+    """Return the code for a topic that does not exist."""
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestContext, *, by_id: bool) -> ErrorCode:
-    """Asks Postgres for those of the topics, of which a request gives either name or id, that are missing here; the
-    code of those that are missing still."""
+    """Ask Postgres for those of the topics that are missing here. A request gives either names or ids. Return the
+    code for topics that are still missing."""
     catalog = context.services.catalog
-    # What is not known is sorted out in pieces; then one call asks for all of it.
+    # Unknown topics are sorted out in pieces. Then one call asks for all of them.
     if by_id:
         ids = [topic_id async for _, topic_id in in_pieces(topics) if catalog.get_by_id(topic_id) is None]
         names = []
@@ -120,7 +122,8 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
 async def look_up_topics(
     names: Iterable[str], context: RequestContext, operation: AclOperation | None
 ) -> dict[str, Topic | ErrorCode]:
-    """Each topic, or why there is none for who asks. `operation`: what one must be allowed; None: nothing."""
+    """Return each topic, or the reason why the client gets none. `operation`: the operation that the client must be
+    allowed; None: nothing is checked."""
     asked = await first_of_each(names)
     catalog = context.services.catalog
     refused, unknown = set[str](), list[str]()
@@ -129,7 +132,7 @@ async def look_up_topics(
         unknown = [name async for name in in_pieces(asked) if name not in refused and catalog.get(name) is None]
     missing = await resolve_topics(((name, ZERO_UUID) for name in asked if name not in refused), context, by_id=False)
     if operation is not None and unknown:
-        # ACLs may have come with the topics, made before them.
+        # ACLs made before the topics may have arrived with them.
         refused |= {name async for name in in_pieces(unknown) if not may_topic(context, operation, name)}
     return {
         name: ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else catalog.get(name) or missing
@@ -138,7 +141,7 @@ async def look_up_topics(
 
 
 def find_partition(topic: Topic | ErrorCode, partition_index: int) -> Partition | ErrorCode:
-    """The partition, or why there is none for who asks."""
+    """Return the partition, or the reason why the client gets none."""
     if isinstance(topic, ErrorCode):
         return topic
     if not 0 <= partition_index < len(topic.partitions):
@@ -154,7 +157,7 @@ def find_served(
     *,
     by_follower: bool = False,
 ) -> Partition | ErrorCode:
-    """As `find_partition`, of one that this node is asked to answer for: see `judge_role`."""
+    """Find a partition for which a client asks this node to answer. See `find_partition` and `judge_role`."""
     partition = find_partition(topic, partition_index)
     if isinstance(partition, ErrorCode):
         return partition
@@ -162,9 +165,10 @@ def find_served(
 
 
 def judge_role(partition: Partition, claimed: int, context: RequestContext, *, by_follower: bool = False) -> ErrorCode:
-    """Why this node does not answer for the partition, in the order of upstream's ReplicaManager and Partition: where
-    replicas are counted, who holds none knows no epoch either; what nobody may lead nobody serves. `claimed`: the
-    client's leader epoch; `by_follower`: any replica may answer, not the leader alone."""
+    """Return the reason why this node does not answer for the partition, in the order of upstream's ReplicaManager
+    and Partition. If replicas are counted, a node without a replica knows no epoch either. No node serves a
+    partition that no node may lead. `claimed`: the client's leader epoch; `by_follower`: any replica may answer, not
+    the leader alone."""
     if context.services.replicas_strict and not is_replica(partition, context):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if refusal := check_leader_epoch(claimed, partition.leader_epoch):
@@ -173,7 +177,7 @@ def judge_role(partition: Partition, claimed: int, context: RequestContext, *, b
 
 
 def is_replica(partition: Partition, context: RequestContext) -> bool:
-    """Whether this node leads the partition, or was named for it."""
+    """Return True if this node leads the partition, or was named for it."""
     membership, named = context.services.membership, partition.assignment
     return membership.leads(partition) or (named is not None and membership.node_id in named.replicas)
 

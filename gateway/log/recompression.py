@@ -1,12 +1,13 @@
-"""Produced batches in the codec that their topic asks for (`compression.type`), made off the event loop.
+"""Recompress produced batches, off the event loop, with the codec that their topic demands (`compression.type`).
 
-The one idea: only the records section is made anew, from the bytes that its producer wrote; offsets, timestamps and
-sequences stay, and the head follows (codec, length, CRC). A batch that has the topic's codec already is kept as it
-came, whatever its level, as by upstream.
+The one idea: only the records section is made anew, from the bytes that its producer wrote. Offsets, timestamps and
+sequences stay, and the head follows (codec, length, CRC). A batch that already has the topic's codec is kept as it
+came, whatever its level, as upstream does.
 
-What comes out may be far larger than what went in, so a request claims room for it before the work and has it until its
-batches are in the log. It does so at its place in its connection's line, where it waits for no other request: who has
-room never waits for one that wants some. It judges no batch: `gateway/log/validator.py` has done so before.
+The result may be far larger than the input. So a request claims room for it before the work, and keeps the room until
+its batches are in the log. It claims room at its place in its connection's queue, where it waits for no other request:
+a request with room never waits for one that wants room. This module judges no batch: `gateway/log/validator.py` has
+done so before.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ CODECS = {
     "lz4": Compression.LZ4,
     "zstd": Compression.ZSTD,
 }
-"""What `compression.type` names, but for `producer`."""
+"""The codecs that `compression.type` names, except `producer`."""
 PRODUCER = "producer"
 
 ROOM_BYTES = 64 * 1024 * 1024
-"""What recompressed batches may take that are not in the log yet, and what those of one request may."""
+"""Bound on recompressed batches that are not in the log yet, and on those of one request."""
 
 Batch = tuple[Buffer, TopicConfig]
 Recompressed = bytearray | Refused
 
 
 def wanted_codec(head: BatchHead, config: TopicConfig) -> Compression | None:
-    """The codec that a batch must be brought to; None where it stays as it came."""
+    """Return the codec to which a batch must be recompressed; None if it stays as it came."""
     if config.compression_type == PRODUCER:
         return None
     wanted = CODECS[config.compression_type]
@@ -63,8 +64,8 @@ class Recompressor:
         return self._claimed_bytes
 
     async def recompress(self, batches: Sequence[Batch]) -> tuple[list[Recompressed], int]:
-        """Each of these valid batches in its topic's codec, or why it cannot be; and how many bytes of room they have,
-        which are the caller's to `give_back` when they are in the log."""
+        """Return each of these valid batches in its topic's codec, or the reason why it cannot be, and the bytes of
+        room they occupy. The caller calls `give_back` with them when the batches are in the log."""
         claimed_bytes = min(sum(_most_bytes(records, config) for records, config in batches), self._room_bytes)
         await self._claim(claimed_bytes)
         kept_bytes = 0
@@ -77,7 +78,7 @@ class Recompressor:
         return made, kept_bytes
 
     async def _claim(self, wanted_bytes: int) -> None:
-        """First come, first served."""
+        """Wait for room, in order of arrival."""
         if not self._waiting and self._claimed_bytes + wanted_bytes <= self._room_bytes:
             self._claimed_bytes += wanted_bytes
             return
@@ -86,12 +87,13 @@ class Recompressor:
         try:
             await turn
         except asyncio.CancelledError:
-            # Its turn may have come at the same moment; else it waits no more, and who is behind it may have room.
+            # Its turn may have come at the same moment. Otherwise it stops waiting, and the request behind it may have
+            # room.
             self.give_back(0 if turn.cancelled() else wanted_bytes)
             raise
 
     def give_back(self, freed_bytes: int) -> None:
-        """Room that is no longer needed."""
+        """Return room that is no longer needed."""
         self._claimed_bytes -= freed_bytes
         while self._waiting:
             turn, wanted_bytes = self._waiting[0]
@@ -103,13 +105,13 @@ class Recompressor:
             self._waiting.popleft()
 
     async def close(self) -> None:
-        """Begins nothing more; what is under way ends by itself."""
+        """Begin nothing more. Work in progress ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _most_bytes(records: Buffer, config: TopicConfig) -> int:
-    """What a batch may take in its topic's codec, before it is looked into: no more than its topic takes, and what is
-    not compressed hardly grows."""
+    """Return an upper bound, before the batch is opened, on its size in the topic's codec: the topic's limit, and an
+    uncompressed batch hardly grows."""
     if read_head(records).compression is Compression.NONE:
         return min(config.max_message_bytes, 2 * len(records))
     return config.max_message_bytes
@@ -129,7 +131,7 @@ def _recompress_all(batches: Sequence[Batch], room_bytes: int) -> list[Recompres
 
 
 def recompress(records: Buffer, config: TopicConfig) -> Recompressed:
-    """One valid batch in its topic's codec, unless it is then larger than the topic takes."""
+    """Return one valid batch in its topic's codec, unless it would exceed the topic's limit."""
     reader = RecordReader(records)
     head, codec = reader.head, CODECS[config.compression_type]
     size_bytes = HEAD_BYTES + len(reader.body)

@@ -1,8 +1,8 @@
-"""The recent end of every partition's log in memory, what is known of its offsets, and the fetches that wait there.
+"""The recent end of every partition's log in memory, the known offsets of each partition, and the parked fetches.
 
-The one idea: this is a cache that only ever holds what is durable. The appender records a batch after its commit, so a
-consumer at the tail is served and woken without a query; whatever is not here is read from Postgres, and a restart or
-another node's append costs a query, never a wrong answer.
+The one idea: this cache only ever holds what is durable. The appender records a batch after its commit, so a consumer
+at the tail is served and woken without a query. Everything else is read from Postgres. A restart or another node's
+append costs a query, never a wrong answer.
 
 It does not decide offsets, does not read Postgres, and knows no topic names.
 """
@@ -22,18 +22,18 @@ from protocol.buffer import Buffer
 from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
 ENTRY_OVERHEAD_BYTES = 512
-"""What one held batch costs besides its bytes; counted, so that a million tiny batches cannot pass the bound."""
+"""Memory of one held batch besides its bytes. It is counted, so that a million tiny batches cannot exceed the bound."""
 
 DOUBT_S = 30.0
-"""After a commit of unknown outcome, here or on another node, and after another node has gone: how long a backend may
-still make something durable behind everybody's back."""
+"""How long a Postgres backend may still commit something unannounced, after a commit of unknown outcome, here or on
+another node, and after another node has gone."""
 
 DOUBTFUL_AGE_S = 1.5
-"""How old a known high watermark may be while somebody may be appending who does not tell. Waited-for partitions are
+"""Maximum age of a known high watermark while another node may append without announcing it. Watched partitions are
 read more often than that."""
 
 MAX_ABORTED_LOOKED_AT = 5_000
-"""Aborted transactions that a read looks through; where there are more, Postgres does."""
+"""Aborted transactions that a read looks through. If there are more, Postgres does it."""
 
 SMALL_SHARE = 2
 """A batch of less than half its frame is copied out of it, so that what is held is at most twice what is counted."""
@@ -45,7 +45,7 @@ class KnownOffsets(NamedTuple):
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
-    """What lies below it belongs to no open transaction: as far as a consumer with `read_committed` reads."""
+    """Records below it belong to no open transaction. A consumer with `read_committed` reads up to here."""
     leader_epoch: int
 
 
@@ -57,9 +57,10 @@ class TailRead:
     batches: Sequence[Buffer]
     size_bytes: int
     aborted: Sequence[AbortedTransaction] = ()
-    """Of which `batches` hold records, where only what is committed was asked for."""
+    """Aborted transactions with records in `batches`, if only committed records were asked for."""
     excess: Buffer | None = None
-    """The batch behind `batches`, which is too large for the limit; None: there is none, or no batch fitted."""
+    """The batch behind `batches`, which is too large for the limit; None if no such batch exists, or no batch
+    fitted."""
 
 
 @dataclass(slots=True)
@@ -78,9 +79,9 @@ class _Aborted:
 
     transaction: AbortedTransaction
     last_offset: int
-    """Of the marker."""
+    """Offset of the marker."""
     last_stable_offset: int
-    """As it was once the transaction had ended: none that ended later began below it."""
+    """The last stable offset once the transaction had ended: no transaction that ended later began below it."""
 
 
 _last_offset = attrgetter("last_offset")
@@ -97,17 +98,17 @@ class _PartitionTail:
         self.aborted: list[_Aborted] = []
         """By the offset of their markers, among them all that `entries` hold."""
         self.held_stable_offset = 0
-        """The last stable offset where `entries` end. What lies between it and a later one that is known belongs to
+        """The last stable offset where `entries` end. Records between it and a later known one belong to
         transactions whose markers are not held: Postgres knows how they ended."""
         self.first = 0
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
         self.announced = -1
-        """An end that another node told of, and that may be beyond what is known here."""
+        """An end that another node announced, which may be beyond what is known here."""
         self.watches: dict[Watch, None] = {}
 
     def is_verified(self, now_s: float, max_age_s: float) -> bool:
-        """Whether the known end was read or appended not too long ago, and nobody has told of one beyond it."""
+        """Return True if the known end was read or appended recently enough, and no node has announced a later one."""
         known = self.known
         return known is not None and self.announced <= known.high_watermark and now_s - self.verified_at <= max_age_s
 
@@ -116,12 +117,13 @@ class _PartitionTail:
         if self.first == len(self.entries) or (self.first >= 64 and self.first * 2 >= len(self.entries)):
             del self.entries[: self.first]
             self.first = 0
-            # What ended below the first batch that is held is of no use to a reader of what is held.
+            # Transactions that ended below the first held batch do not matter to a reader of held batches.
             ended = self.entries[0].base_offset if self.entries else None
             del self.aborted[: None if ended is None else bisect_left(self.aborted, ended, key=_last_offset)]
 
     def aborted_between(self, offset: int, end_offset: int) -> Sequence[AbortedTransaction] | None:
-        """Those of which records lie there, by the offset of the first; None: to find them takes long."""
+        """Return the aborted transactions with records between the offsets, ordered by their first offset; None if
+        finding them takes long."""
         found: list[AbortedTransaction] = []
         begin = bisect_left(self.aborted, offset, key=_last_offset)
         for index in range(begin, len(self.aborted)):
@@ -139,9 +141,9 @@ class _PartitionTail:
 class Watch:
     """One parked fetch: registered on its partitions from `Tail.watch` until `close`.
 
-    Bytes appended since `rearm` are counted, so an append between looking and waiting is never missed and a fetch that
-    wants many bytes is not woken for each batch. To one that is `committed` only what is stable counts; where a
-    transaction's end makes stable what had been appended before, it looks again.
+    Bytes appended since `rearm` are counted. So an append between looking and waiting is never missed, and a fetch that
+    wants many bytes is not woken for each batch. For a `committed` watch only stable bytes count. If a transaction's
+    end makes earlier appends stable, the watch wakes and looks again.
     """
 
     __slots__ = ("_appended_bytes", "_keys", "_missing_bytes", "_tail", "_urgent", "_waiter", "committed")
@@ -156,18 +158,18 @@ class Watch:
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, key: PartitionKey) -> None:
-        """One partition more, whose appends count from now on."""
+        """Add a partition, whose appends count from now on."""
         self._keys[key] = None
         self._tail.watched_by(key, self)
 
     def rearm(self) -> None:
-        """Forget what was appended: the caller is about to look at the partitions again, and what is appended while it
-        does counts."""
+        """Forget what was appended. The caller is about to look at the partitions again, and appends during that
+        look count."""
         self._appended_bytes = 0
         self._urgent = False
 
     async def wait(self, missing_bytes: int, timeout_s: float) -> None:
-        """Until `missing_bytes` have been appended, a partition is gone or moved, or the time is up."""
+        """Wait until `missing_bytes` have been appended, a partition is gone or moved, or the time is up."""
         if self._urgent or self._appended_bytes >= missing_bytes or timeout_s <= 0:
             return
         loop = asyncio.get_running_loop()
@@ -201,14 +203,14 @@ class Watch:
         self._keys = {}
 
     async def leave(self) -> None:
-        """As `close`, and gives way meanwhile: of a watch over very many."""
+        """Do the same as `close`, but yield to other tasks in between, for a watch over very many partitions."""
         async for key in in_pieces(list(self._keys)):
             self._tail.unwatch(self, (key,))
         self._keys = {}
 
 
 class Tail:
-    """All partitions' tails under one bound in bytes; the oldest batch of the node goes first."""
+    """All partitions' tails under one bound in bytes. The oldest batch of the node is evicted first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -228,12 +230,12 @@ class Tail:
 
     @property
     def parked_count(self) -> int:
-        """Fetches that wait at this moment."""
+        """Number of fetches that wait at this moment."""
         return self._parked_count
 
     @property
     def draining(self) -> bool:
-        """Whether parked fetches are to be answered with what there is."""
+        """True if parked fetches must be answered with the bytes there are."""
         return self._draining
 
     # --- what is known --------------------------------------------------------------------------------------------
@@ -251,12 +253,12 @@ class Tail:
         last_stable_offset: int | None = None,
         aborted: AbortedTransaction | None = None,
     ) -> None:
-        """A batch has become durable. `records` already carries its offset; nobody writes to it any more.
-        `last_stable_offset`: as it is now; None: no transaction is under way. `aborted`: what the batch, a marker, has
-        ended.
+        """Record a batch that has become durable. `records` already carries its offset and is never written again.
+        `last_stable_offset`: the present one; None if no transaction is open. `aborted`: the transaction that the
+        batch, a marker, has aborted.
 
-        A gap before the batch (another node appended, or a commit's outcome was never learnt) starts this partition's
-        tail anew, so that what is held is always contiguous.
+        A gap before the batch (another node appended, or the outcome of a commit was never learnt) restarts this
+        partition's tail, so that held batches are always contiguous.
         """
         partition = self._partition(key)
         entries = partition.entries
@@ -287,7 +289,8 @@ class Tail:
                 watch.wake()
 
     def observe(self, key: PartitionKey, state: PartitionState, now_s: float) -> None:
-        """Truth read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers nothing."""
+        """Apply the state read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers
+        nothing."""
         partition = self._partition(key)
         before = partition.known
         self._learn(
@@ -299,31 +302,33 @@ class Tail:
                 watch.wake()
 
     def doubt(self, now_s: float) -> None:
-        """A commit ended without an outcome: for DOUBT_S Postgres may know more than was recorded here."""
+        """Note that a commit ended without an outcome: for DOUBT_S Postgres may know more than was recorded here."""
         self._doubted_until_s = now_s + DOUBT_S
 
     def trust_since(self, since_s: float) -> None:
-        """From this moment on (loop time) every append of another node is told of by `heard`: what is verified later
-        holds until then. Infinite while nobody tells."""
+        """Set the moment (loop time) from which other nodes announce every append through `heard`. Offsets verified
+        later hold until the next announcement. Infinite while no node announces."""
         self._trusted_since_s = since_s
 
     def trust_until(self, until_s: float) -> None:
-        """From this moment on (loop time) other nodes may no longer tell this one of their appends."""
+        """Set the moment (loop time) from which other nodes may no longer announce their appends to this one."""
         self._trusted_until_s = until_s
 
     def doubtful(self, now_s: float) -> bool:
-        """Whether what is known holds for a moment only."""
+        """Return True if the known offsets hold for a moment only."""
         return now_s < max(self._doubted_until_s, self._trusted_since_s) or now_s >= self._trusted_until_s
 
     def max_age_s(self, now_s: float) -> float:
-        """How old a known high watermark may be that is believed: any that was verified after every doubt, and while
-        others' appends were told of; what is older may have been overtaken while nobody looked."""
+        """Return the greatest age at which a known high watermark is believed. A watermark is believed if it was
+        verified after every doubt and while other nodes announced their appends. An older one may have been
+        overtaken unnoticed."""
         if now_s >= self._trusted_until_s:
             return DOUBTFUL_AGE_S
         return max(now_s - max(self._doubted_until_s, self._trusted_since_s), DOUBTFUL_AGE_S)
 
     def heard(self, key: PartitionKey, high_watermark: int) -> None:
-        """Another node has appended up to `high_watermark`: what is known is older, and who waits looks again."""
+        """Note that another node has appended up to `high_watermark`. The known offsets are older, so parked fetches
+        look again."""
         partition = self._partitions.get(key)
         if partition is None or partition.known is None or partition.known.high_watermark >= high_watermark:
             return
@@ -332,11 +337,11 @@ class Tail:
             watch.wake()
 
     def watched(self) -> list[PartitionKey]:
-        """Partitions that somebody waits for."""
+        """Return the partitions on which a fetch waits."""
         return [key for key, partition in self._partitions.items() if partition.watches]
 
     def log_start_moved(self, key: PartitionKey, log_start_offset: int) -> None:
-        """Records below `log_start_offset` are gone: they are not served from here either."""
+        """Stop serving records below `log_start_offset`, because they are gone."""
         partition = self._partitions.get(key)
         if partition is None or partition.known is None:
             return
@@ -345,25 +350,25 @@ class Tail:
             watch.wake()
 
     def holds(self, key: PartitionKey) -> bool:
-        """Whether there are batches of the partition."""
+        """Return True if batches of the partition are held."""
         partition = self._partitions.get(key)
         return partition is not None and len(partition.entries) > partition.first
 
     def compacted(self, key: PartitionKey, end_offset: int) -> None:
-        """Batches below `end_offset` may have been replaced in Postgres: they are not served from here any more."""
+        """Stop serving batches below `end_offset`, because they may have been replaced in Postgres."""
         partition = self._partitions.get(key)
         if partition is not None:
             self._drop_entries(partition, end_offset)
 
     def known(self, key: PartitionKey, now_s: float, max_age_s: float = float("inf")) -> KnownOffsets | None:
-        """Offsets known from an append or a read at most `max_age_s` ago; None where Postgres must be asked."""
+        """Return the offsets known from an append or a read at most `max_age_s` ago; None if Postgres must be asked."""
         partition = self._partitions.get(key)
         if partition is None or not partition.is_verified(now_s, max_age_s):
             return None
         return partition.known
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition exists no more: free it and wake whoever waits on it."""
+        """Free a partition that no longer exists, and wake the fetches parked on it."""
         partition = self._partitions.pop(key, None)
         if partition is None:
             return
@@ -372,12 +377,12 @@ class Tail:
             watch.wake()
 
     def reset(self) -> None:
-        """Nothing that is held or known is true any more: who waits looks again."""
+        """Forget everything held and known, because none of it is true any more. Parked fetches look again."""
         for key in list(self._partitions):
             self.forget(key)
 
     def drain(self) -> None:
-        """The node stops: every parked fetch, and every later one, is answered at once."""
+        """Answer every parked fetch, and every later one, at once, because the node stops."""
         self._draining = True
         for partition in self._partitions.values():
             for watch in partition.watches:
@@ -397,10 +402,10 @@ class Tail:
         committed: bool = False,
         max_batches: int | None = None,
     ) -> TailRead | None:
-        """Whole batches from `offset` up to `max_bytes` and `max_batches`; None means Postgres must be asked.
-        `committed`: nothing from the last stable offset on.
+        """Return whole batches from `offset` up to `max_bytes` and `max_batches`; None means that Postgres must be
+        asked. `committed`: nothing from the last stable offset on.
 
-        `at_least_one` gives the first batch even where it alone exceeds the limit (KIP-74). Above the known high
+        `at_least_one` returns the first batch even if it alone exceeds the limit (KIP-74). Above the known high
         watermark the answer is None, because another node may have appended.
         """
         partition = self._partitions.get(key)
@@ -444,7 +449,7 @@ class Tail:
         return None if aborted is None else TailRead(known, batches, size_bytes, aborted, excess)
 
     def watch(self, keys: Iterable[PartitionKey], *, committed: bool = False) -> Watch:
-        """Register for appends to `keys`, or for what of them is `committed`; the caller closes it."""
+        """Register for appends to `keys`, or for their committed ones if `committed`. The caller closes the watch."""
         watch = Watch(self, committed=committed)
         for key in keys:
             watch.add(key)
@@ -494,7 +499,8 @@ class Tail:
         partition.known = KnownOffsets(log_start_offset, high_watermark, last_stable_offset, leader_epoch)
 
     def _drop_entries(self, partition: _PartitionTail, end_offset: int | None = None) -> None:
-        # Their places in the age queue stay (and stay counted) until eviction reaches them; the bytes go at once.
+        # Dropped entries keep their places in the age queue, and stay counted there, until eviction reaches them. Their
+        # bytes are freed at once.
         for index in range(partition.first, len(partition.entries)):
             entry = partition.entries[index]
             if end_offset is not None and entry.last_offset >= end_offset:
@@ -520,7 +526,7 @@ class Tail:
 
 
 def _own(records: Buffer) -> Buffer:
-    """The batch without a frame that is much larger around it."""
+    """Return the batch without a frame that is much larger around it."""
     if isinstance(records, memoryview):
         frame = records.obj
         if isinstance(frame, bytes | bytearray) and records.nbytes * SMALL_SHARE < len(frame):

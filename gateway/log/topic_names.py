@@ -1,4 +1,4 @@
-"""Which names a topic may have (upstream's Topic.validate), and which two must not stand side by side.
+"""The names that a topic may have (upstream's Topic.validate), and the pairs of names that must not exist together.
 
 The one idea: one rule for Metadata, Produce and CreateTopics, so that a name is legal everywhere or nowhere. It knows
 nothing of the topics that exist.
@@ -17,13 +17,13 @@ CLUSTER_METADATA = "__cluster_metadata"
 """Kafka's own log of metadata, which no client may create."""
 
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, "__share_group_state"})
-"""Upstream's Topic.INTERNAL_TOPICS: a topic of such a name is internal, whoever creates it."""
+"""Upstream's Topic.INTERNAL_TOPICS: a topic of such a name is internal, regardless of its creator."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 def why_illegal(name: str) -> str | None:
-    """What is wrong with a topic's name, in a sentence for the client; None if it is legal."""
+    """Return a sentence for the client that says why the name is illegal; None if it is legal."""
     if not name:
         return "Topic name is invalid: the empty string is not allowed"
     if name in (".", ".."):
@@ -40,15 +40,15 @@ def why_illegal(name: str) -> str | None:
 
 
 class RenderedNames:
-    """Names as metrics render them, where '.' becomes '_': upstream refuses a name that reads like another. `existing`
-    has the topics there are, by their rendered names."""
+    """Names as metrics render them, with '_' in place of '.': upstream refuses a name that renders like another.
+    `existing` has the existing topics by their rendered names."""
 
     def __init__(self, existing: Mapping[str, str]) -> None:
         self._existing = existing
         self._asked: dict[str, str] = {}
 
     def find_collision(self, name: str) -> str | None:
-        """An existing name, or one asked about before, that reads like `name`."""
+        """Return an existing name, or one asked about before, that renders like `name`."""
         if "." not in name and "_" not in name:
             return None
         found = self._existing.get(rendered(name)) or self._asked.setdefault(rendered(name), name)

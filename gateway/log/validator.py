@@ -1,12 +1,12 @@
-"""Which thread checks a produced batch: the event loop's what is small, others the rest.
+"""Choose the thread that checks a produced batch: the event loop for small batches, other threads for the rest.
 
-The one idea: what a batch may cost is bounded before it is looked at, by what it claims (records) and what it is
-allowed (decompressed bytes). What is small enough for the event loop is judged there at once, since a hop to a thread
-and back costs more; the rest goes to a lane whose bound it fits, so that a bomb holds up bombs only. A request of many
-batches gives way to other requests between them. Codecs and CRC give the interpreter's lock back, and the parser keeps
-it a few milliseconds at most.
+The one idea: the cost of a batch is bounded before the batch is opened, by the records it claims and the decompressed
+bytes it is allowed. A batch that is small enough is judged at once on the event loop, because a hop to a thread and
+back costs more. The rest goes to a lane whose bound it fits, so that a bomb delays only bombs. A request of many
+batches yields to other requests between them. Codecs and CRC release the interpreter's lock; the parser keeps it a few
+milliseconds at most.
 
-What is checked is `gateway/log/batch_validation.py`'s to say; in which order batches enter the log, its caller's.
+`gateway/log/batch_validation.py` defines the checks. The caller decides the order in which batches enter the log.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from protocol.records import HEAD_BYTES, BatchHead
 MAX_AT_ONCE_BYTES = 256 * 1024
 MAX_AT_ONCE_RECORDS = 2_000
 MAX_AT_ONCE_BATCHES = 64
-"""Of one request: a millisecond at most, and four where a record is nothing but headers."""
+"""Batches of one request: a millisecond at most, and four if a record is nothing but headers."""
 COMPRESSED_AT_ONCE_BYTES = 32 * 1024
-"""What a batch may decompress to on the event loop, and what it counts for whatever it holds."""
+"""Bound on the decompressed size of a batch on the event loop. Each compressed batch counts for this much."""
 
 TURN_S = 0.01
 """How long a request keeps a thread while others wait for one."""
@@ -41,7 +41,7 @@ _COUNT = struct.Struct(">i")
 
 
 class Unchecked(NamedTuple):
-    """What a request carries for one partition; `version` is the Produce request's."""
+    """One partition's part of a request. `version` is the Produce request's."""
 
     records: memoryview | None
     version: int
@@ -65,16 +65,16 @@ _WHATEVER = _Bounds(MAX_DECOMPRESSED_BYTES, 2**31 - 1)
 
 
 class BatchValidator:
-    """Judges batches off the event loop's thread where they may be costly. `close` when no request is left."""
+    """Judges batches, off the event loop's thread if they may be costly. Call `close` when no request is left."""
 
     def __init__(self, *, threads: int = 2) -> None:
         self._usual = ThreadPoolExecutor(threads, thread_name_prefix="validate")
         self._costly = ThreadPoolExecutor(1, thread_name_prefix="validate-costly")
         self._scratch = room(_AT_ONCE.decompressed_bytes)
-        """What the event loop decompresses into."""
+        """The event loop's buffer for decompression."""
 
     def judge_plain(self, batch: Unchecked, now_ms: int) -> Verdict | None:
-        """The verdict on a batch that is small and not compressed; None for any other."""
+        """Return the verdict on a batch that is small and not compressed; None for any other."""
         records = batch.records
         if records is None or len(records) > MAX_AT_ONCE_BYTES or _is_compressed(records):
             return None
@@ -83,7 +83,7 @@ class BatchValidator:
         return validate(records, version=batch.version, config=batch.config, now_ms=now_ms)
 
     def judge_at_once(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict] | None:
-        """The verdicts, if they can be had in about a millisecond; else None, and `judge` gives them."""
+        """Return the verdicts if this takes about a millisecond; otherwise None, and `judge` gives them."""
         if len(batches) > MAX_AT_ONCE_BATCHES:
             return None
         total_bytes = total_records = 0
@@ -98,7 +98,7 @@ class BatchValidator:
         return None if None in verdicts else cast("list[Verdict]", verdicts)
 
     async def judge(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict]:
-        """The verdicts, in the order of the batches."""
+        """Return the verdicts, in the order of the batches."""
         verdicts = await _in_turns(self._usual, _judge_usual, batches, now_ms)
         costly = [place for place, verdict in enumerate(verdicts) if verdict is None]
         if costly:
@@ -108,14 +108,14 @@ class BatchValidator:
         return cast("list[Verdict]", verdicts)
 
     async def close(self) -> None:
-        """Begins nothing more; what is being judged ends by itself."""
+        """Begin nothing more. Judgements in progress end by themselves."""
         self._usual.shutdown(wait=False, cancel_futures=True)
         self._costly.shutdown(wait=False, cancel_futures=True)
 
 
 class _Scratch(threading.local):
-    """What a thread of the usual lane decompresses into, batch after batch. Only the pages that were written are
-    there."""
+    """The buffer into which a thread of the usual lane decompresses batch after batch. Only the pages that were
+    written exist."""
 
     def __init__(self) -> None:
         self.memory = room(_USUAL.decompressed_bytes)
@@ -131,7 +131,8 @@ _Judge = Callable[[Sequence[Unchecked], int], list[Verdict | None]]
 async def _in_turns(
     lane: ThreadPoolExecutor, judge: _Judge, batches: Sequence[Unchecked], now_ms: int
 ) -> list[Verdict | None]:
-    """The verdicts on all of them. Between its turns a request of many bombs stands behind the others in the lane."""
+    """Return the verdicts on all batches. Between its turns a request of many bombs stands behind the others in the
+    lane."""
     loop = asyncio.get_running_loop()
     verdicts: list[Verdict | None] = []
     while len(verdicts) < len(batches):
@@ -154,7 +155,7 @@ def _judge(
     scratch: memoryview | None = None,
     turn_s: float = math.inf,
 ) -> list[Verdict | None]:
-    """None for what is beyond the bounds. Ends early behind a batch at which `turn_s` is over."""
+    """Judge the batches, with None for a batch beyond the bounds. Stop behind a batch at which `turn_s` is over."""
     verdicts: list[Verdict | None] = []
     ends_s = time.monotonic() + turn_s
     for batch in batches:
@@ -182,7 +183,7 @@ def _is_compressed(records: memoryview) -> bool:
 
 
 def _claimed_records(records: memoryview) -> int:
-    """What the head counts; no more are read, so it bounds the work."""
+    """Return the record count in the head. No more records are read, so the count bounds the work."""
     if len(records) < HEAD_BYTES:
         return 0
     (count,) = cast("tuple[int]", _COUNT.unpack_from(records, HEAD_BYTES - 4))

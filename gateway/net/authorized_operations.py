@@ -1,7 +1,8 @@
-"""Which operations a client may be told it has on a resource: the sets that Kafka knows, and who has them.
+"""The operations on a resource that an answer may show to a client: the sets that Kafka knows, and the permitted
+subset.
 
-The one idea: one place says it, for Metadata, DescribeCluster and DescribeGroups alike. Without an
-authorizer everyone has every operation that the resource has (upstream's AclEntry.supportedOperations).
+The one idea: one place computes them, for Metadata, DescribeCluster and DescribeGroups alike. Without an authorizer
+every client is permitted every operation of the resource (upstream's AclEntry.supportedOperations).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gateway.security.kinds import CLUSTER_NAME as CLUSTER
 from gateway.security.kinds import AclOperation, ResourceType
 
 NOT_ASKED = -(2**31)
-"""What stands in an answer where nobody asked for the operations."""
+"""The value in an answer if the client did not ask for the operations."""
 
 __all__ = ["CLUSTER", "NOT_ASKED", "AclOperation", "Resource", "authorized_operations"]
 
@@ -34,8 +35,8 @@ _ALL = {resource: sum(1 << operation for operation in resource.operations) for r
 
 
 def authorized_operations(resource: Resource, name: str, context: RequestContext, *, asked: bool) -> int:
-    """The bit field of what the connection's principal may do to the resource of that name. Of the cluster nothing,
-    where it may not describe it."""
+    """Return the bit field of the operations that the connection's principal may do on the named resource. If the
+    principal may not describe the cluster, the field for the cluster is empty."""
     if not asked:
         return NOT_ASKED
     authorizer = context.services.authorizer

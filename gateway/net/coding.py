@@ -1,8 +1,8 @@
-"""Requests decoded and answers encoded in a thread, where they are too long for the event loop.
+"""Decode requests and encode answers in a thread if they are too long for the event loop.
 
-The one idea: what coding costs follows the number of elements and the length of strings, so both sides are weighed
-while, or before, they are worked on; the usual request never comes here. How many bytes a heavy answer takes is known,
-bounded and counted among what the node holds before the first of them is made.
+The one idea: the cost of coding follows the number of elements and the length of strings. So both sides are measured
+before or during the work, and the usual request never comes here. The size of a heavy answer is known, bounded and
+counted among the node's held bytes before its first byte is made.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from protocol.framing import Frame
 from protocol.sizes import encoded_bytes
 
 AT_ONCE_ELEMENTS = 2_000
-"""What is coded on the event loop: two milliseconds, about. Long strings count by their length."""
+"""Elements coded on the event loop: about two milliseconds. Long strings count by their length."""
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of an answer, but for the records in it, which Fetch bounds. A larger one is refused."""
+"""Bound on an answer without its records, which Fetch bounds. A larger answer is refused."""
 
 PATIENCE_S = 5.0
-"""How long a heavy answer waits while the node is full, which closes peers that take none of theirs by then."""
+"""How long a heavy answer waits while the node is full. Within this time the node closes peers that accept none of
+their answers."""
 
 
 async def decode_in_thread(api_key: int, version: int, frame: Frame, position: int) -> tuple[Any, Callable[[], None]]:
-    """As `decode_request`, and what is to be called when the request is done with."""
+    """Do the same as `decode_request`. Also return the function to call when the request is done with."""
     resume = full_collections.pause()
     try:
         return await asyncio.to_thread(decode_request, api_key, version, frame, position), resume
@@ -40,7 +41,7 @@ async def decode_in_thread(api_key: int, version: int, frame: Frame, position: i
 
 
 async def encode_in_thread(response: Any, version: int, holdings: Holdings) -> list[Buffer]:
-    """As `encode_response`. Raises KafkaError for an answer of more than `MAX_ANSWER_BYTES`."""
+    """Do the same as `encode_response`. Raise KafkaError for an answer of more than `MAX_ANSWER_BYTES`."""
     resume = full_collections.pause()
     share = Share(holdings)
     try:

@@ -1,9 +1,10 @@
-"""Full garbage collections, which stop everybody, stay short.
+"""Keep full garbage collections, which stop every task, short.
 
-The one idea: a full collection looks at every object there is, in one go. What it has found alive is set apart, so that
-the next looks at what has come since. And the half million objects of one request make fifty milliseconds of it, and
-go without it when the request is answered: it waits for them. Young collections go on meanwhile. Once very many are set
-apart all are looked at again, which takes a tenth of a second for a million: when nobody asks anything.
+The one idea: a full collection visits every object in one go. So the objects found alive are set apart, and the next
+collection visits only newer ones. The half million objects of one request would take fifty milliseconds, and are
+garbage once the request is answered. So a full collection waits for such requests. Young collections continue. Once
+very many objects are set apart, all are visited again while the node is idle, which takes a tenth of a second for a
+million.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import time
 from collections.abc import Callable
 
 MAX_PAUSE_S = 5.0
-"""A fetch may be parked for minutes: its pause ends before it does."""
+"""A fetch may be parked for minutes, so its pause ends before the fetch does."""
 
 MAX_WITHOUT_S = 60.0
-"""Requests that follow upon each other put a full collection off no longer than this."""
+"""Consecutive requests delay a full collection no longer than this."""
 
 LEFTOVERS_S = 0.1
-"""From the answer until what the request was made of is gone."""
+"""Time from the answer until the objects of the request are gone."""
 
 MAX_GROWTH = 1_000_000
-"""Objects set apart above twice as many as were alive when all were looked at last: then all are again, as soon as the
-loop idles, since what has become garbage among them by a cycle is found by that alone."""
+"""Objects set apart, above twice the number alive at the last visit to all objects, at which all are visited again
+as soon as the loop idles. Only such a visit finds cyclic garbage among them."""
 
 MAX_OVERGROWTH = 3
-"""So many times that many above, and all are looked at though the loop never idles: memory has an end too."""
+"""At this multiple of the growth, all objects are visited even if the loop never idles, because memory is finite."""
 
 IDLE_S = 1.0
 MAX_IDLE_SHARE = 0.02
@@ -49,10 +50,11 @@ class FullCollections:
         self._usual = gc.get_threshold()
         self._paused_since_s = 0.0
         self.overdue: Callable[[], None] = _nothing
-        """Called when one that came due in a pause is about to be made up for."""
+        """Called when a collection that came due in a pause is about to run."""
 
     def pause(self) -> Callable[[], None]:
-        """Puts them off until what is returned is called, or for MAX_PAUSE_S. It may be called twice."""
+        """Delay full collections until the returned function is called, or for MAX_PAUSE_S. The function may be
+        called twice."""
         now_s = time.monotonic()
         if self._pauses and now_s - self._paused_since_s > MAX_WITHOUT_S:
             return _nothing
@@ -80,12 +82,13 @@ class FullCollections:
 
 
 full_collections = FullCollections()
-"""One, as the collector is one."""
+"""One instance, because the process has one collector."""
 
 
 class Survivors:
-    """Sets apart what each full collection finds alive, from now until `close`, and, as it is, what there is when one
-    has been put off: what a long request leaves behind was made to stay. One in a process, on its loop."""
+    """Sets apart the objects that each full collection finds alive, from now until `close`. If a collection was
+    delayed, it sets the existing objects apart unvisited, because a long request leaves behind what was made to
+    stay. One in a process, on its loop."""
 
     def __init__(self, max_growth: int = MAX_GROWTH) -> None:
         self._max_growth = max_growth
@@ -93,9 +96,10 @@ class Survivors:
         self._awaited = False
         self._collecting = False
         self._look: asyncio.TimerHandle | None = None
-        """Awaits an idle loop."""
+        """Timer that waits for an idle loop."""
         self._alive = self._apart = self._counted_above = 0
-        """Objects: alive when all were looked at last; set apart by now, at most; how many make a count worth it."""
+        """Numbers of objects: alive at the last visit to all; set apart by now, at most; the number at which a count
+        is worth it."""
         self._look_at_all()
         gc.callbacks.append(self._collected)
         full_collections.overdue = self._set_apart
@@ -107,18 +111,18 @@ class Survivors:
         full_collections.overdue = _nothing
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
-        """In the middle of a collection, of whichever thread."""
+        """Note the result of a collection. Python calls this during the collection, on any thread."""
         if phase == "stop" and info["generation"] == _FULL and not self._awaited and not self._collecting:
             self._awaited = True
             self._loop.call_soon_threadsafe(self._set_apart)
 
     def _set_apart(self) -> None:
         self._awaited = False
-        self._apart += len(gc.get_objects())  # those that are not apart yet
+        self._apart += len(gc.get_objects())  # the objects that are not set apart yet
         gc.freeze()
         if self._apart > self._counted_above and self._look is None:
             self._look_when_idle()
-        self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
+        self._collect()  # collects nothing: Python schedules the next full one by how much was left
 
     def _look_when_idle(self) -> None:
         self._look = self._loop.call_later(IDLE_S, self._look_if_idle, time.thread_time())
@@ -137,8 +141,9 @@ class Survivors:
         return 2 * self._alive + self._max_growth
 
     def _have_become_many(self) -> bool:
-        """To count them takes as long as to walk along them all, so those that have come are added up before. Some of
-        them are gone again, which a count finds out; the next is made when a quarter more have come."""
+        """Return True if very many objects are set apart. Counting them takes as long as visiting them, so new ones
+        are added up first. Some of those are gone again, which a count finds out. The next count follows when a
+        quarter more have come."""
         self._apart = gc.get_freeze_count()
         self._counted_above = max(self._most, self._apart + self._most // 4)
         return self._apart > self._most

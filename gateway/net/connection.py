@@ -1,20 +1,20 @@
 """One client connection: frames in, requests started in order of arrival, answers out in that same order.
 
-The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
-clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
-when those before it are done, with the exceptions that `gateway/net/requests.py` names: Produce, OffsetCommit and
-Heartbeat may follow each other at once, and what waits for others (a parked JoinGroup, a long poll) delays only the
-answers behind it, not the work.
+The one idea: a connection is sequential to its client, as upstream's is. A request sees the effects of those before it,
+because clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request
+starts when those before it are done, with the exceptions that `gateway/net/requests.py` names. Produce, OffsetCommit
+and Heartbeat may follow each other at once. A request that waits for other clients or data (a parked JoinGroup, a long
+poll) delays only the answers behind it, not the work.
 
-A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
+A request takes a reply slot when it starts, and only the head of the queue of slots may be written.
 
-Memory is bounded whatever the peer sends: reading stops while too many requests or bytes are unanswered, while the
-peer does not read its answers, while it is muted, and while the node as a whole holds too much
-(`gateway/net/holdings.py`). What was read and may not start yet (at most one read of the shared scratch buffer, or one
-large frame) waits in order. A peer that makes no progress, in what it sends or in what it reads, is closed.
+Memory is bounded whatever the peer sends. Reading stops while too many requests or bytes are unanswered, while the peer
+does not read its answers, while it is muted, and while the node as a whole holds too much (`gateway/net/holdings.py`).
+Requests that were read and may not start yet (at most one read of the shared scratch buffer, or one large frame) wait
+in order. A peer that makes no progress, in sending or in reading, is closed.
 
-It neither cuts frames (`protocol/framing.py`) nor knows an API: what a frame means, and how it is placed among others,
-it asks a `RequestHandler` (`gateway/net/dispatch.py`).
+This module neither cuts frames (`protocol/framing.py`) nor knows an API. A `RequestHandler` (`gateway/net/dispatch.py`)
+tells the meaning of a frame and its place among others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from protocol.framing import Frame, FrameSplitter
 MAX_BULKY_IN_FLIGHT = 4
 MAX_KEPT_FRAMES = 64
 MAX_KEPT_BYTES = 256 * 1024
-"""Reading stops once so much waits for its turn; below it a pipelining client costs no pause and no resume."""
+"""Reading stops once this many bytes wait for their turn. Below it a pipelining client costs no pause and no resume."""
 WRITE_HIGH_WATER_BYTES = 512 * 1024
 HALF_FRAME_MS = 60_000
 """How long a peer may fall silent in the middle of a frame."""
@@ -51,11 +51,11 @@ UNREAD_WHEN_FULL_MS = 5_000
 """The same while the node holds as much as it may."""
 
 REQUEST_BYTES = 6 * 1024
-"""What a request that waits behind others takes beside its own bytes: a task, and what its handler has made of it. A
-thousand requests of two hundred bytes are six megabytes."""
+"""Memory of a request that waits behind others, besides its own bytes: a task and its handler's objects. A thousand
+requests of two hundred bytes occupy six megabytes."""
 
 UNKNOWN_MS = 60_000
-"""How long a peer that must authenticate may stay without having done so."""
+"""How long a peer that must authenticate may stay unauthenticated."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
@@ -78,14 +78,15 @@ class ConnectionLimits:
 
 
 class ConnectionObserver(Protocol):
-    """What a connection tells the server that owns it."""
+    """The events that a connection reports to the server that owns it."""
 
     def connection_opened(self, connection: Connection) -> float | None:
-        """None: it is welcome. Else it is refused, and closed unread after so many seconds."""
+        """Return None to accept the connection. Otherwise the connection is refused, and closed unread after that
+        many seconds."""
         ...
 
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
-        """The socket is gone and every request that had to be finished is finished."""
+        """Note that the socket is gone and every request that had to be finished is finished."""
         ...
 
     def protocol_error(self, reason: str) -> None: ...
@@ -97,7 +98,7 @@ class _Slot:
 
     admission: Admission
     held_bytes: int
-    """Of the request and what it is worked on with, until it is answered; then of the answer."""
+    """Bytes of the request and of the work on it until it is answered; then bytes of the answer."""
     chunks: Sequence[Buffer] = ()
     ready: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -134,14 +135,14 @@ class Connection(asyncio.BufferedProtocol):
         # Receiving
         self._splitter = FrameSplitter(limits.max_request_bytes if guard is None else guard.max_request_bytes, scratch)
         self._guarded_until = float("inf")
-        """When its peer must have said who it is."""
+        """When the peer must have authenticated."""
         if guard is not None:
             self._guarded_until = loop.time() + UNKNOWN_MS / 1000
             guard.passed = self._pass
         self._kept: deque[Frame] = deque()
         self._kept_bytes = 0
         self._partial_bytes = 0
-        """What has arrived of a frame that is not yet whole."""
+        """Bytes received of a frame that is not yet whole."""
         self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False
@@ -154,9 +155,9 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         self._write_paused = False
         self._unsent_bytes = 0
-        """What the peer has left in the socket's buffer, counted once it is more than a little."""
+        """Bytes that the peer has left in the socket's buffer, counted once they are more than a few."""
         self._unread: tuple[int, float] = (0, 0.0)
-        """How much the peer had left unread when this was last looked at, and since when it is exactly that."""
+        """Bytes that the peer had left unread at the last look, and since when the number is exactly that."""
         self._finishing: set[asyncio.Task[None]] = set()
 
     # --- what the server asks -----------------------------------------------------------------------------------
@@ -167,12 +168,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether it takes bytes from its peer at this moment."""
+        """True if the connection accepts bytes from its peer at this moment."""
         return self._reading
 
     def is_idle(self, now: float) -> bool:
-        """Nothing in work and no byte received nor answer given for `max_idle_ms`, or silent within a frame for
-        `HALF_FRAME_MS`, or open for `UNKNOWN_MS` and not authenticated where it must be."""
+        """Return True if nothing is in work and no byte was received nor answer given for `max_idle_ms`. Also if the
+        peer was silent within a frame for `HALF_FRAME_MS`, or has not authenticated within `UNKNOWN_MS` although it
+        must."""
         if now > self._guarded_until:
             return True
         silent_ms = (now - self.last_active) * 1000
@@ -183,8 +185,8 @@ class Connection(asyncio.BufferedProtocol):
         return not in_work and silent_ms > max_idle_ms
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the peer leaves answers unread: no byte of them was taken for `UNREAD_MS`, or for less while the node
-        is full. To be asked regularly."""
+        """Return True if the peer leaves answers unread: it accepted no byte of them for `UNREAD_MS`, or for less
+        while the node is full. Call this regularly."""
         self._count_unsent()
         unread_bytes = self._unsent_bytes
         if not unread_bytes or unread_bytes != self._unread[0]:
@@ -196,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         return (now - self._unread[1]) * 1000 > patience_ms
 
     def refuse(self, reason: str, detail: str) -> None:
-        """Ends a connection whose peer cannot be served."""
+        """Close a connection whose peer cannot be served."""
         self._fail(reason, UnanswerableError(reason, detail))
 
     def _pass(self) -> None:
@@ -204,26 +206,27 @@ class Connection(asyncio.BufferedProtocol):
         self._splitter.max_frame_bytes = self._limits.max_request_bytes
 
     def stop_reading(self) -> None:
-        """Takes no further request, for good; what was started is still answered, then the socket closes (drain)."""
+        """Accept no further request, for good. Requests that were started are still answered, then the socket closes
+        (drain)."""
         self._stopped_reading = True
         self._closed_by_us = True
         self._apply_reading(False)
         self._close_if_drained()
 
     def close(self) -> None:
-        """Closes from our side: answers not yet written are lost, no member is blamed for it."""
+        """Close from our side. Unwritten answers are lost, and no group member is blamed for it."""
         self._closed_by_us = True
         if self._transport is not None:
             self._transport.abort()
 
     def close_idle(self) -> None:
-        """Ends a connection that `is_idle`. One that fell silent within a frame has a peer that failed."""
+        """Close a connection that `is_idle`. If it fell silent within a frame, its peer has failed."""
         self._closed_by_us = not self._splitter.torn
         if self._transport is not None:
             self._transport.abort()
 
     def close_stalled(self) -> None:
-        """Ends a connection that `is_stalled`: its peer has failed."""
+        """Close a connection that `is_stalled`: its peer has failed."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -252,8 +255,8 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def eof_received(self) -> bool:
-        """A peer that has finished sending may still wait for answers that storage owes it: half-open until they are
-        written. With a parked request this is taken for a peer that has gone, as a killed consumer's is."""
+        """Keep the connection half-open until its answers are written, because a peer that has finished sending may
+        still wait for them. With a parked request the peer counts as gone, as a killed consumer's is."""
         self._stopped_reading = True
         return bool(self._slots) and not any(slot.admission.order is Order.PARKED for slot in self._slots)
 
@@ -275,7 +278,8 @@ class Connection(asyncio.BufferedProtocol):
                 if _matters_to_peer_alone(slot.admission):
                     slot.task.cancel()
                 self._finish(slot, slot.task)
-        # What was read before the peer went is carried out (a LeaveGroup, say); nobody is there to be waited for.
+        # Carry out what was read before the peer went (a LeaveGroup, say), except requests that only the peer could
+        # use.
         self._kept = deque(frame for frame in self._kept if not _matters_to_peer_alone(self._requests.admission(frame)))
         self._run_out()
 
@@ -285,12 +289,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finished(self, slot: _Slot, task: asyncio.Task[None]) -> None:
         self._finishing.discard(task)
-        # Also of one that was cancelled, maybe before it began: it has its end, and must not hold up those behind it.
+        # This includes a request that was cancelled, maybe before it began: it has ended, and must not delay those
+        # behind it.
         slot.ready = True
         self._run_out()
 
     def _run_out(self) -> None:
-        """Without a peer: starts what is left, one after the other, then ends."""
+        """Start what is left without a peer, one request after the other, then end."""
         slots = self._slots
         while slots and slots[0].ready:
             self._forget(slots.popleft())
@@ -304,13 +309,14 @@ class Connection(asyncio.BufferedProtocol):
             self._end()
 
     def _forget(self, slot: _Slot) -> None:
-        """The slot's answer is written, or nobody is there to read it."""
+        """Drop a slot whose answer is written, or whose peer is gone."""
         if slot.admission.bulky:
             self._bulky_in_flight -= 1
         self._hold(-slot.held_bytes)
 
     def _hold(self, more_bytes: int) -> None:
-        """Counts what this connection holds, for itself and for the node; less may let others go on."""
+        """Count the bytes that this connection holds, for itself and for the node. A decrease may allow other
+        connections to continue."""
         self._held_bytes += more_bytes
         if more_bytes > 0:
             self._holdings.take(more_bytes)
@@ -377,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         self._holdings.arrive(self, more_bytes)
 
     def _start(self, frame: Frame) -> bool:
-        """Starts the frame's handler, or returns False while those before it or the limits forbid it."""
+        """Start the frame's handler, or return False while earlier requests or the limits forbid it."""
         frame_bytes = len(frame)
         if self._alone_in_work or self._write_paused or len(self._slots) >= self._limits.max_in_flight:
             return False
@@ -392,10 +398,11 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if admission.bulky and self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
             return False
-        # What a connection's only request is worked on with is the connection's own, whose number is bounded.
+        # A connection's only request counts no overhead: the number of connections bounds it.
         held_bytes = frame_bytes + REQUEST_BYTES if self._slots else frame_bytes
         if not self._holdings.has_room():
-            # What waits for data looks at the room there is when it has some: one of each connection goes on.
+            # A request that waits for data checks the room when it has some. One such request of each connection may
+            # continue.
             large = admission.bulky and (
                 order is not Order.PARKED or self._bulky_in_flight > 0 or self._holdings.overdrawn()
             )
@@ -412,12 +419,12 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         self._held_bytes += held_bytes
         self._holdings.take(held_bytes)
-        # A place in order is taken by this call; the event loop starts tasks in the order of their creation.
+        # This call takes a place in order. The event loop starts tasks in the order of their creation.
         slot.task = self._create_task(self._answer(slot, self._requests.handle(frame, self.info)))
         return True
 
     def proceed(self) -> None:
-        """Something was freed: start what was kept back, then read on."""
+        """Start what was kept back after room was freed, then read on."""
         if self._transport is None:
             if self._opened:
                 self._run_out()
@@ -482,7 +489,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Writes every answer whose turn has come, once per turn of the loop."""
+        """Write every answer whose turn has come, once per turn of the loop."""
         self._flush_scheduled = False
         slots = self._slots
         while self._transport is not None and not self._write_paused and slots and slots[0].ready:
@@ -494,20 +501,21 @@ class Connection(asyncio.BufferedProtocol):
                 gathered_bytes += slot.held_bytes
                 if slot.admission.bulky:
                     self._bulky_in_flight -= 1
-            # As upstream counts: who was answered a moment ago is not idle, however long the answer took.
+            # Upstream counts the same: a client that was answered a moment ago is not idle, however long the answer
+            # took.
             self.last_active = self._loop.time()
             if len(chunks) == 1:
                 self._transport.write(chunks[0])
             elif chunks:
                 self._transport.writelines(chunks)
-            # Last, for it may let others go on, and them this one.
+            # Do this last: it may wake other connections, and they may wake this one.
             self._hold(-gathered_bytes)
         if self._kept or not self._reading:
             self.proceed()
         self._close_if_drained()
 
     def _keep_muted(self) -> None:
-        """Starts nothing and reads nothing until the time that dispatch set (KIP-219)."""
+        """Start nothing and read nothing until the time that dispatch set (KIP-219)."""
         self._apply_reading(False)
         if self._unmute is not None:
             self._unmute.cancel()
@@ -541,11 +549,12 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _matters_to_peer_alone(admission: Admission) -> bool:
-    """Whether a request is not worth finishing without who asked."""
+    """Return True if a request is not worth finishing without its client."""
     return admission.order is Order.PARKED or admission.bulky
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """A request that raised what its handler promises not to: a bug of ours, which has closed the connection."""
+    """Log a request that raised what its handler promises not to raise: a bug of ours, which has closed the
+    connection."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("a request ended in an error without an answer", exc_info=error)

@@ -1,7 +1,7 @@
-"""What a handler is given besides its request: who asks, at which version, and the services it may call.
+"""The inputs of a handler besides its request: the client, the version, and the services it may call.
 
-The one idea: handlers reach everything through `RequestContext`, so a handler is a plain async function that a test
-can call with values. It holds no state of its own.
+The one idea: handlers reach everything through `RequestContext`, so a handler is a plain async function that a test can
+call with values. It holds no state of its own.
 """
 
 from __future__ import annotations
@@ -51,22 +51,23 @@ if TYPE_CHECKING:
 
 
 class Role(Flag):
-    """As what a node is asked: its listener says it."""
+    """The role in which a client addresses a node. The listener determines it."""
 
     BROKER = 1
     CONTROLLER = 2
-    """By who has this one's address in `bootstrap.controllers` (KIP-919)."""
+    """Addressed by clients that have this node's address in `bootstrap.controllers` (KIP-919)."""
     EITHER = BROKER | CONTROLLER
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a connection acts for, as Kafka names it: `User:ANONYMOUS` where nobody had to say who they are."""
+    """The identity for which a connection acts, as Kafka names it: `User:ANONYMOUS` if no authentication was
+    required."""
 
     name: str
     type: str = "User"
     by_token: bool = field(default=False, compare=False)
-    """Whether a delegation token has shown who it is; it is the same one then."""
+    """True if a delegation token has shown the identity. The principal compares equal all the same."""
 
     def __str__(self) -> str:
         return f"{self.type}:{self.name}"
@@ -88,12 +89,13 @@ class ConnectionInfo:
     client_host: str
     """Peer address as upstream renders it: `/127.0.0.1`."""
     listener: str = DEFAULT_NAME
-    """Name of the listener it came by; it is told addresses of the listeners of that name."""
+    """Name of the listener that accepted the connection. Answers contain the addresses of the listeners of that
+    name."""
     principal: Principal = ANONYMOUS
     holdings: Holdings = field(default=UNBOUNDED, repr=False)
-    """What the node holds; a handler whose answer may be large asks how much room there is."""
+    """The node's count of held bytes. A handler whose answer may be large asks it for the room left."""
     line: Line = field(default_factory=Line)
-    """Of its produce requests, by arrival."""
+    """The queue of its produce requests, by arrival."""
     muted_until_s: float = 0.0
     """Loop time before which the connection takes no further request. Dispatch writes it, the connection obeys."""
     client_software_name: str = ""
@@ -133,23 +135,24 @@ class Services:
     internal_logs: InternalLogs | None = None
     """None: internal topics hold what has been written to them before."""
     marks: Marks | None = None
-    """How far consumers were served, where groups may ask."""
+    """How far consumers were served, if groups may ask."""
     idle_owners: IdleOwners | None = None
     """Watches members that read nothing of what they were assigned."""
     authorizer: Authorizer | None = None
-    """None: everybody may do everything."""
+    """None: every client may do everything."""
     delegation: DelegationTokens | None = None
     """None without `delegation.token.secret.key`."""
     broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who alters settings of brokers."""
+    """Held while a request alters settings of brokers."""
     certificates: Certificates | None = None
-    """Those of its listeners; None: nobody may change them."""
+    """The certificates of its listeners; None: no client may change them."""
     replicas_strict: bool = False
-    """Whether this node answers only for what it leads, or holds as a replica."""
+    """True if this node answers only for partitions that it leads or holds as a replica."""
 
 
 class RequestContext(NamedTuple):
-    """A tuple, for one is made for every request: a frozen dataclass of as many fields takes three times as long."""
+    """The context of one request. It is a tuple, because one is made for every request: a frozen dataclass of as
+    many fields takes three times as long."""
 
     api_key: ApiKey
     version: int
@@ -158,8 +161,8 @@ class RequestContext(NamedTuple):
     connection: ConnectionInfo
     services: Services
     place: Place = NO_PLACE
-    """Where the request stands in its connection's line; `async with` it before anything that must keep the order."""
+    """The request's place in its connection's queue; `async with` it before anything that must keep the order."""
     served: tuple[ApiVersion, ...] = ()
-    """What this node promises, for ApiVersions."""
+    """The versions that this node promises, for ApiVersions."""
     role: Role = Role.BROKER
-    """As what this node is asked."""
+    """The role in which the client addresses this node."""

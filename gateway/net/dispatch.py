@@ -1,13 +1,13 @@
 """From a frame to its answer: decode → place in order → check bounds → authorize → throttle → handle → shape the
 refusal → encode.
 
-The one idea: everything that is the same for all APIs is here and only here, as one line of stages that `Dispatch._run`
-shows in the order in which a request passes them. A handler returns a response or raises; how a refusal, a lost
-database or a bug is answered, logged and counted is decided in one place, so that no client is left without an answer
-and no handler repeats it.
+The one idea: everything that is the same for all APIs is here and only here, as one line of stages. `Dispatch._run`
+shows them in the order in which a request passes them. A handler returns a response or raises. One place decides how a
+refusal, a lost database or a bug is answered, logged and counted, so that no client is left without an answer and no
+handler repeats it.
 
-Which APIs exist, how each is placed among others and how its refusal looks is the table that it is given
-(`gateway/apis/__init__.py`); back-pressure is the connection's.
+The table of served APIs (`gateway/apis/__init__.py`) says which APIs exist, how each is placed among others and how its
+refusal looks. Back-pressure is the connection's.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ from storage.errors import StorageError
 logger = structlog.stdlib.get_logger(__name__)
 
 STORAGE_LOG_INTERVAL_S = 1.0
-"""While Postgres is away every request of an API fails alike: the counter has them all, the log one a second."""
+"""While Postgres is away every request of an API fails alike. The counter counts them all; the log gets one line a
+second."""
 
 MAX_STRUCTURED_BYTES = 8 * 1024 * 1024
-"""Largest request of any API but Produce: decoded it takes several times its size in memory. Produce is bounded by
-socket.request.max.bytes alone, for its records stay bytes."""
+"""Largest request of any API but Produce: decoded, it occupies several times its size in memory. Only
+socket.request.max.bytes bounds Produce, because its records stay bytes."""
 
 MAX_THROTTLE_MS = 60_000
 """Longest time for which one request mutes its connection."""
@@ -63,23 +64,23 @@ _KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
 
 Refusal = Callable[[Any, int, ErrorCode, str | None], Any]
-"""(request, version, code, message) → the response in which everything asked for failed with the code, where clients of
-that API look for it, so that none waits for an element that is missing."""
+"""(request, version, code, message) → the response in which everything requested failed with the code. The code is
+where clients of that API look for it, so that none waits for a missing element."""
 
 Authorize = Callable[[Any, RequestContext], Awaitable[None]]
-"""Refuses a whole request by raising KafkaError. What may fail element by element is the handler's to ask."""
+"""Refuses a whole request by raising KafkaError. The handler checks what may fail element by element."""
 
 Throttle = Callable[[Any, RequestContext], int]
-"""How many milliseconds the connection must be silent after this request; 0 for none."""
+"""Returns how many milliseconds the connection is muted after this request; 0 for none."""
 
 Prepare = Callable[[RequestContext], Awaitable[None] | None]
-"""What the handler must not begin without; None where there is nothing to wait for."""
+"""Returns an awaitable that must end before the handler begins; None if there is nothing to wait for."""
 
 Charged = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
-"""Awaits what the handler answers, and says the same of it."""
+"""Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
 
 Charge = Callable[[RequestContext], Charged | None]
-"""None where nothing is counted of anybody, so that the handler is awaited as it is."""
+"""Returns None if the client is not counted, so that the handler is awaited directly."""
 
 
 def _answered(request: Any) -> bool:
@@ -88,8 +89,8 @@ def _answered(request: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One line of the table of what is served: an API, the versions promised for it, who answers, who refuses, and as
-    what a node is asked for it."""
+    """One line of the table of served APIs: an API, its promised versions, its handler, its refusal, and the roles
+    that serve it."""
 
     api_key: ApiKey
     min_version: int
@@ -99,34 +100,35 @@ class Served:
     order: Order = Order.ALONE
     bulky: bool = False
     alone_above_bytes: int | None = None
-    """Size of a request above which it is ALONE, whatever `order` says."""
+    """Size of a request above which it is ALONE, regardless of `order`."""
     advertised_min: int | None = None
-    """Where ApiVersions must claim a lower version than is served (Produce); None: `min_version`."""
+    """The version that ApiVersions must claim if it is lower than the lowest served one (Produce); None:
+    `min_version`."""
     awaits_answer: Callable[[Any], bool] = _answered
-    """Whether the sender of a request waits for its answer; where not, a refusal closes the connection."""
+    """True if the sender of a request waits for its answer. Otherwise a refusal closes the connection."""
     max_elements: int = MAX_REQUEST_ELEMENTS
-    """Array elements of one request, at whatever depth; more are refused as POLICY_VIOLATION, as upstream refuses what
-    would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
+    """Array elements of one request, at any depth. More are refused as POLICY_VIOLATION, as upstream refuses a
+    request that would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
     roles: Role = Role.BROKER
     unstable_version: int | None = None
-    """The one after `max_version`, which a release of Kafka may still change: served where
-    `unstable.api.versions.enable` says so."""
+    """The version after `max_version`, which a release of Kafka may still change. Served if
+    `unstable.api.versions.enable` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What a request passes between its place in order and its handler. A node without authorizer and quotas has
+    """The stages between a request's place in order and its handler. A node without authorizer and quotas has
     neither."""
 
     authorize: Authorize | None = None
     throttle: Throttle | None = None
     prepare: Prepare | None = None
     charge: Charge | None = None
-    """Around the handler."""
+    """Wraps the handler."""
 
 
 def served_as(role: Role, served: Sequence[Served], *, unstable: bool = False) -> tuple[Served, ...]:
-    """What of a table is served to who asks a node as this; with `unstable`, in unstable versions too."""
+    """Return the part of a table that a node serves in this role; with `unstable`, in unstable versions too."""
     lines = (line for line in served if role in line.roles)
     return tuple(
         line
@@ -137,7 +139,7 @@ def served_as(role: Role, served: Sequence[Served], *, unstable: bool = False) -
 
 
 def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
-    """What ApiVersions promises for a table: each API once, by key."""
+    """Return the versions that ApiVersions promises for a table: each API once, by key."""
     return tuple(
         ApiVersion(
             api_key=line.api_key,
@@ -177,7 +179,7 @@ class Dispatch:
         stages: Stages = Stages(),
         role: Role = Role.BROKER,
     ) -> None:
-        """`served`: of the role."""
+        """Build the routes. `served`: the table of the role."""
         self._role = role
         self._served = served_versions(served)
         self._services = services
@@ -199,11 +201,11 @@ class Dispatch:
         return self._admissions.get(api_key, _ALONE)
 
     def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
-        """The request takes its place in order now; the stages run when the result is awaited: the answer's chunks,
-        length first; none for Produce with acks=0.
+        """Take the request's place in order now. The stages run when the result is awaited. It returns the answer's
+        chunks, length first; none for Produce with acks=0.
 
-        They raise ProtocolError if no answer is possible and the connection must close: no Kafka request, an API or
-        version that is not served and has no shape to say so, or a refused request that awaits no answer.
+        The stages raise ProtocolError if no answer is possible and the connection must close: no Kafka request, an API
+        or version that is not served and has no shape to say so, or a refused request that awaits no answer.
         """
         if len(frame) >= 2 and frame[0] << 8 | frame[1] in self._placed:
             return self._run_placed(frame, connection, connection.line.take())
@@ -269,7 +271,7 @@ class Dispatch:
                 if throttle_ms or outweighs(response, AT_ONCE_ELEMENTS):
                     chunks = await _encode(api_key, version, header.correlation_id, response, holdings, throttle_ms)
                 else:
-                    # Nearly always: it costs no coroutine.
+                    # The usual case, which costs no coroutine.
                     body = encode_response(response, version)
                     chunks = _framed(encode_response_header(api_key, version, header.correlation_id), body)
         except ProtocolError:
@@ -300,7 +302,8 @@ class Dispatch:
         if FINEST.is_debug:
             request_log.tell(header, connection, took_s, code, sum(map(len, chunks)))
         if crowded:
-            # To free a hundred thousand objects takes milliseconds, and nobody can interrupt it: one turn for each.
+            # Freeing a hundred thousand objects takes milliseconds and cannot be interrupted, so the response
+            # and the request have a turn each.
             del response
             await asyncio.sleep(0)
             del request
@@ -308,7 +311,8 @@ class Dispatch:
         return chunks
 
     async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]:
-        """The answer in which a request fails that nobody looks at. ProtocolError where there is none."""
+        """Return the answer that refuses a request without handling it. Raise ProtocolError if the request has no
+        such answer."""
         header, position = decode_request_header(frame)
         route = self._find_route(header)
         version = header.api_version
@@ -338,12 +342,12 @@ class Dispatch:
         crowded: bool,
     ) -> Sequence[Buffer]:
         if not route.line.awaits_answer(request):
-            # As upstream: who awaits no answer (a producer with acks=0) learns of a refusal only from a closed
-            # connection.
+            # Upstream does the same: a client that awaits no answer (a producer with acks=0) learns of a refusal only
+            # from a closed connection.
             raise UnanswerableError("acks_0_refused", f"{route.api_name} with acks=0 refused: {code.name}")
         refuse = route.line.refuse
         if crowded:
-            # It touches nothing but the request, and says something of each element.
+            # The thread touches nothing but the request, and the refusal has an entry for each element.
             response = await asyncio.to_thread(refuse, request, header.api_version, code, message)
         else:
             response = refuse(request, header.api_version, code, message)
@@ -355,8 +359,8 @@ class Dispatch:
             raise UnanswerableError("answer_size", f"{route.api_name} refused: {code.name}: {error.message}") from error
 
     async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Buffer]:
-        """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
-        nearest to the one asked for, if it has a place for the code."""
+        """Answer ApiVersions in v0 with the whole list, so that the client can choose again. Answer other APIs in
+        the served version nearest to the requested one, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
         code = ErrorCode.UNSUPPORTED_VERSION
         if route.api_key is ApiKey.API_VERSIONS:
@@ -381,8 +385,8 @@ def _check_bounds(request: Any, context: RequestContext, max_elements: int) -> N
 
 
 def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:
-    """The response with nothing but a top-level code, for a request that could not be read; None where `version` of
-    the response has no such field."""
+    """Return the response with nothing but a top-level code, for a request that could not be read; None if `version`
+    of the response has no such field."""
     response_type = response_class(api_key)
     for field in message_schema(response_type).fields:
         if field.name == "error_code" and version in field.versions:
@@ -391,7 +395,7 @@ def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | N
 
 
 def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
-    """The time for which the connection is silent from now, which is also what its client is told (KIP-219)."""
+    """Mute the connection. Return the time for which it is muted from now, which the answer also contains (KIP-219)."""
     throttle_ms = min(throttle_ms, MAX_THROTTLE_MS)
     if throttle_ms > 0:
         until_s = asyncio.get_running_loop().time() + throttle_ms / 1000
@@ -413,7 +417,7 @@ async def _encode(
 
 
 def _framed(head: bytes, body: Sequence[Buffer]) -> Sequence[Buffer]:
-    """Length, header and body."""
+    """Return length, header and body."""
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)

@@ -1,7 +1,7 @@
-"""Which of Kafka's codes says what storage said: one table for refusals, one for a database that is away.
+"""Translate storage errors to Kafka's codes: one table for refusals, one for a database that is away.
 
-The one idea: handlers pass on what storage decided, and the translation is in one place. How a code is laid out in an
-answer, and which element of a partly successful request fails, is the handler's business.
+The one idea: handlers pass on what storage decided, and the translation is in one place. The handler decides how a code
+is laid out in an answer, and which element of a partly successful request fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
     Refusal.TOPIC_EXISTS: ErrorCode.TOPIC_ALREADY_EXISTS,
     Refusal.INVALID_PARTITIONS: ErrorCode.INVALID_PARTITIONS,
 }
-"""What Postgres refused, as Kafka says it."""
+"""Kafka's code for each refusal of Postgres."""
 
 UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     # The outcome of the append is unknown: the code with which every producer repeats the batch, and librdkafka
@@ -69,7 +69,7 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     ApiKey.ADD_OFFSETS_TO_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.END_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.TXN_OFFSET_COMMIT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    # Java's admin client asks again on this one, and fails on every other that says that something is away.
+    # Java's admin client asks again on this code, and fails on every other code that says that something is away.
     ApiKey.DESCRIBE_PRODUCERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.WRITE_TXN_MARKERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.DESCRIBE_TRANSACTIONS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -82,7 +82,7 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
 
 
 def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:
-    """The code with which `api_key` answers a storage error."""
+    """Return the code with which `api_key` answers a storage error."""
     if isinstance(error, StorageConflict):
         return ErrorCode.NOT_COORDINATOR
     if isinstance(error, StorageUnavailable):

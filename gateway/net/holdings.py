@@ -1,11 +1,11 @@
-"""What the whole node holds of its clients' bytes, under one bound: requests read and not yet answered, answers not yet
-written, and what a peer that does not read has left in its socket's buffer; and, under the same bound again, requests
-that are still arriving.
+"""Count the client bytes that the whole node holds, under one bound: requests read and not yet answered, answers not
+yet written, and bytes that a peer has left unread in its socket's buffer. Requests that are still arriving have the
+same bound once more.
 
-The one idea: each connection says how much more or less it holds; who wants to start something while the node is full
-waits for its turn, first come, first served. A connection that holds little may go on with small requests, so
-heartbeats survive a storage outage that fills the node with produce requests. Requests that arrive cannot keep each
-other from becoming whole: one of them may always be read on.
+The one idea: each connection reports how much more or less it holds. A connection that wants to start something while
+the node is full waits for its turn, first come, first served. A connection that holds little may continue with small
+requests, so heartbeats survive a storage outage that fills the node with produce requests. Arriving requests cannot
+keep each other from becoming whole: one of them may always be read on.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import asyncio
 from typing import Protocol
 
 SMALL_BYTES = 16 * 1024
-"""What a connection may hold in requests however full the node is."""
+"""Bytes that a connection may hold in requests however full the node is."""
 
 
 class Waiter(Protocol):
     def proceed(self) -> None:
-        """There is room: go on with what was kept back, and `wait` again if it is not enough."""
+        """Continue with what was kept back, because there is room. Call `wait` again if the room is not enough."""
         ...
 
 
 class Holdings:
-    """One counter for a node's connections, and the line of those that wait for room."""
+    """One counter for a node's connections, and the queue of those that wait for room."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -38,20 +38,20 @@ class Holdings:
         return self._in_work_bytes + self._arriving_bytes
 
     def has_room(self) -> bool:
-        """Whether another request may be worked on."""
+        """True if the node may work on another request."""
         return self._in_work_bytes < self._limit_bytes
 
     def overdrawn(self) -> bool:
-        """Whether what goes on while there is no room, batch by batch, has come to a quarter of the bound."""
+        """True if the work that continues without room, batch by batch, has reached a quarter of the bound."""
         return self._in_work_bytes >= self._limit_bytes + self._limit_bytes // 4
 
     def room_bytes(self) -> int:
-        """How much more may be in work; 0 when the node is full."""
+        """Bytes that may still be added to the work; 0 when the node is full."""
         return max(self._limit_bytes - self._in_work_bytes, 0)
 
     def may_read_on(self, waiter: Waiter) -> bool:
-        """Whether more of a large request may be read: while there is room, and of one request also when there is
-        none."""
+        """Return True if more of a large request may be read: while there is room, and for one request even without
+        room."""
         if self._in_work_bytes < self._limit_bytes and self._arriving_bytes < self._limit_bytes:
             return True
         if self._reader is None:
@@ -59,7 +59,7 @@ class Holdings:
         return self._reader is waiter
 
     def arrive(self, waiter: Waiter, more_bytes: int) -> None:
-        """More of a request has arrived; less than nothing when it is whole, or its connection has gone."""
+        """Count more arrived bytes of a request; a negative number when it is whole, or its connection has gone."""
         self._arriving_bytes += more_bytes
         if more_bytes < 0:
             if self._reader is waiter:
@@ -75,7 +75,7 @@ class Holdings:
             self._let_go_on()
 
     def _let_go_on(self) -> None:
-        # Each at most once: who finds too little room waits again, behind the others.
+        # Each at most once: a connection that finds too little room waits again, behind the others.
         for _ in range(len(self._waiting)):
             if not self._waiting or not self.has_room():
                 return
@@ -87,8 +87,8 @@ class Holdings:
         self._waiting[waiter] = None
 
     async def room(self, patience_s: float) -> None:
-        """Wait until another request may be worked on, no longer than `patience_s`: what holds the room may itself be
-        waiting for some."""
+        """Wait until another request may be worked on, no longer than `patience_s`, because the holders of the room
+        may themselves wait for room."""
         if self.has_room():
             return
         turn = _Turn(asyncio.get_running_loop().create_future())
@@ -115,8 +115,8 @@ class _Turn:
 
 
 class Share:
-    """What one request holds beside its own bytes, or is about to: counted before it is there, for many may ask how
-    much room there is before any of them has taken it."""
+    """Bytes that one request holds, or is about to hold, besides its own. They are counted in advance, because many
+    requests may ask for room before any of them has taken it."""
 
     __slots__ = ("_count_bytes", "_holdings")
 
@@ -133,4 +133,4 @@ class Share:
 
 
 UNBOUNDED = Holdings(2**62)
-"""Of what is no connection of a server."""
+"""Holdings for code outside a server's connections."""

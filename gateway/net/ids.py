@@ -1,7 +1,7 @@
-"""Ids that are longer than any client's: refused before the node asks anything about them.
+"""Refuse ids that are longer than any client's, before the node looks anything up by them.
 
 The one idea: an id becomes a key (of a hash, a lease, an index in Postgres), so its length is checked once, for every
-API, between decoding and the first question. Which fields of a request are ids follows from their names in the
+API, between decoding and the first lookup. Which fields of a request are ids follows from their names in the
 declarations. A request with one id that is too long is refused whole, in the shape of its API.
 """
 
@@ -17,8 +17,8 @@ from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.schema import struct_schema
 
 MAX_ID_BYTES = 1_024
-"""In UTF-8. Kafka takes 32,767, but Postgres refuses index entries above 2.7 KB, and clients repeat such an error for
-ever."""
+"""Measured in UTF-8. Kafka accepts 32,767, but Postgres refuses index entries above 2.7 KB, and clients repeat such
+an error for ever."""
 
 MAX_SHARE_KEY_BYTES = MAX_ID_BYTES + len(":") + 22 + len(":") + 11
 """FindCoordinator's key of a share partition: GROUP:TOPIC ID:PARTITION."""
@@ -54,7 +54,7 @@ class IdField:
 
 @cache
 def id_fields(struct_type: type[Any]) -> tuple[IdField, ...]:
-    """The fields of a request, or of a struct in one, that lead to ids."""
+    """Return the fields of a request, or of a struct in one, that lead to ids."""
     found: list[IdField] = []
     for field in struct_schema(struct_type).fields:
         if isinstance(field.kind, type):

@@ -1,7 +1,7 @@
 """Long work in pieces, so that a request of very many elements does not keep the event loop from the others.
 
-The one idea: what an element costs is not known beforehand, so who works on many looks at the clock behind each and
-gives way when it has had its turn.
+The one idea: the cost of an element is not known beforehand. So a loop over many elements checks the clock after each
+and yields when it has had its turn.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ R = TypeVar("R")
 H = TypeVar("H", bound=Hashable)
 
 PIECE = 200
-"""Elements that are worked on in one go where the clock is not looked at: some milliseconds at most."""
+"""Elements that are worked on in one go without checking the clock: some milliseconds at most."""
 
 TURN_S = 0.002
-"""How long one request works before everybody else has a turn. Loops stand inside loops and plain work between them, so
-it is a small part of what the event loop may be held for."""
+"""How long one request works before the other tasks have a turn. Loops stand inside loops and plain work between
+them, so this is a small part of the time for which the event loop may be blocked."""
 
 
 def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; everybody else has a turn on the event loop whenever they have taken TURN_S. What the caller knew
-    before may have changed after each."""
+    """Yield the items. Other tasks have a turn on the event loop whenever the items have taken TURN_S, so the
+    caller's knowledge may be out of date after each item."""
     return _Pieces(items)
 
 
 class _Pieces(AsyncIterator[T]):
-    """No asynchronous generator: the event loop keeps a list of those, which costs more than a few items do."""
+    """The iterator of `in_pieces`. It is no asynchronous generator: the event loop keeps a list of those, which
+    costs more than a few items do."""
 
     __slots__ = ("_items", "_since_s")
 
@@ -49,12 +50,13 @@ class _Pieces(AsyncIterator[T]):
 
 
 async def mapped(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What the function makes of each item."""
+    """Return the function's result for each item."""
     return [function(item) async for item in in_pieces(items)]
 
 
 async def by_pieces(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """What the function makes of all items, which it is given PIECE at a time; few cost one call of it."""
+    """Return the function's results for all items. The function receives PIECE items at a time; few items cost one
+    call."""
     if len(items) <= PIECE:
         return function(items)
     made: list[R] = []
@@ -65,7 +67,7 @@ async def by_pieces(function: Callable[[Sequence[T]], list[R]], items: Sequence[
 
 
 async def tally(items: Iterable[H]) -> Counter[H]:
-    """How often each item occurs."""
+    """Count how often each item occurs."""
     counted: Counter[H] = Counter()
     async for item in in_pieces(items):
         counted[item] += 1
@@ -73,7 +75,7 @@ async def tally(items: Iterable[H]) -> Counter[H]:
 
 
 async def first_of_each(items: Iterable[H]) -> list[H]:
-    """The items in their order, each once."""
+    """Return the items in their order, each once."""
     seen: dict[H, None] = {}
     async for item in in_pieces(items):
         seen[item] = None

@@ -1,8 +1,8 @@
-"""The line in which a connection's produce requests enter the log, and its offset commits the committer's queue.
+"""The queue in which a connection's produce requests enter the log, and its offset commits the committer's queue.
 
-The one idea: a place is taken when the request arrives, before anything is awaited, and used when everything that had
-to be awaited is done. So whatever stands between arrival and the log may be asynchronous, and the log's order is still
-the order of arrival.
+The one idea: a request takes a place when it arrives, before anything is awaited, and uses it after everything that it
+had to await. So any step between arrival and the log may be asynchronous, and the log's order is still the order of
+arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from types import TracebackType
 class Place:
     """One request's place: `async with place:` waits until all before it have left, and leaves at the end.
 
-    Leaving twice is no error, and one that leaves out of turn (it was refused) holds up nobody and lets nobody pass.
+    Leaving twice is no error. A place that leaves out of turn (its request was refused) neither delays another place
+    nor lets one pass.
     """
 
     __slots__ = ("_before", "_left", "_next", "_reached")
@@ -39,12 +40,12 @@ class Place:
 
     @property
     def reached(self) -> bool:
-        """Whether all before it have left."""
+        """True if all places before it have left."""
         return self._before is None
 
     @property
     def passed(self) -> bool:
-        """Whether it and everything before it has left."""
+        """True if this place and all before it have left."""
         return self._left and self._before is None
 
     def leave(self) -> None:
@@ -67,11 +68,11 @@ class Line:
         self._last: Place | None = None
 
     def take(self) -> Place:
-        """The place behind all that were taken before."""
+        """Return the place behind all that were taken before."""
         last = self._last
         self._last = Place(None if last is None or last.passed else last)
         return self._last
 
 
 NO_PLACE = Place()
-"""Of a request whose order does not matter: never waited for."""
+"""The place of a request whose order does not matter: no request waits for it."""

@@ -1,7 +1,7 @@
-"""A line for every request that was answered, for whoever sets the level of `kafka.request.logger` to DEBUG (KIP-412).
+"""Log a line for every answered request if the level of `kafka.request.logger` is DEBUG (KIP-412).
 
-The one idea: it has a name of its own, so that the level of one logger turns it on alone. What a request asks for is
-not said: it may be somebody's record, or a password.
+The one idea: this log has a logger of its own, so that the level of one logger turns it on alone. The line does not
+show the request's contents, which may be a record or a password.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ logger = structlog.stdlib.get_logger(__name__)
 
 
 def tell(header: RequestHeader, connection: ConnectionInfo, seconds: float, code: int, answer_bytes: int) -> None:
-    """`code` is the answer's own error code, 0 where each thing asked for has its own. The line names the API, the
-    connection and the correlation id, as every line of a request does."""
+    """Log one answered request. `code` is the answer's own error code, 0 if each element has its own. The line names
+    the API, the connection and the correlation id, as every line of a request does."""
     logger.debug(
         "request answered",
         version=header.api_version,

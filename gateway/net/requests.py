@@ -1,7 +1,8 @@
-"""What a connection must know of a request, and what it asks of who answers: the seam between socket and dispatch.
+"""The properties of a request that a connection must know, and the interface of its handler: the seam between socket
+and dispatch.
 
-The one idea: how a request is placed among others is a fact of its API. Dispatch says it from the table of what is
-served; the connection acts on it and knows no API.
+The one idea: the place of a request among others is a fact of its API. Dispatch reads it from the table of served APIs.
+The connection obeys it and knows no API.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ class LastAnswerError(ProtocolError):
 
 
 class Order(Enum):
-    """When a request may start, and what may start behind it."""
+    """The rule for when a request may start, and what may start behind it."""
 
     ALONE = "alone"
-    """Sees what came before it and nothing that came after: nothing starts behind it until it is done. Finished even if
-    the peer has gone, since its effect was asked for."""
+    """Sees the effects of earlier requests and of no later one: nothing starts behind it until it is done. It is
+    finished even if the peer has gone, because the client asked for its effect."""
     PIPELINED = "pipelined"
-    """As ALONE, but may start beside others of its kind: Heartbeat, which changes nothing that one behind it could
+    """Like ALONE, but may start beside others of its kind: Heartbeat, which changes nothing that a later one could
     see."""
     PLACED = "placed"
-    """As PIPELINED, and takes a place in its connection's line when it arrives. By its place a Produce enters the log
-    and an OffsetCommit the committer's queue."""
+    """Like PIPELINED, and takes a place in its connection's queue when it arrives. By its place a Produce enters the
+    log and an OffsetCommit the committer's queue."""
     PARKED = "parked"
     """Waits for other clients or for data (JoinGroup, SyncGroup, Fetch), so requests behind it may be worked on;
     cancelled when the peer goes."""
@@ -65,15 +66,16 @@ class RequestHandler(Protocol):
     def admission(self, frame: Frame) -> Admission: ...
 
     def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
-        """Called in order of arrival. The result, run, gives the answer as chunks, length prefix included; none when
-        the request has no answer (Produce with acks=0). ProtocolError closes the connection; it raises nothing else."""
+        """Handle a request; called in order of arrival. The result, run, returns the answer as chunks, length prefix
+        included; none if the request has no answer (Produce with acks=0). ProtocolError closes the connection; no
+        other exception is raised."""
         ...
 
 
 class Guard(RequestHandler, Protocol):
-    """Stands before a connection's requests until its peer has said who it is, and longer: made for one connection."""
+    """Stands before a connection's requests until its peer has authenticated, and longer. Made for one connection."""
 
     max_request_bytes: int
-    """Of a request before that."""
+    """Bound on a request before authentication."""
     passed: Callable[[], None]
-    """Called when the peer has said who it is."""
+    """Called when the peer has authenticated."""

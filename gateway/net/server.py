@@ -1,8 +1,8 @@
 """The listening sockets and every connection they accepted.
 
-The one idea: the server owns what connections share (the scratch buffer, the count of what the node holds, the
-limits) and their end: who was closed by its peer is reported, so that the group coordinator can count a vanished client
-as a failed member; what we closed ourselves is not.
+The one idea: the server owns what connections share (the scratch buffer, the count of the node's held bytes, the
+limits) and their end. It reports a connection that its peer closed, so that the group coordinator can count a vanished
+client as a failed member. It does not report one that we closed ourselves.
 
 It reads no bytes (`gateway/net/connection.py`) and knows no API.
 """
@@ -33,10 +33,10 @@ MAX_SWEEP_S = 10.0
 CLOSE_TIMEOUT_S = 0.5
 
 ConnectionClosed = Callable[[str, bool], None]
-"""Told the id of a connection that its peer closed or lost."""
+"""Called with the id of each ended connection, and True if its peer closed or lost it."""
 
 ConnectionWait = Callable[[str], float]
-"""For how many seconds the next connection from an address comes too early; 0 where it does not."""
+"""Returns how many seconds too early the next connection from an address is; 0 if it is not."""
 MAX_REFUSED = 1_000
 """Connections that came too early and are not yet closed; more are closed at once."""
 MAX_REFUSED_S = 10.0
@@ -44,15 +44,15 @@ MAX_REFUSED_S = 10.0
 
 TLS_HANDSHAKE_S = 10.0
 TLS_SHUTDOWN_S = 1.0
-"""How long a peer is waited for that is to say goodbye."""
+"""How long to wait for a peer's TLS close."""
 
 
 class Tls(NamedTuple):
-    """Of a listener whose bytes are encrypted."""
+    """The TLS settings of an encrypted listener."""
 
     context: SSLContext
     identify: Identify | None
-    """None: its clients say who they are by other means."""
+    """None: its clients authenticate by other means."""
 
 
 class Server:
@@ -83,8 +83,8 @@ class Server:
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
     async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME, tls: Tls | None = None) -> int:
-        """Takes the address for a listener without listening on it yet, and returns the port (the one given, or the
-        one chosen for 0). An empty host is every interface. Raises OSError."""
+        """Take the address for a listener without listening on it yet. Return the port (the one given, or the one
+        chosen for 0). An empty host is every interface. Raise OSError."""
         loop = asyncio.get_running_loop()
         more: dict[str, Any] = {}
         if tls is not None:
@@ -114,9 +114,9 @@ class Server:
         guards: Mapping[str, Callable[[], Guard]] | None = None,
         own_requests: Mapping[str, RequestHandler] | None = None,
     ) -> None:
-        """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
-        whether its peer is to blame. `guards` make, by listener, what stands before a connection's requests.
-        `own_requests`: of the listeners that another answers than `requests`."""
+        """Accept connections from here on. Call `connection_closed` for each that ends before the drain, with its
+        id, and True if its peer is to blame. `guards` make, by listener, the guard before a connection's requests.
+        `own_requests`: handlers of the listeners that `requests` does not serve."""
         assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
         self._own_requests = own_requests or {}
@@ -140,7 +140,7 @@ class Server:
 
     @property
     def connections(self) -> frozenset[Connection]:
-        """Those that are open."""
+        """The open connections."""
         return frozenset(self._connections)
 
     @property
@@ -154,15 +154,15 @@ class Server:
             bound.close()
 
     def stop_reading(self) -> None:
-        """Takes no further connection and no further request; each connection closes once it has its answers."""
+        """Accept no further connection and no further request. Each connection closes once it has its answers."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.stop_reading()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Waits until every request read before `stop_reading` is answered.
+        """Wait until every request read before `stop_reading` is answered.
 
-        False if the time was not enough; whatever is left is then cut off.
+        Return False if the time was not enough; the remaining requests are then cut off.
         """
         self.stop_reading()
         drained = await self._wait_until_empty(timeout_s)
@@ -172,7 +172,7 @@ class Server:
         return drained
 
     async def close(self) -> None:
-        """Cuts everything off at once."""
+        """Cut everything off at once."""
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -191,8 +191,8 @@ class Server:
         return True
 
     def _sweep(self) -> None:
-        """Closes connections that are idle and those whose peer reads no answers; the interval keeps a close at most a
-        quarter late."""
+        """Close idle connections and those whose peer reads no answers. The interval keeps a close at most a quarter
+        late."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in list(self._connections):
@@ -232,7 +232,8 @@ class Server:
         return None
 
     def _refuse_early(self, wait_s: float) -> float:
-        """As upstream: who may not open another connection yet is kept waiting, so as not to come back at once."""
+        """Keep a client waiting that may not open another connection yet, as upstream does, so that it does not
+        return at once."""
         if self._too_early >= MAX_REFUSED:
             return 0.0
         self._too_early += 1

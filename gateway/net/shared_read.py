@@ -1,7 +1,8 @@
-"""One read of the store for all who ask at the same time.
+"""One read of the store for all concurrent callers.
 
-The one idea: a caller is given a read that began after it asked, so nothing that was committed before is missing from
-it; callers that wait meanwhile share the next one. However many ask, the store works on one such read at a time.
+The one idea: a caller gets a read that began after its call, so nothing that was committed before is missing from the
+result. Callers that arrive during a read share the next one. For any number of callers, the store works on one such
+read at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 class SharedRead(Generic[T]):
-    """A read whose result nobody changes."""
+    """A shared read. Callers must not change its result."""
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
         self._read = read
@@ -24,7 +25,8 @@ class SharedRead(Generic[T]):
         self._next: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """What the read returns or raises. A caller that goes away takes nothing from the others."""
+        """Return what the read returns, or raise what it raises. A caller that is cancelled does not affect the
+        others."""
         if self._next is None:
             following = self._after(self._under_way)
             self._next = asyncio.get_running_loop().create_task(following, context=NO_REQUEST.copy())
@@ -39,6 +41,7 @@ class SharedRead(Generic[T]):
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """A failure is everybody's who waited; if nobody did any more, nobody misses it."""
+    """Retrieve a failure, which all waiting callers receive, so that asyncio does not report it as lost if none is
+    left."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""A connection whose bytes are encrypted: the same, with answers handed to TLS in pieces.
+"""An encrypted connection: the same, with answers handed to TLS in pieces.
 
-The one idea: TLS encrypts whatever it is given before it returns, and a Fetch may be answered with fifty megabytes. So
-between the connection and asyncio's transport stands one that passes on a piece in each turn of the event loop, and
-tells the connection to pause as a socket's buffer does.
+The one idea: TLS encrypts all bytes of a write before it returns, and a Fetch may be answered with fifty megabytes. So
+a transport between the connection and asyncio's passes on one piece in each turn of the event loop, and tells the
+connection to pause as a socket's buffer does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from gateway.net.context import Principal
 from protocol.buffer import Buffer
 
 PIECE_BYTES = 256 * 1024
-"""Encrypted without giving way: half a millisecond."""
+"""Bytes encrypted without yielding: half a millisecond."""
 READ_HIGH_WATER_BYTES = 64 * 1024
-"""Encrypted bytes that wait while nothing is read."""
+"""Encrypted bytes that wait while the connection reads nothing."""
 
 Identify = Callable[[Any], Principal]
-"""From asyncio's `ssl_object` to who its certificate says that the peer is. Raises ValueError where it says nothing."""
+"""Returns the peer's principal by the certificate in asyncio's `ssl_object`. Raises ValueError if the certificate
+names none."""
 
 
 class PacedTransport(asyncio.Transport):
-    """What `Connection` uses of a transport. `pause` and `resume` are the connection's own."""
+    """The part of a transport that `Connection` uses. `pause` and `resume` are the connection's own."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class PacedTransport(asyncio.Transport):
         return self._closing or self._inner.is_closing()
 
     def close(self) -> None:
-        """Once everything is handed over."""
+        """Close once everything is handed over."""
         self._closing = True
         if not self._queue:
             self._inner.close()
@@ -107,7 +108,7 @@ class PacedTransport(asyncio.Transport):
         self._inner.abort()
 
     def drop(self) -> None:
-        """Nothing more can be written."""
+        """Drop the pending bytes, because nothing more can be written."""
         self._queue.clear()
         self._queued_bytes = 0
         if self._next is not None:
@@ -141,10 +142,11 @@ class PacedTransport(asyncio.Transport):
 
 
 class TlsConnection(Connection):
-    """Of a listener whose security protocol is SSL or SASL_SSL. Its handshake is over when it is made."""
+    """A connection of a listener whose security protocol is SSL or SASL_SSL. Its handshake is over when the
+    connection is made."""
 
     identify: Identify | None = None
-    """Set where the certificate says who the peer is."""
+    """Set if the certificate identifies the peer."""
     _pacer: PacedTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,7 +169,7 @@ class TlsConnection(Connection):
         self._pacer.inner_resumed()
 
     def eof_received(self) -> bool:
-        """TLS has no half-open connection."""
+        """Close, because TLS has no half-open connection."""
         super().eof_received()
         return False
 
