@@ -146,7 +146,6 @@ class StreamsGroupHeartbeat(ClientRequest[StreamsGroupHeartbeatReply]):
     client_tags: tuple[tuple[str, str], ...] | None = None
     has_source_patterns: bool = False
     """Its topology reads topics by regular expression."""
-    """It tells how far its tasks have come."""
     shutdown_application: bool = False
 
     @property
