@@ -51,14 +51,14 @@ MAX_ADMIN_ELEMENTS = 20_000
 each is an element or two here."""
 
 MAX_CREDENTIALS = 10_000
-"""That one request sets or deletes, each a record of upstream's."""
+"""Credentials that one request may set or delete; each is one record of upstream's."""
 
 MAX_LEAVING_MEMBERS = 5_000
-"""Members that leave by one request: the coordinator takes them in one step, which nobody interrupts."""
+"""Members that one request may remove: the coordinator removes them in one step without giving way."""
 
 MAX_STREAMS_ELEMENTS = 25_000
-"""What one streams heartbeat says: a member may own all tasks that a group may have (`MAX_TASKS`). Of a topology fewer
-are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
+"""Elements of one streams heartbeat: a member may own all tasks that a group may have (`MAX_TASKS`). A topology may
+have fewer (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 
 MAX_SHARE_TOPICS = 5_000
 """Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""

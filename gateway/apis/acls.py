@@ -1,7 +1,8 @@
 """DescribeAcls, CreateAcls and DeleteAcls.
 
-The one idea: an ACL is a change of the catalog, as a quota is; each node decides by its copy of them all. Who has made
-one finds it obeyed here once that is answered, and on the other nodes when they have followed the catalog.
+The one idea: an ACL is a change of the catalog, as a quota is; each node decides by its copy of all ACLs. A client that
+creates an ACL finds it obeyed on this node once it is answered, and on the other nodes when they have followed the
+catalog.
 
 Mirrors upstream's AclApis and AclControlManager.
 """
@@ -38,7 +39,7 @@ from storage.types import Acl
 logger = structlog.get_logger(__name__)
 
 MAX_CHANGES = 10_000
-"""Of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
+"""Changes of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
 MAX_ACLS = 20_000
 """Every node takes all of them in with each change, and lets the former ones go: 15 ms of its event loop."""
 
@@ -51,7 +52,7 @@ def _require_authorizer(context: RequestContext, text: str) -> None:
 
 
 def _named(kind: type[E], code: int) -> E:
-    """A code that nobody knows is UNKNOWN."""
+    """Return the member of the enum; an unknown code is UNKNOWN."""
     return kind(code if code in frozenset(kind) else 0)
 
 
@@ -130,7 +131,7 @@ def _checked(creation: AclCreation) -> Acl:
 
 
 async def delete_acls(request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
-    """What the filters match, all of it or nothing; an ACL that several match is named by each of them."""
+    """Delete all ACLs that the filters match, or none. An ACL that several filters match is listed for each of them."""
     _require_authorizer(context, "No Authorizer is configured.")
     services = context.services
     await services.catalog.refresh_if_changed()
@@ -189,7 +190,7 @@ def _deleted(acl: Acl) -> DeleteAclsMatchingAcl:
 
 
 def _filter(asked: DeleteAclsFilter | DescribeAclsRequest) -> AclFilter:
-    """Raises KafkaError where it has a code that nobody knows."""
+    """Build the filter. Raise KafkaError if it contains an unknown code."""
     given = AclFilter(
         asked.resource_type_filter,
         asked.pattern_type_filter,

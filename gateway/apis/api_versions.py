@@ -17,17 +17,18 @@ from protocol.messages.api_versions import (
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_LOWEST_LEVEL_0 = 4
 MAX_SOFTWARE_CHARS = 100
-"""What is kept of each name, for as long as the connection is open."""
+"""Characters of each name that are kept while the connection is open."""
 FIRST_VERSION_WITH_NODE = 5
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 
 async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> ApiVersionsResponse:
-    """Remembers the client's software on its connection (KIP-511).
+    """Remember the client's software on its connection (KIP-511).
 
-    Features whose lowest level is 0 are told from version 4 on: clients of earlier ones take no 0 for one
-    (KAFKA-17011). Of what is finalized clients believe the greatest epoch that they have heard of, from any node.
-    A client whose address leads to another node or cluster than it believes is told to begin anew."""
+    Features whose lowest level is 0 are listed from version 4 on, because earlier clients reject a 0 (KAFKA-17011).
+    Clients believe the finalized features with the greatest epoch that they have seen, from any node. A client whose
+    address leads to another node or cluster than it believes must bootstrap again.
+    """
     if context.version >= FIRST_VERSION_WITH_SOFTWARE:
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):

@@ -33,7 +33,7 @@ class Operation(IntEnum):
 
 
 def describe_loggers(resource: DescribeConfigsResource, node_id: int) -> list[DescribeConfigsResourceResult]:
-    """The loggers asked for, all where none is named, with the level in effect."""
+    """Return the requested loggers with the level in effect; all loggers if the request names none."""
     if not resource.resource_name:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
     if read_broker_id(resource.resource_name, "Broker") != node_id:

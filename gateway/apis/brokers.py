@@ -33,7 +33,7 @@ def refuse_unregister_broker(
 async def unregister_controller(
     request: UnregisterControllerRequest, context: RequestContext
 ) -> UnregisterControllerResponse:
-    """As UnregisterBroker: brokers and controllers register as nodes alike."""
+    """Unregister a controller as UnregisterBroker does: brokers and controllers both register as nodes."""
     await _unregister(request.controller_id, "Controller", ErrorCode.CONTROLLER_ID_NOT_REGISTERED, context)
     return UnregisterControllerResponse(error_message=None)
 

@@ -32,8 +32,9 @@ FIRST_VERSION_WITH_PROTOCOL_FIELDS = 5
 MAX_MEMBER_ID_PREFIX = 255
 """Characters of the client or instance id in a member id: it is part of a key in Postgres."""
 MAX_STORED_BYTES = 2 * 1024 * 1024
-"""Of what a member offers, and of what a leader assigns: kept in memory, and written in one piece, which takes ten
-milliseconds. Kafka's brokers take a megabyte of a whole group unless they are told otherwise, and answer likewise."""
+"""Bytes that a member may offer, and that a leader may assign. They are kept in memory and written in one piece,
+which takes ten milliseconds. Kafka's brokers accept a megabyte for a whole group by default, and answer the same
+way."""
 
 
 async def join_group(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
@@ -97,7 +98,7 @@ def refuse_join_group(
 
 
 def _offered_bytes(request: JoinGroupRequest) -> int:
-    """What the group keeps of a member's offer; ids are bounded for every request."""
+    """Return the bytes that the group keeps of a member's offer. The ids are bounded for every request."""
     offers = sum(len(protocol.name.encode()) + len(protocol.metadata) for protocol in request.protocols)
     return offers + len(request.protocol_type.encode())
 

@@ -53,9 +53,9 @@ WHOLE_NUMBERS = {
 }
 """The greatest, and upstream's name of the type."""
 MAX_ENTITIES = 10_000
-"""Who may have quotas of their own. Every node reads all of them when one has changed."""
+"""Entities with quotas of their own. Every node reads all of them after each change."""
 HASHED_CHARS = 1024
-"""Of a name, for the order in which entities are listed: a hash takes time for each."""
+"""Characters of a name that decide the order in which entities are listed: hashing each one takes time."""
 CLOSE_TO_WHOLE = 1e-6
 """Upstream's: numbers come as doubles."""
 

@@ -1,10 +1,10 @@
-"""What OffsetCommit and TxnOffsetCommit have in common: whether offsets may be stored, and storing them.
+"""The common part of OffsetCommit and TxnOffsetCommit: whether offsets may be stored, and storing them.
 
-The one idea: the coordinator is asked whether a commit may stand, and Postgres fences it again in the transaction that
-stores it. What a producer's transaction commits goes the same way; it is pending until that ends.
+The one idea: the coordinator decides whether a commit may stand, and Postgres fences it again in the transaction that
+stores it. Commits of a producer's transaction take the same path and stay pending until that transaction ends.
 
-Commits of one connection are worked on concurrently, so that those that follow each other share a transaction of
-Postgres. Each is queued at its place in the connection's line: the later of two commits of a partition wins.
+Commits of one connection are processed concurrently, so that consecutive ones share a transaction of Postgres. Each is
+queued at its place in the connection's line: the later of two commits of a partition wins.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Who commits, as the request says."""
+    """The committing member, as the request names it."""
 
     group_id: str
     member_id: str
@@ -66,7 +66,7 @@ class Committer:
     generation_id: int
     """Or the member's epoch."""
     codes: Mapping[Refusal, ErrorCode]
-    """What the version of the request says otherwise than `REFUSAL_CODES`."""
+    """Error codes that differ from `REFUSAL_CODES` at the version of the request."""
     retention_ms: int | None = None
     transaction: Transaction | None = None
 
@@ -175,7 +175,7 @@ async def _queue(
     rows: list[OffsetCommit] = []
     async for one in in_pieces(surviving):
         metadata = one.partition.committed_metadata or ""
-        # Kafka counts UTF-16 units, whatever the setting's name says.
+        # Kafka counts UTF-16 units, although the setting's name says bytes.
         if len(metadata) > max_metadata or len(metadata.encode("utf-16-le", "surrogatepass")) > 2 * max_metadata:
             one.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
         elif one.topic_id is not None:
@@ -246,7 +246,7 @@ async def _tell(
 
 
 def _error(refusal: Refusal | None, committer: Committer, stale: ErrorCode) -> ErrorCode:
-    """What the fence in Postgres said of a commit that the coordinator had let through a moment before."""
+    """Return the error for a commit that the coordinator had admitted a moment before and that Postgres then fenced."""
     if refusal is None:
         return ErrorCode.NONE
     if refusal is Refusal.STALE_MEMBER_EPOCH:

@@ -1,12 +1,11 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings shown and changed.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: show and change settings.
 
-The one idea: everything derives from the two tables of settings. A topic's own settings are stored on the topic; a
-broker's dynamic ones for that node alone, or for all under the empty name, which stands for every node that has none
-of its own. Both take effect on this node before the answer, on others when they next follow
+The one idea: everything derives from the two tables of settings. A topic's own settings are stored with the topic. A
+broker's dynamic settings are stored for that node alone, or for all nodes under the empty name, which applies to every
+node without its own value. Both take effect on this node before the answer, and on other nodes when they next follow
 the catalog.
 
-A group's settings are stored by its id and wait for it. `broker_loggers.py` has the levels of loggers. Subscriptions to
-clients' metrics are kept as by a Kafka broker that has no receiver for them: nobody is asked to push any.
+A group's settings are stored by its id, before the group exists. `broker_loggers.py` has the levels of loggers.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class ResourceType(IntEnum):
 
 
 _OF_CLUSTER = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER})
-"""Whose settings are a matter of the cluster's ACLs."""
+"""Resources whose settings need an ACL on the cluster."""
 
 
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def refuse_describe_configs(
 
 
 def _require(context: RequestContext, operation: AclOperation, kind: int, name: str) -> None:
-    """Raises KafkaError. What there is no such type of is refused for that."""
+    """Raise KafkaError if the client lacks the permission. Unknown resource types pass; the caller rejects them."""
     if kind in _OF_CLUSTER:
         require(context, operation, ResourceTypes.CLUSTER)
     elif kind == ResourceType.TOPIC:
@@ -205,8 +204,8 @@ def _layered_entry(
     request: DescribeConfigsRequest,
     inherited: Inherited,
 ) -> DescribeConfigsResourceResult:
-    """What a resource does not set itself is described alike for all of its kind, once: five thousand topics would make
-    a million objects of it."""
+    """Describe one setting of a resource. Inherited values are described once for all resources of a kind: for five
+    thousand topics they would be a million objects."""
     if key.name in configs:
         return describe(key, configs, broker, request)
     of = (describe, key.name)
@@ -316,7 +315,7 @@ def _without_effect(
 def _without_effect_entries(
     include_synonyms: bool, include_documentation: bool
 ) -> dict[str, DescribeConfigsResourceResult]:
-    """Made once for all answers: those that nobody has set."""
+    """Entries of settings without effect that are not set, built once for all answers."""
     request = DescribeConfigsRequest(include_synonyms=include_synonyms, include_documentation=include_documentation)
     entries: dict[str, DescribeConfigsResourceResult] = {}
     for name, key in WITHOUT_EFFECT.items():
@@ -335,8 +334,8 @@ def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
 
 
 def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) -> list[DescribeConfigsResourceResult]:
-    """Settings that were stored under names which nobody knows. Their values are kept to ourselves, as by upstream:
-    they may be a plugin's secrets."""
+    """Return settings that were stored under unknown names. Their values are hidden, as by upstream: they may be a
+    plugin's secrets."""
     wanted = set(resource.configuration_keys or ())
     return [
         DescribeConfigsResourceResult(
@@ -560,8 +559,8 @@ async def _alter_topic(topic_name: str, change: Change, services: Services, *, v
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    """Of this node itself one after the other: else certificates that were read before another change would be taken
-    into use behind it."""
+    """Alter broker settings. Changes of this node run one after the other: otherwise certificates that were read
+    before another change would be installed after it."""
     own = resource_name == str(services.membership.node_id)
     async with services.broker_configs if own else nullcontext():
         await _alter_brokers_alone(resource_name, change, services, validate_only=validate_only)
@@ -583,7 +582,7 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
     given = services.catalog.broker
 
     def with_configs(configs: Mapping[str, str]) -> tuple[BrokerConfig, dict[str, ConfigError]]:
-        """As `parse_stored`, where the resource has these."""
+        """Parse the settings as `parse_stored` does, with `configs` as those of the resource."""
         layers = (configs, given.own) if resource_name == ALL_BROKERS else (of_all, configs)
         return parse_stored(given.static, *layers)
 
@@ -593,14 +592,14 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
         key = find_broker_config(name)
         if key is None:
             return None
-        # What this node has for itself alone says nothing of all nodes.
+        # Settings of this node alone do not apply to all nodes.
         hidden = ConfigSource.DYNAMIC_BROKER_CONFIG if resource_name == ALL_BROKERS else None
         return key, next((value for source, value in broker.layers(name) if source is not hidden), None)
 
     wanted = change(current, effective)
     altered, refused = with_configs(wanted)
     for name, error in refused.items():
-        # What another release has stored, and this one refuses, may stay or go.
+        # A value that another release has stored and this one refuses may stay or be removed.
         if name in _differing(wanted, current) or name not in before:
             raise error
     use_certificates: Callable[[], None] | None = None
@@ -660,7 +659,8 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
-    """What is to be written; what stays as it is may have been changed by somebody else meanwhile."""
+    """Return the settings to write. Unchanged ones are omitted, because another request may have changed them in the
+    meantime."""
     return {name: value for name, value in wanted.items() if current.get(name) != value}
 
 

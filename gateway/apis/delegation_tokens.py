@@ -1,11 +1,11 @@
 """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken (KIP-48, KIP-373).
 
-The one idea: only who has logged in by a secret of its own is heard, for a token must not beget tokens, nor be told
-where others listen. An owner and the renewers it has named do as they like with a token; everything else is a matter
-of ACLs.
+The one idea: only clients that logged in by their own secret may use these APIs. A token must not create tokens, and a
+secret must not be shown on a listener without authentication. An owner and the renewers that it has named may use a
+token freely; everything else needs ACLs.
 
-Mirrors upstream's KafkaApis, ControllerApis and DelegationTokenControlManager. A token's secret is shown in answers
-alone: nothing here logs one.
+Mirrors upstream's KafkaApis, ControllerApis and DelegationTokenControlManager. A token's secret appears in answers
+only: nothing here logs one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ NO_TIME_MS = -1
 """In the place of a time, where a request is refused."""
 MAX_RENEWERS = 50
 MAX_NAME_BYTES = 1_024
-"""Of an owner or a renewer."""
+"""Bytes of the name of an owner or a renewer."""
 MAX_RENEWERS_BYTES = 4_096
-"""Of all renewers of a token: whoever describes tokens is told them all."""
+"""Bytes of all renewers of a token, because every description lists all of them."""
 
 
 def _refuse_strangers(context: RequestContext) -> None:
-    """Raises KafkaError where nobody had to say who they are, and where a token did it."""
+    """Raise KafkaError if the listener has no authentication, or if the client logged in by a token."""
     connection = context.connection
     protocol = next(
         each.security_protocol for each in context.services.settings.listeners if each.name == connection.listener
@@ -56,7 +56,7 @@ def _refuse_strangers(context: RequestContext) -> None:
 
 
 def _tokens_for(context: RequestContext) -> DelegationTokens:
-    """The node's tokens, for who may ask about them. Raises KafkaError."""
+    """Return the node's tokens if the client may use these APIs. Raise KafkaError otherwise."""
     _refuse_strangers(context)
     if context.services.delegation is None:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
@@ -64,7 +64,7 @@ def _tokens_for(context: RequestContext) -> DelegationTokens:
 
 
 async def _find(tokens: DelegationTokens, token_hmac: bytes) -> tuple[DelegationToken, bool]:
-    """As `DelegationTokens.find`. Raises KafkaError."""
+    """Call `DelegationTokens.find`. Raise KafkaError."""
     found = await tokens.find(token_hmac)
     if found is None:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
@@ -196,7 +196,7 @@ def refuse_expire_delegation_token(
 async def describe_delegation_token(
     request: DescribeDelegationTokenRequest, context: RequestContext
 ) -> DescribeDelegationTokenResponse:
-    """Of everybody where nobody is named. Those that have expired are shown until they are removed."""
+    """Describe the tokens of the named owners, or of all owners. Expired tokens are listed until they are removed."""
     tokens = _tokens_for(context)
     asked: set[str] | None = None
     if request.owners is not None:

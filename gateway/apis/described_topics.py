@@ -19,7 +19,7 @@ from protocol.specialise import EncodedElements
 from storage.types import Topic
 
 MAX_VIEWS = 8
-"""Kept at a time: a version, listener and kind of client each. What is asked for again costs its encoding."""
+"""Views that are kept: one for each version, listener and kind of client. Any other view is encoded again."""
 
 MIN_PARTITIONS = 200
 """Answers about fewer are described and encoded as any other response."""
@@ -28,7 +28,7 @@ PARTITIONS_AT_ONCE = 1_000
 """A topic of more is described and encoded in a thread."""
 
 View = tuple[object, ...]
-"""Whatever a description depends on besides the topic: version, listener, operations, live nodes, broker settings."""
+"""Everything a description depends on besides the topic: version, listener, operations, live nodes, broker settings."""
 
 
 class DescribedTopics:

@@ -1,7 +1,7 @@
-"""UpdateFeatures: the levels by which clients and brokers go (KIP-584), and which group protocols are on.
+"""UpdateFeatures: the levels of features that clients and brokers use (KIP-584), and which group protocols are on.
 
-The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever.
-`eligible.leader.replicas.version` says which replicas may lead (`gateway/cluster/in_sync.py`). Other levels switch a
+The one idea: `transaction.version` is the level that clients see, and clients of a lower level are served as before.
+`eligible.leader.replicas.version` decides which replicas may lead (`gateway/cluster/in_sync.py`). Other levels switch a
 group protocol on or off, as does `group.coordinator.rebalance.protocols`. `metadata.version` is that of the release of
 Kafka whose APIs are served and cannot change, because nodes write nothing by it. `kraft.version` may be raised, as
 `kafka-features.sh upgrade --release-version` does, and changes nothing: voters are not added or removed by request

@@ -48,9 +48,9 @@ COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
 
 MOST_READ_BYTES = 16 * 1024 * 1024
-"""What one answer may bring from Postgres and files, but for its first batch."""
+"""Bytes that one answer may read from Postgres and files, not counting its first batch."""
 LEAST_READ_BYTES = 1024 * 1024
-"""What a read from Postgres counts for while it runs; there is no telling how large the batch is that it may bring."""
+"""Bytes that a read from Postgres counts for while it runs, because the size of the batch is not known before."""
 
 AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
@@ -74,9 +74,9 @@ class _Part:
     excess: Buffer | None = None
     """A batch behind these that is at hand and exceeds a limit."""
     torn: Buffer = b""
-    """As much of it as is sent."""
+    """The part of the last batch that is sent."""
     size_bytes: int = 0
-    """Of what is sent."""
+    """Size of the bytes that are sent."""
     aborted: Sequence[Aborted] = ()
     diverging: EpochEndOffset = NOT_DIVERGING
     nearest: int = -1
@@ -89,19 +89,25 @@ class _Part:
 
 
 async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse:
-    """Sizes follow KIP-74; sessions are declined by answering id 0 (KIP-227).
+    """Return records of the requested partitions, or wait for them.
 
-    A partition's records are filled up to the limits with a part of a batch, as upstream's are, where that batch is in
-    memory; clients leave it out. None is read from Postgres or a file in order to be torn.
-    With `read_committed` an answer ends at the last stable offset and names the aborted transactions of which it holds
-    records: clients leave these out themselves.
-    An answer takes no more than the node has room for, but for its first batch.
-    A partition that must be read from Postgres never makes another's records wait for a failed read: it alone
-    carries the error.
-    Of a partition that this node leads, a consumer that names its rack may be sent to a replica there (KIP-392). Any
-    node serves any partition: what it does not know of the log's end it asks Postgres for, so that a consumer which
-    comes from another node finds what it was told there. Where replicas are counted only they serve, and clients that
-    know of followers (version 11) alone are served by these.
+    Sizes follow KIP-74; sessions are declined by answering id 0 (KIP-227).
+
+    If a batch is in memory, a part of it fills a partition's records up to the limits, as upstream does; clients skip
+    the part. No batch is read from Postgres or a file only to be cut.
+
+    With `read_committed` an answer ends at the last stable offset and names the aborted transactions whose records it
+    holds; clients skip these records.
+
+    An answer takes no more memory than the node has room for, except for its first batch.
+
+    A partition that must be read from Postgres never makes another's records wait for a failed read: it alone carries
+    the error.
+
+    If this node leads a partition, a consumer that names its rack may be redirected to a replica there (KIP-392). Any
+    node serves any partition: it asks Postgres for the log's end if necessary, so a consumer from another node finds
+    what it saw there. With `replicas.strict` only replicas serve, and followers serve only clients that know of them
+    (version 11).
     """
     if request.session_epoch > 0 or request.session_epoch < -1:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -158,7 +164,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await asyncio.sleep(0)
             else:
                 available_bytes = _trim((p for row in parts for p in row if p.size_bytes), max_bytes, tears=tears)
-            # What the tail gave is its own, and not held twice.
+            # Bytes from the tail belong to the tail and are not counted twice.
             share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
             if (
@@ -188,7 +194,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             if watch is None:
                 watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
-                # What a consumer asks for is behind what it was given, and it may lose the partition while it waits.
+                # The fetch offset proves that everything before it was consumed. Record that now: the consumer may lose
+                # the partition while it is parked.
                 parked = True
                 await _mark(request, parts, context, sent=False)
             await watch.wait(min_bytes - available_bytes, remaining_s)
@@ -267,11 +274,11 @@ class _Planner:
         self._by_follower = not is_replica and context.version >= FIRST_VERSION_FROM_FOLLOWERS
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
-        """What Postgres must be asked about."""
+        """Parts about which Postgres must be asked."""
         self.refused = False
-        """Whether anything that was asked for has an error already."""
+        """True if any requested part already has an error."""
         self.redirects = False
-        """Whether the client is sent to another node for anything that was asked for."""
+        """True if the client is redirected to another node for any requested part."""
         self.overtaken: list[_Part] = []
         """Last fetched under an epoch that has ended since."""
         self._now_s = asyncio.get_running_loop().time()
@@ -309,7 +316,7 @@ class _Planner:
         return part
 
     def _readable(self, asked: FetchTopic, topic: Topic | None) -> tuple[Topic | None, ErrorCode]:
-        """The topic if there is one for who asks, and what is said if there is none."""
+        """Return the topic if it exists and the client may read it, and the error code otherwise."""
         if topic is None and _by_id(self._context):
             return topic, self._missing_topic
         name = asked.topic if topic is None else topic.name
@@ -358,7 +365,7 @@ class _Planner:
         return part
 
     def _nearest(self, placement: Placement, topic: Topic, partition: Partition) -> int:
-        """Only the leader sends anybody away, so that nobody goes round in circles."""
+        """Return the replica to redirect to. Only the leader redirects, so that no client is sent in circles."""
         services = self._context.services
         if not services.membership.leads(partition):
             return -1
@@ -367,7 +374,7 @@ class _Planner:
 
 
 def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
-    """What a read of these may bring; at least the first batch comes, whatever its size."""
+    """Return how many bytes reading these parts may yield. At least the first batch is read, at any size."""
     return max(min(sum(part.asked.partition_max_bytes for part in cold), max_bytes), LEAST_READ_BYTES)
 
 
@@ -387,8 +394,9 @@ def _refuse_out_of_range(part: _Part, known: KnownOffsets, overtaken: list[_Part
 
 
 async def _find_divergence(overtaken: list[_Part], context: RequestContext) -> None:
-    """Who has read beyond the end of the epoch that it read last is told where that ended, and nothing else, as
-    Partition.readRecords does (KIP-595): what it read there is not in this history, and its offset says nothing."""
+    """Report where the epoch ended to a client that has read beyond the end of its last epoch, and nothing else, as
+    Partition.readRecords does (KIP-595). The records that the client read there are not in this history, so its
+    offset has no meaning."""
     keys = {part.partition.partition_key for part in overtaken if part.partition is not None}
     try:
         epochs = await context.services.history.epochs(keys)
@@ -431,7 +439,7 @@ async def _read_cold(
         ReadRequest(
             part.partition.partition_key,
             part.asked.fetch_offset,
-            # Of what the client is sent elsewhere for, the offsets alone are wanted.
+            # The client is redirected for this part, so only the offsets are needed.
             max(min(part.asked.partition_max_bytes, max_bytes), 1) if part.nearest < 0 else 1,
             committed,
         )
@@ -513,7 +521,8 @@ def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
 
 
 async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext, *, sent: bool) -> None:
-    """Remembers how far a consumer is served, before it is; or, where nothing is `sent` to it yet, how far it was."""
+    """Record how far the consumer is served, before it is served. If nothing is `sent` yet, record how far it was
+    served before."""
     idle_owners = context.services.idle_owners
     if idle_owners is not None and idle_owners.watching and request.replica_id < 0:
         async for asked in in_pieces(request.topics):
@@ -609,7 +618,7 @@ def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTran
         current_leader=part.leader,
         preferred_read_replica=-1 if part.error else part.nearest,
         aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
-        # Not null where there is nothing: Sarama and older Java take a null for a torn response.
+        # An empty part is not null: Sarama and older Java clients treat null as a torn response.
         records=(*part.batches, part.torn) if part.torn else tuple(part.batches) or b"",
     )
 

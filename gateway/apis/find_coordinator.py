@@ -1,8 +1,7 @@
-"""FindCoordinator: which node holds the lease of a group's shard.
+"""FindCoordinator: the node that holds the lease of a group's shard.
 
-The one idea: the answer is a hint read from the leases, in Postgres where this node holds none for the group; the
-node it names decides again whether it coordinates. What a share group has done with a partition is kept by whoever
-leads that.
+The one idea: the answer is a hint from the leases; if this node holds no lease for the group, it is read from Postgres.
+The named node decides again whether it coordinates. The leader of a partition keeps the state of share groups in it.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> 
 
 
 def _leader_of(partition: Partition, services: Services) -> Node | KafkaError:
-    """Whoever leads the partition has what share groups have done with it."""
+    """Return the leader of the partition, which keeps the state of share groups in it."""
     leader = services.membership.leader_of_partition(partition)
     return leader or KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody leads the partition")
 
@@ -127,7 +126,8 @@ def _share_partition(key: str) -> tuple[UUID, int] | None:
 
 
 def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:
-    """The coordinator at its address of `listener`. A node without one cannot be reached by who asks (as upstream)."""
+    """Return the coordinator at its address for `listener`. A node without that listener cannot be reached (as
+    upstream)."""
     if isinstance(found, Node) and listener not in found.listeners:
         found = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {found.node_id} has no listener {listener}")
     if isinstance(found, KafkaError):

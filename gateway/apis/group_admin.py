@@ -1,7 +1,7 @@
 """DescribeGroups, ListGroups and DeleteGroups: groups as administrators see them.
 
-The one idea: a group is shown as it was last settled, so no generation or assignment is visible here that a crash could
-take back. What is shown of a classic group is decided in `gateway/coordinator/views.py`; consumer groups are listed and
+The one idea: a group is shown as it was last settled, so a crash cannot undo any generation or assignment that is
+visible here. `gateway/coordinator/views.py` decides what is shown of a classic group. Consumer groups are listed and
 deleted here, and described by `consumer_groups.py`.
 """
 
@@ -88,7 +88,7 @@ def _described(
             )
             for member in described.members
         ),
-        # As upstream: nobody may do anything to what does not exist.
+        # As upstream: a group that does not exist allows no operation.
         authorized_operations=authorized_operations(
             Resource.GROUP, group_id, context, asked=with_operations and not missing
         ),

@@ -1,7 +1,7 @@
-"""Whether a group is of the type that a request is about.
+"""Check that a group is of the type that a request is about.
 
-The one idea: each type of group has APIs of its own, and to all of them a group of another type is one that is not
-found: admin clients then ask the next one.
+The one idea: each type of group has APIs of its own. To each of them a group of another type does not exist, and admin
+clients then try the next API.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ FIRST_VERSION_WITH_FENCED = 4
 
 
 async def init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
-    """With a transactional id: whoever had it before is fenced, and what it left open is aborted when this is answered.
+    """Assign a producer id and epoch.
 
-    A producer that takes part in two-phase commit (KIP-939) is its coordinator's to end: its transactions never time
-    out. As in Kafka 4.4 no transaction is kept beyond its producer.
+    With a transactional id, the previous producer is fenced, and its open transaction is aborted before the answer.
 
-    Without a transactional id: a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream
+    A producer that takes part in two-phase commit (KIP-939) is controlled by its external coordinator: its transactions
+    never time out. As in Kafka 4.4 no transaction is kept beyond its producer.
+
+    Without a transactional id, a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream
     gives one: its sequences start anew under an id that no partition has seen.
     """
     services = context.services

@@ -1,7 +1,7 @@
-"""`__consumer_offsets` and `__transaction_state`, made when a coordinator is looked for, as upstream does.
+"""`__consumer_offsets` and `__transaction_state`, created by the first look-up of a coordinator, as upstream does.
 
-The one idea: all who look for one while it is missing wait for one change of the catalog; and no group has a
-coordinator before its topic has been made. Every client looks for one first, so only who asks unbidden is refused.
+The one idea: all callers that need a missing topic wait for one change of the catalog, and no group has a coordinator
+before its topic exists. Every client looks up a coordinator first, so only a client that skips this is refused.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class InternalTopics:
         self._making: dict[str, asyncio.Task[None]] = {}
 
     async def show(self, name: str, services: Services) -> None:
-        """Makes CONSUMER_OFFSETS or TRANSACTION_STATE if there is none, or somebody has deleted it. Without Postgres
-        there is none yet."""
+        """Create CONSUMER_OFFSETS or TRANSACTION_STATE if it is missing or was deleted. Without Postgres it stays
+        missing."""
         if services.catalog.get(name) is None:
             making = self._making.get(name)
             if making is None:
@@ -56,7 +56,7 @@ class InternalTopics:
     def _made(self, name: str, making: asyncio.Task[None]) -> None:
         del self._making[name]
         if not making.cancelled():
-            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            # Retrieve the error, so that asyncio does not report it as lost if no caller waits any more.
             making.exception()
 
 
@@ -86,7 +86,7 @@ async def _look(services: Services) -> None:
 
 
 def _begin_if_made(services: Services) -> None:
-    """Groups begin once, and for good: whoever deletes the topic ends none."""
+    """Let groups begin once the topic exists. They begin once and for good: deleting the topic ends no group."""
     if not services.groups.begun and services.catalog.get(CONSUMER_OFFSETS) is not None:
         services.groups.begun = True
 

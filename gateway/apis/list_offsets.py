@@ -92,7 +92,8 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
 
 
 async def _wait_for_writer(known: Collection[Topic | ErrorCode], logs: InternalLogs) -> None:
-    """Who is about to read an internal topic asks for nothing else; who asks for the ends of all topics reads none."""
+    """Wait for the writer of internal topics, if the request names only such topics. A client that asks for the ends
+    of all topics reads none of them."""
     internal = [topic.name for topic in known if isinstance(topic, Topic) and topic.internal]
     if len(internal) == len(known):
         for name in internal:

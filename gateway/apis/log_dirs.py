@@ -1,4 +1,4 @@
-"""DescribeLogDirs, AlterReplicaLogDirs: what each partition takes in Postgres, and where it is to lie.
+"""DescribeLogDirs, AlterReplicaLogDirs: the size of each partition in Postgres, and its place.
 
 The one idea: there is one log directory, called `postgres`, and every node answers for the partitions of which it is a
 replica. Sizes are those of the stored batches. Total and usable bytes are those of the volume below the node's segments

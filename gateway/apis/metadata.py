@@ -56,7 +56,8 @@ from storage.types import NewTopic, Partition, Topic
 logger = structlog.get_logger(__name__)
 
 MAX_CREATED = 100
-"""Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
+"""Topics that one Metadata request may create. Further ones are answered LEADER_NOT_AVAILABLE, so the client asks
+again."""
 
 MAX_PARTITIONS_PER_PAGE = 2000
 """Upstream's max.request.partition.size.limit."""
@@ -68,8 +69,8 @@ ENDPOINTS = {Role.BROKER: 1, Role.CONTROLLER: 2}
 
 
 class Placement:
-    """Live nodes, leaders and replicas as of one moment, so that one answer agrees with itself, and as seen through
-    one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
+    """Live nodes, leaders and replicas at one moment, so that an answer is consistent, as seen through one listener.
+    A node without that listener cannot be reached by the client and is not named as a broker."""
 
     def __init__(self, context: RequestContext) -> None:
         listener, membership = context.connection.listener, context.services.membership
@@ -124,13 +125,14 @@ class Placement:
         return found
 
     def holds(self, node_id: int, partition: Partition, factor: int) -> bool:
-        """Whether the node is a replica of the partition, or leads it because none of these is alive."""
+        """Return whether the node is a replica of the partition, or leads it because no replica is alive."""
         leader = self.leader(partition)
         return node_id == leader or node_id in self.replicas(partition, leader, factor)
 
     def nearest(self, rack: str, partition: Partition, factor: int) -> int:
-        """The live replica in the rack to which the leader sends a consumer (KIP-392), as RackAwareReplicaSelector: the
-        greatest id, for all are caught up; −1 where the leader itself is in the rack, or nobody is."""
+        """Return the live replica in the rack to which the leader redirects a consumer (KIP-392), as
+        RackAwareReplicaSelector: the greatest id, because all replicas are caught up. Return −1 if the leader itself
+        is in the rack, or no replica is."""
         leader = self.leader(partition)
         near = [node for node in self.replicas(partition, leader, factor) if self._racks.get(node) == rack]
         return -1 if not near or self._racks.get(leader) == rack else max(near)
@@ -140,7 +142,7 @@ Endpoint = TypeVar("Endpoint")
 
 
 class Led:
-    """Who leads what this node refuses, told beside the refusal (KIP-951): leaders, and where they are."""
+    """The leaders of partitions that this node refuses, sent beside the refusal (KIP-951), with their addresses."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -154,7 +156,7 @@ class Led:
         return leader, partition.leader_epoch
 
     def endpoints(self, endpoint: Callable[..., Endpoint]) -> tuple[Endpoint, ...]:
-        """Of those who were named, as each API's `endpoint` says it."""
+        """Return the endpoints of the named leaders, in the shape that `endpoint` makes for each API."""
         if not self._named:
             return ()
         return tuple(
@@ -312,7 +314,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 
 
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
-    """What this answer says of these names; those that are missing from it another node has created."""
+    """Create the topics and return the error code for each name. A name without a code was created by another node."""
     codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
     broker, rendered = services.catalog.broker, services.catalog.rendered_names()
@@ -351,7 +353,7 @@ def _describe(
         error = placement.leader_error(leader, context.version)
         leader_id = -1 if error else leader
         if context.version == 0 and (missing := placement.offline(replicas)):
-            # As upstream: such a client knows nobody by a number alone.
+            # As upstream: a client of this version does not know the missing nodes, so none is named.
             replicas, in_sync = (tuple(node for node in named if node not in missing) for named in (replicas, in_sync))
             error = error or ErrorCode.REPLICA_NOT_AVAILABLE
         partitions.append(
@@ -470,8 +472,8 @@ def _describe_page(
 
 
 async def describe_cluster(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
-    """Live nodes that have the listener, and for who asks for those that are fenced, too, what is registered and not
-    alive: what can be unregistered. Of controllers there are none fenced, and none has a rack (upstream:
+    """Describe live nodes that have the listener. On request also describe fenced ones: registered nodes that are
+    not alive and can be unregistered. No controller is fenced, and none has a rack (upstream:
     AuthHelper.computeDescribeClusterResponse, ControllerRegistrationsPublisher)."""
     _require_endpoint(request, context)
     placement, as_broker = Placement(context), context.role is Role.BROKER

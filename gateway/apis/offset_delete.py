@@ -20,9 +20,10 @@ from protocol.messages.offset_delete import (
 
 
 async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
-    """Deletes under the group's own queue: a member that joins meanwhile waits, so no subscribed topic loses offsets.
+    """Delete offsets under the group's own queue: a member that joins concurrently waits, so no subscribed topic loses
+    offsets.
 
-    A partition that was never committed is deleted without complaint.
+    Deleting an offset that was never committed is no error.
     """
     services = context.services
     if not request.group_id:

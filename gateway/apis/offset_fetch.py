@@ -1,7 +1,7 @@
-"""OffsetFetch: what groups have consumed, from Postgres, so it tells of every commit that was answered.
+"""OffsetFetch: the committed offsets of groups, read from Postgres, so every answered commit is visible.
 
-RequireStable asks two things: whether a transaction is about to replace an offset, which is then not told, and whether
-the old owner of a partition is done with it.
+RequireStable asks two questions: whether a transaction is about to replace an offset, which is then not returned, and
+whether the old owner of a partition is done with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from storage.types import CommittedOffset, Topic
 MANY_GROUPS_FROM = 8
 TOP_LEVEL_ERROR_FROM = 2
 GROUPS_AT_ONCE = 100
-"""Of one OffsetFetch, whose offsets are asked for in one question."""
+"""Groups of one OffsetFetch whose offsets are read by one statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:
 async def _fetch(
     asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
 ) -> list[list[_FetchedTopic] | KafkaError]:
-    """What each group has committed, or why that is not told. However many groups there are, the catalog is asked once:
-    to look for a topic that does not exist takes time, which must not be spent once per group."""
+    """Return the committed offsets of each group, or the error. The catalog is asked once for all groups: looking
+    for a topic that does not exist takes time, which must not be spent once per group."""
     topics = [topic async for group in in_pieces(asked) async for topic in in_pieces(group.topics or ())]
     await resolve(topics, context.version >= BY_ID_FROM, context.services.catalog)
     found: list[list[_FetchedTopic] | KafkaError] = []
@@ -194,7 +194,8 @@ async def _fetch(
 async def _fetch_together(
     asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
 ) -> list[list[_FetchedTopic] | KafkaError]:
-    """As `_fetch`, with one question to Postgres for all of these groups; their topics have been resolved."""
+    """Do the same as `_fetch` with one question to Postgres for all of these groups. Their topics have been
+    resolved."""
     services, by_id = context.services, context.version >= BY_ID_FROM
     refusals = await _refusals(asked, context)
     told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
@@ -217,7 +218,7 @@ async def _fetch_together(
     stored: dict[str, dict[tuple[UUID, int], CommittedOffset]] = {}
     answer = await services.offsets.fetch_together(wanted, whole, require_stable=require_stable)
     async for group_id, committed in in_pieces(answer):
-        # What is pending comes last.
+        # Pending offsets come last and replace the committed ones.
         stored.setdefault(group_id, {})[committed.topic_id, committed.partition_index] = committed
     await services.catalog.resolve_all_ids(topic_id for group_id in whole for topic_id, _ in stored.get(group_id, ()))
     found: list[list[_FetchedTopic] | KafkaError] = []
@@ -235,11 +236,12 @@ async def _fetch_together(
 
 
 async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext) -> list[KafkaError | None]:
-    """Why a group is not told of. Without the lease: Postgres would know, but one group has one coordinator.
+    """Return the error for each group whose offsets may not be read here. The lease is required although Postgres knows
+    the offsets, because a group has one coordinator.
 
-    Whoever names itself to a consumer or streams group (version 9) must be a member, at its epoch: a fenced one would
-    read on from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a
-    client of theirs may name itself with epoch −1 (@platformatic/kafka).
+    A client that names itself to a consumer or streams group (version 9) must be a member at its epoch: a fenced member
+    would read on from another's commits. Classic groups check no member, as upstream's ClassicGroup; a client of theirs
+    may name itself with epoch −1 (@platformatic/kafka).
     """
     naming = [group.group_id for group in asked if group.names_a_member]
     views = {group_id: view async for group_id, view in context.services.groups.views(naming)}
@@ -264,9 +266,9 @@ def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], contex
 
 
 def _awaited(asked: _AskedGroup, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
-    """Partitions that the asker is to own, and whose old owner is not done with them. Looked at before the offsets are
-    read: what is settled now is in them. A target that cannot be told to ask again goes on from what it is told, and
-    the group hears of it."""
+    """Return the partitions that the asking member will own and whose old owner is not done. This runs before the
+    offsets are read, so an offset that is settled now is among them. A new owner that cannot be asked to retry
+    continues from the answer, and the group is informed."""
     groups, connection, group_id = context.services.groups, context.connection, asked.group_id
     group = groups.settled(group_id)
     if isinstance(group, ConsumerGroup) and group.unsettled:
@@ -287,7 +289,7 @@ def _awaited(asked: _AskedGroup, require_stable: bool, context: RequestContext) 
 def _awaited_since_classic(
     group: ConsumerGroup, require_stable: bool, context: RequestContext
 ) -> frozenset[tuple[str, int]]:
-    """As above, of what owners were told of before their group became a consumer group."""
+    """Do the same for waits that began before the group became a consumer group."""
     services, connection = context.services, context.connection
     asker = unsettled.member_on(group, connection.number)
     if not require_stable and asker is None:
@@ -307,8 +309,8 @@ def _awaited_since_classic(
 
 
 async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, int]]) -> list[_FetchedTopic]:
-    """UNSTABLE_OFFSET_COMMIT where the offset may still move. The offset itself is told, too: librdkafka keeps it where
-    its assignment has changed meanwhile."""
+    """Set UNSTABLE_OFFSET_COMMIT if the offset may still change. The offset itself is returned too: librdkafka keeps
+    it if its assignment has changed in the meantime."""
     if not awaited:
         return fetched
 

@@ -48,7 +48,7 @@ def topic_of(asked: Named, by_id: bool, catalog: Catalog) -> Topic | None:
 def allowed_topic(
     asked: Named, by_id: bool, context: RequestContext, operation: AclOperation
 ) -> tuple[Topic | None, ErrorCode]:
-    """The topic if there is one for who asks, and what is said if there is none."""
+    """Return the topic if it exists and the client may use it, and the error code otherwise."""
     topic = topic_of(asked, by_id, context.services.catalog)
     if topic is None and by_id:
         return None, ErrorCode.UNKNOWN_TOPIC_ID

@@ -1,8 +1,8 @@
-"""Which API asks whom for what: the one table of it, and the stage that asks it for whole requests.
+"""The permissions that each API demands: one table, and the stage that checks them for whole requests.
 
-The one idea: an API that is not in the table is refused to everybody. What is asked for the whole request is asked
-here, before the handler; what is asked for each topic, group or setting is asked by the handler (`Each`), which serves
-the others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.4.
+The one idea: an API that is missing from the table is refused to every client. Demands on the whole request are checked
+here, before the handler. Demands on each topic, group or setting are checked by the handler (`Each`), which serves the
+others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.4.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ask = Callable[[Any, RequestContext], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """What a handler asks for each resource that a request names, or before it shows one."""
+    """A demand that a handler checks for each resource that a request names, or before it shows one."""
 
     operation: AclOperation
     kind: ResourceType
@@ -45,7 +45,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one API asks for."""
+    """The demands of one API."""
 
     whole: tuple[Ask, ...] = ()
     each: tuple[Each, ...] = ()
@@ -60,7 +60,7 @@ def _cluster(*one_of: AclOperation) -> Ask:
 
 
 def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
-    """Where the request names one."""
+    """Demand the operation on the resource that the field names, if the request names one."""
 
     async def ask(request: Any, context: RequestContext) -> None:
         name = getattr(request, field)
@@ -116,13 +116,13 @@ async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestC
 
 
 async def _describes_controllers(request: Any, context: RequestContext) -> None:
-    """Who asks a broker who is there may do so; controllers are shown to administrators."""
+    """Every client may ask a broker which nodes exist; controllers are shown to administrators only."""
     if context.role is Role.CONTROLLER:
         require(context, _Op.ALTER, _CLUSTER)
 
 
 async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext) -> None:
-    """Those of share partitions are for brokers; by earlier versions nobody is told of them."""
+    """Coordinators of share partitions are for brokers; earlier versions cannot ask for them."""
     if request.key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
 
@@ -239,7 +239,7 @@ async def authorize(request: Any, context: RequestContext) -> None:
 
 
 async def shows_all(context: RequestContext, topics: Iterable[str]) -> bool:
-    """Whether all of them may be described: a group that reads others is not shown."""
+    """Return whether the client may describe all of the topics: a group that reads other topics is not shown."""
     if context.services.authorizer is None:
         return True
     async for name in in_pieces(topics):
@@ -252,7 +252,7 @@ HIDDEN = "The group has described topic(s) that the client is not authorized to 
 
 
 def topic_names(topic_ids: Iterable[UUID], catalog: Catalog) -> Iterable[str]:
-    """Of those that there are."""
+    """Return the names of those topics that exist."""
     for topic_id in topic_ids:
         topic = catalog.get_by_id(topic_id)
         if topic is not None:
@@ -265,7 +265,7 @@ def may_create_topic(context: RequestContext, topic: str) -> bool:
 
 
 def group_views(context: RequestContext, group_ids: Sequence[str]) -> AsyncIterator[tuple[str, Value | KafkaError]]:
-    """As `Groups.views`; those that may not be described are refused."""
+    """Yield `Groups.views`, with a refusal for groups that the client may not describe."""
     if context.services.authorizer is None:
         return context.services.groups.views(group_ids)
     return _views(context, group_ids)

@@ -79,15 +79,15 @@ _Attempt = Refused | _Submitted
 
 
 async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
-    """acks 1 and −1 both wait for the durable commit; acks 0 too, but nobody waits for its answer, so what it may not
-    write is refused as a whole.
+    """Append batches. acks 1 and −1 both wait for the durable commit. acks 0 waits too, but the client awaits no
+    answer, so a request with a forbidden partition is refused as a whole.
 
-    Batches are judged as soon as they are there, beside those of requests that came before, and submitted when the
-    request's place in line is reached: so requests of one connection enter the log as they came, whatever was awaited
-    before. What must be brought to its topic's codec is so there, in its turn. Idempotence is decided in Postgres: a
-    duplicate is answered with its first offset. So is whether a batch belongs to a transaction that is under way: what
-    comes behind a transaction's marker is refused. From version 12 on a transaction takes in the partitions that it is
-    written to (KIP-890), in the request's turn.
+    Batches are judged as soon as they arrive, concurrently with those of earlier requests. They are submitted when the
+    request's turn comes, so requests of one connection enter the log in the order of their arrival. Recompression to a
+    topic's codec also happens in that turn. Postgres decides idempotence: a duplicate is answered with its first
+    offset. Postgres also decides whether a batch belongs to an open transaction: a batch behind its transaction's
+    marker is refused. From version 12 on a partition is enlisted in the transaction when it is written to (KIP-890), in
+    the request's turn.
     """
     if request.acks not in (-1, 0, 1):
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
@@ -106,8 +106,8 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
 
 
 async def _produce_one(request: ProduceRequest, context: RequestContext) -> list[PartitionProduceResponse]:
-    """One batch, as most requests of stock clients have: where nothing stands in its way it takes its place in the log
-    without a turn of the event loop."""
+    """Append one batch, as most requests of stock clients have. If nothing stands in its way, it takes its place in
+    the log without a turn of the event loop."""
     requested = request.topic_data[0]
     data = requested.partition_data[0]
     attempt = _attempt_at_once(requested, data, context, request.transactional_id)
@@ -123,9 +123,9 @@ async def _produce_one(request: ProduceRequest, context: RequestContext) -> list
 def _attempt_at_once(
     requested: TopicProduceData, data: PartitionProduceData, context: RequestContext, transactional_id: str | None
 ) -> _Attempt | None:
-    """None, and nothing done, where there is more to do than to look at the batch: its topic is not known here or is
-    not for clients, it is large or compressed or needs another codec, its transaction has not taken in the partition,
-    or somebody stands before it in line."""
+    """Return None, and do nothing, if more is needed than a look at the batch: its topic is unknown here or
+    internal, it is large or compressed or needs another codec, its partition is not enlisted, or an earlier request
+    is still in line."""
     place = context.place
     topic = _known(requested, context)
     if topic is None or topic.internal or not place.reached:
@@ -145,7 +145,7 @@ def _attempt_at_once(
 
 
 async def _settle_one(request: ProduceRequest, outcome: asyncio.Future[Appended | Refusal]) -> None:
-    """As `_settle`. Whoever ends this request ends what it waits for."""
+    """Wait for one outcome, as `_settle` does for many. Cancelling this request cancels the wait."""
     timer = asyncio.get_running_loop().call_at(_deadline_s(request), outcome.cancel)
     try:
         await outcome
@@ -269,7 +269,7 @@ async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[l
 
 
 def _is_first(plan: _Planned, head: Verdict, context: RequestContext) -> bool:
-    """Whether its transaction is to take in the batch's partition here, and nobody has heard yet that it has."""
+    """Return whether the batch's partition must be enlisted here because this node has not done so yet."""
     return (
         context.version >= FIRST_VERSION_THAT_TAKES_IN
         and not isinstance(head, Refused)
@@ -281,7 +281,7 @@ def _is_first(plan: _Planned, head: Verdict, context: RequestContext) -> bool:
 
 
 async def _take_in(judged: list[_Judged], transactional_id: str | None, context: RequestContext) -> list[_Judged]:
-    """Without the batches whose transaction does not take in their partition."""
+    """Enlist partitions, and return the batches whose partition is enlisted."""
     if not transactional_id or context.version < FIRST_VERSION_THAT_TAKES_IN:
         return judged
     first: dict[tuple[int, int], dict[PartitionKey, int]] = {}
@@ -420,7 +420,7 @@ async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
         piece = outcomes[start : start + PIECE]
         await _all_done(piece, deadline_s)
         for outcome in piece:
-            # Its producer is told to repeat it, so it need not be written if its commit has not begun.
+            # The producer must retry the batch, so it need not be written if its commit has not begun.
             outcome.cancel()
 
 
@@ -430,7 +430,8 @@ def _deadline_s(request: ProduceRequest) -> float:
 
 
 async def _all_done(outcomes: list[asyncio.Future[Appended | Refusal]], deadline_s: float) -> None:
-    """Until none is pending, or the deadline (loop time) is there. As asyncio.wait, at a third of its cost."""
+    """Wait until no outcome is pending, or until the deadline (loop time). Like asyncio.wait, at a third of its
+    cost."""
     waited = [outcome for outcome in outcomes if not outcome.done()]
     if not waited:
         return
