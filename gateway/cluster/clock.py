@@ -1,8 +1,8 @@
-"""What time it is for the whole cluster: by Postgres' clock, as far as this node knows it.
+"""The time for the whole cluster: Postgres' clock, as far as this node knows it.
 
-The one idea: what is stored with a time is judged by Postgres' clock or by another node, so it is dated by that clock,
-too. Between two looks at it this node goes on counting by itself; a look moves its time no further than the length of
-the call leaves no doubt, so it does not wander to and fro with the network.
+The one idea: a stored time is judged by Postgres' clock or by another node, so it is dated by Postgres' clock too.
+Between two looks at that clock this node counts by itself. A look moves its time no further than the length of the call
+leaves certain, so the time does not oscillate with the network.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import partial
 boot_time_s: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
-stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
+"""Seconds that continue while the machine is suspended, as Postgres elsewhere continues to count. CLOCK_MONOTONIC
+stands still then, and a lease that ran out would still be believed. Without such a clock this is the monotonic one."""
 
 
 def wall_ms() -> int:
-    """By this machine's own clock, whatever it shows."""
+    """Return the time of this machine's own clock."""
     return time.time_ns() // 1_000_000
 
 
@@ -27,10 +27,10 @@ class ClusterClock:
     """Until it is first compared, this machine's own clock."""
 
     def __init__(self, *, own_ms: Callable[[], int] = wall_ms, elapsed_s: Callable[[], float] = boot_time_s) -> None:
-        """`elapsed_s` goes on evenly, whoever sets the machine's clock, and while the machine sleeps."""
+        """`elapsed_s` counts evenly, also if the machine's clock is set, and while the machine is suspended."""
         self._elapsed_s = elapsed_s
         self._zero_ms = own_ms() - elapsed_s() * 1000
-        """What time it was when `elapsed_s` was 0."""
+        """The time at which `elapsed_s` was 0."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""

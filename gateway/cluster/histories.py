@@ -1,7 +1,7 @@
-"""What a node does when its database turns out to go on from another history: it forgets, and begins anew.
+"""Drop everything and start again when the database turns out to have another history.
 
-The one idea: everything that a node remembers of the lost history may be untrue, and all of it can be read again. So it
-lets go of all of it at once, before any connection to the new history is let in.
+The one idea: everything that a node remembers of the lost history may be untrue, and all of it can be read again. So
+the node drops all of it at once, before any connection to the new history is admitted.
 """
 
 from __future__ import annotations

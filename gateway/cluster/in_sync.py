@@ -1,9 +1,9 @@
-"""Which of a partition's named nodes may lead it where `eligible.leader.replicas.version` is 0, and who stays in sync.
+"""The named nodes that may lead a partition at `eligible.leader.replicas.version` 0, and the ones that stay in sync.
 
-The one idea: Kafka's rules from before KIP-966, as functions of values. No replica of ours lacks a record, so at level
-1 every live one may lead, which is the best that KIP-966 promises. At level 0 an administrator wants what Kafka did
-before: who dies leaves those in sync while another of them lives, and only they may lead. Who writes it down is
-`gateway/operate/in_sync_replicas.py`.
+The one idea: Kafka's rules from before KIP-966, as functions of values. No replica here lacks a record, so at level 1
+every live replica may lead, which is the best that KIP-966 promises. At level 0 an administrator wants Kafka's earlier
+rules: a replica that dies leaves the in-sync set while another member lives, and only members may lead.
+`gateway/operate/in_sync_replicas.py` writes the set down.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ NO_LEADER = -1
 
 
 def members(assignment: Assignment) -> tuple[int, ...]:
-    """Those in sync, in the order of the replicas; never none: all of them where nobody has left, or where none of them
-    is a replica any more."""
+    """Return the in-sync replicas in the order of the replicas. The set is never empty: it is all replicas if none
+    has left, or if no member is a replica any more."""
     if assignment.in_sync is None:
         return assignment.replicas
     return tuple(node for node in assignment.replicas if node in assignment.in_sync) or assignment.replicas
 
 
 def leader(assignment: Assignment, alive: AbstractSet[int]) -> int:
-    """Who leads: of those in sync and alive the one that was kept or elected, else the first; NO_LEADER if none is."""
+    """Return the leader: of the live in-sync replicas the one that was kept or elected, else the first; NO_LEADER if
+    none is live."""
     living = [node for node in members(assignment) if node in alive]
     if assignment.leader in living:
         return assignment.leader
@@ -34,12 +35,12 @@ def leader(assignment: Assignment, alive: AbstractSet[int]) -> int:
 
 
 def followed(assignment: Assignment, alive: AbstractSet[int], *, unclean: bool) -> tuple[int, ...] | None:
-    """Who is to be in sync now that these nodes are alive, as `Assignment.in_sync` has it; the same again when asked
-    again.
+    """Return the new in-sync set, as `Assignment.in_sync` has it, now that these nodes are alive. Repeating the call
+    changes nothing.
 
-    Where somebody leads: every replica that is alive, for who comes back has all records at once. Where nobody does,
-    those stay that were in sync, for they died at one moment as far as anybody saw; unless the topic would rather have
-    any leader (`unclean.leader.election.enable`): then the first replica that is alive is in sync alone.
+    If a replica leads, every live replica is in sync, because a replica that returns has all records at once. If none
+    leads, the members stay, because they died at one moment as far as any node saw. With
+    `unclean.leader.election.enable` the first live replica becomes the only member instead.
     """
     living = tuple(node for node in assignment.replicas if node in alive)
     if leader(assignment, alive) != NO_LEADER:

@@ -25,7 +25,8 @@ FIRST_RETRY_S = 1.0
 
 
 class Job(IntEnum):
-    """What is done by one node at a time; the number is the shard of its lease, which is stored: none is given anew."""
+    """Background work that one node does at a time. The number is the shard of its lease and is stored, so numbers
+    are not reused."""
 
     RETENTION = 0
     COMPACTION = 1
@@ -34,7 +35,7 @@ class Job(IntEnum):
     ROLL = 4
     """Inline bytes to where they belong, and what no chunk names away."""
     FUNCTIONS = 5
-    """Functions of releases that nobody runs."""
+    """Drop functions of releases that no node runs."""
     TRANSACTION_TIMEOUTS = 6
     METADATA = 7
     """Replicas in sync, delegation tokens that have expired, and the cluster's metrics. The last of the leases that
@@ -122,7 +123,7 @@ class Jobs:
         self._leases.forget()
 
     async def _run(self, key: tuple[Job, str], run: Callable[[], Awaitable[None]]) -> bool:
-        """False if the lease was lost meanwhile."""
+        """Run one job. Return False if the lease was lost in the meantime."""
         task = self._running[key] = asyncio.ensure_future(_awaited(run))
         try:
             await asyncio.wait((task,))
@@ -132,7 +133,7 @@ class Jobs:
             return True
         finally:
             if not task.done():
-                # Whoever waits here is being cancelled itself.
+                # The task that waits here is being cancelled itself.
                 task.cancel()
                 await asyncio.wait((task,))
             del self._running[key]

@@ -1,15 +1,16 @@
-"""What this node may coordinate: a lease with an epoch per shard, held in Postgres and watched by the clock.
+"""The shards that this node may coordinate: a lease with an epoch per shard, held in Postgres and limited by the clock.
 
-The one idea: a lease counts here only for as long as this node could prove it: from the moment a renewal was *sent*,
-for the time to live less a margin. So this node stops before another can begin, whatever the network does, and every
-write of a group is fenced by the lease's epoch in Postgres all the same.
+The one idea: a lease counts only as long as this node can prove it: from the moment a renewal was *sent*, for the time
+to live less a margin. So this node stops before another can begin, in any state of the network. Every write of a group
+is fenced by the lease's epoch in Postgres all the same.
 
-Groups are spread over shards as Kafka spreads them over `__consumer_offsets`, shards over the live nodes as `placement`
-says. A node takes what it should have when it is free, and what nobody else has taken for a while. What another node
-should have is handed over, one shard after the other: given up here, so that whoever waits is sent there, and kept for
-its successor, who reads the groups before it answers. A shard with a rebalance under way is handed over last.
+Groups are spread over shards as Kafka spreads them over `__consumer_offsets`, and shards over the live nodes as
+`placement` says. A node acquires free leases that it should have, and leases that no other node has acquired for a
+while. Leases that another node should have are handed over one after the other: this node releases the lease, so that
+clients are sent to the successor, and reserves it for the successor, which reads the groups before it answers. A shard
+with a rebalance in progress is handed over last.
 
-The shards of other kinds are held and handed over alike; `jobs.py` says what those of jobs are.
+Shards of other kinds are held and handed over the same way; `jobs.py` describes those of jobs.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ HASHED_CHARS = 1_024
 
 @lru_cache(maxsize=16_384)
 def shard_of(group_id: str) -> int:
-    """The shard of a group. What is remembered is bounded by its number, and an id may have a kilobyte."""
+    """Return the shard of a group. The cache is bounded by its number of entries, and an id may have a kilobyte."""
     return _positive_hash(group_id) % SHARDS
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Where Kafka would keep a group, if `__consumer_offsets` has `count` partitions."""
+    """Return the partition in which Kafka would keep a group, if `__consumer_offsets` has `count` partitions."""
     return _positive_hash(group_id) % count
 
 
@@ -138,8 +139,8 @@ class Leases:
         return self.lease_of(shard_of(group_id))
 
     def coordinator_of(self, group_id: str) -> Node:
-        """The node that coordinates the group, as far as this one knows. KafkaError COORDINATOR_NOT_AVAILABLE while
-        nobody is known to."""
+        """Return the node that coordinates the group, as far as this node knows. Raise KafkaError
+        COORDINATOR_NOT_AVAILABLE while no coordinator is known."""
         if self.lease_for(group_id) is not None:
             return self._membership.self_node
         shard = shard_of(group_id)
@@ -150,9 +151,9 @@ class Leases:
         return owner
 
     async def look_up(self, group_ids: Iterable[str]) -> None:
-        """Brings what is known of these groups' coordinators up to date, for those whose lease is not held here: a
-        node that stops gives its leases back long before the next pass. One that is free is taken at once. While
-        Postgres is away, what was last seen stays."""
+        """Refresh what is known of these groups' coordinators, unless this node holds the lease: a stopping node
+        releases its leases long before the next pass. A free lease is acquired at once. While Postgres does not
+        answer, the last state stays."""
         shards = {shard_of(group_id) for group_id in group_ids if self.lease_for(group_id) is None}
         if not shards:
             return
@@ -198,7 +199,7 @@ class Leases:
         return None if owner is None or owner.node_id == self._membership.node_id else owner
 
     async def _look_up_owners(self) -> None:
-        """Learns who holds which lease, as of now or later. Those who ask meanwhile share the next look."""
+        """Read the owners of all leases, as of now or later. Callers that arrive during a read share the next one."""
         begun_before = self._looks_begun
         async with self._look:
             if self._looks_begun == begun_before:
@@ -217,7 +218,7 @@ class Leases:
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
             if not self._released and self._may_hold():
                 await self._take_free(node_id)
-        # Nobody asks for the owners of jobs.
+        # No caller needs the owners of jobs.
         if len(self._held) < len(self._shards) and self._kind is not LeaseKind.JOBS:
             await self._look_up_owners()
 
@@ -231,7 +232,7 @@ class Leases:
         sent = self._monotonic()
         taken = await self._store.acquire_leases(node_id, own, self._ttl_ms, self._kind, spare=spare, grace_ms=GRACE_MS)
         if self._released:
-            # This node stopped during the call: nobody here would serve them.
+            # This node stopped during the call, so it would not serve these shards.
             await self._store.release_leases(node_id, {lease.shard: None for lease in taken}, self._kind)
             return
         for lease in taken:
@@ -255,8 +256,8 @@ class Leases:
                 return True
             shard = (ready or surplus)[0]
             self._surplus_since = now
-            # It may have come from the node that should have it, which has left since this one looked who is alive and
-            # would never take it back: it would be nobody's for GRACE_MS.
+            # The lease may come from the node that should have it and that has left since this node last read the live
+            # nodes. That node would never acquire it again, so the shard would have no owner for GRACE_MS.
             await self._membership.renew()
             successor = self.wanted().get(shard, node_id)
             if successor == node_id or shard not in self._held or self._released:

@@ -1,13 +1,14 @@
-"""Which nodes are alive, and this node's own place among them.
+"""The live nodes, and this node's own registration among them.
 
-The one idea: the list is a copy of what Postgres says, refreshed by one pass that also prolongs this node's own
-registration. Clients are told of it as a routing hint; nothing is decided by it.
+The one idea: the list is a copy of Postgres' state, refreshed by the pass that also renews this node's registration.
+Clients use it as a routing hint; it decides nothing.
 
 A node is a broker, a controller, or both (`process.roles`). Brokers lead partitions and coordinate groups, and clients
-are told of them alone; controllers do what one node does for all. While no controller is alive the brokers stand in.
+see only brokers. Controllers do background work that one node does for all. While no controller is alive the brokers do
+it.
 
 A node is known by its name (the advertised address of its first listener): a process that starts again after a kill
-takes the same id at once instead of waiting for its predecessor to expire.
+gets the same id at once instead of waiting for its predecessor to expire.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Membership:
         node_id: int | None = None,
         roles: Roles = BOTH,
     ) -> None:
-        """`listeners`: name → where its clients are told to connect; at least one. `node_id`: the only one that the
-        node may have; None: it is given one."""
+        """`listeners` maps each name to the address that its clients are sent to; at least one. `node_id` is the
+        only id that the node may have; None: Postgres assigns one."""
         self._store = store
         self._listeners = dict(listeners)
         self._rack = rack
@@ -68,17 +69,17 @@ class Membership:
         self._brokers: list[Node] = []
         self._controllers: list[Node] = []
         self.has_other_brokers = False
-        """Whether somebody else serves clients, and is to hear of appends."""
+        """True if another node serves clients and must hear of appends."""
         self.broker_ids: tuple[NodeId, ...] = ()
-        """Of `brokers()`; another object only when they are others."""
+        """Ids of `brokers()`; a new object only if they change."""
         self.controller_ids: tuple[NodeId, ...] = ()
-        """Of `controllers()`; another object only when they are others."""
+        """Ids of `controllers()`; a new object only if they change."""
         self._transaction_version = TRANSACTION_VERSION
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
         self._leaders = Leaders(())
         self.leads: Callable[[Partition], bool] = lambda partition: False
-        """Whether clients of a partition are pointed to this node; another object when `leaders` is."""
+        """Returns whether clients of a partition are sent to this node; a new object whenever `leaders` is one."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
         self._lapsed_s = float("-inf")
@@ -87,7 +88,7 @@ class Membership:
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
         self.catalog_revision: Callable[[], int] = lambda: 0
-        """What this node's catalog has come to: told with each renewal, for `sluice nodes`."""
+        """Returns the revision of this node's catalog, stored with each renewal for `sluice nodes`."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
         """Called after each pass with the live nodes, and whether a process is missing that was there before."""
         self.placed: Callable[[], None] = lambda: None
@@ -95,7 +96,7 @@ class Membership:
         self.authorizer = ""
         """By which this node goes: told with each registration."""
         self.only_named_lead = False
-        """Whether a partition that has named nodes is led by one of them or by nobody (`replicas.strict`)."""
+        """True if a partition with named nodes is led by one of them or has no leader (`replicas.strict`)."""
         self._told_of: frozenset[int] = frozenset()
         self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         """Called when this node has lost the id that its settings name: the process is to end."""
@@ -110,7 +111,7 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients of the first listener are told; the node's name."""
+        """HOST:PORT that clients of the first listener are sent to; the node's name."""
         return render_address(next(iter(self._listeners.values())))
 
     @property
@@ -122,16 +123,16 @@ class Membership:
         return self._alive
 
     def brokers(self) -> list[Node]:
-        """Those of the live nodes that clients are told of, by id."""
+        """Return the live nodes that clients see, by id."""
         return self._brokers
 
     def controllers(self) -> list[Node]:
-        """Those of the live nodes that do what one does for all, by id: the brokers where no controller is alive."""
+        """Return the live nodes that do background work, by id: the brokers if no controller is alive."""
         return self._controllers
 
     @property
     def roles(self) -> Roles:
-        """Of this node."""
+        """Roles of this node."""
         return self._roles
 
     async def fenced(self) -> list[Node]:
@@ -152,8 +153,9 @@ class Membership:
 
     @property
     def knows_who_is_gone(self) -> bool:
-        """Whether those that are missing are gone: this node's own registration has not run out for as long as one
-        lasts. Else all may have run out alike while Postgres was away, and the others be about to come back."""
+        """True if missing nodes are really gone, because this node's own registration has not lapsed recently.
+        Otherwise all registrations may have lapsed while Postgres did not answer, and the other nodes may be about
+        to return."""
         return asyncio.get_running_loop().time() >= self._lapsed_s + self._ttl_ms / 1000
 
     @property
@@ -167,13 +169,13 @@ class Membership:
         return next(node for node in self._brokers if node.node_id == leader)
 
     def leader_of_partition(self, partition: Partition) -> Node | None:
-        """The node that clients of the partition are pointed to; None where nobody may lead it."""
+        """Return the node that clients of the partition are sent to, or None if no node may lead it."""
         leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
 
     @property
     def transaction_version(self) -> int:
-        """What all live nodes let clients go by: whose transactions go by it may write to any of them."""
+        """The lowest transaction.version of all live nodes, because a client may write to any of them."""
         return self._transaction_version
 
     @property
@@ -188,8 +190,7 @@ class Membership:
 
     @property
     def leaders(self) -> Leaders:
-        """Where clients of partitions are pointed to; another object whenever the live nodes are others, or the rule by
-        which they lead is."""
+        """The leaders of partitions; a new object whenever the live nodes or the rule of leading change."""
         return self._leaders
 
     async def require_own_addresses(self) -> None:
@@ -322,7 +323,8 @@ class Membership:
         self.seen(self._alive, bool(processes - self._other_processes()))
 
     def _other_processes(self) -> set[tuple[NodeId, int]]:
-        """Of a node that was killed and is back there are two, of which the first may have left something unsaid."""
+        """Return node ids with incarnations. A node that was killed and returned counts twice; its first process may
+        have left appends unannounced."""
         return {(node.node_id, node.incarnation) for node in self._alive if node.node_id != self.node_id}
 
     def _compare_authorizers(self, others: Sequence[Node]) -> None:

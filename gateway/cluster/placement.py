@@ -1,11 +1,11 @@
-"""Which live node a partition's clients are pointed to, and which node should hold a shard: functions of ids alone.
+"""The live node that leads each partition, and the node that should hold each shard, as functions of ids alone.
 
-The one idea: rendezvous hashing. Every node weighs every key; the heaviest node has it. Each process comes to the same
-answer from the same list of nodes without asking anybody, and a node's coming or going moves only what it gets or had:
-one part in n. A topic's partitions are spread over the nodes as evenly as their number allows: a node that has its
-share leaves a partition to the heaviest node with room (`spread`). Where an administrator has named a partition's
-nodes, the first of them that is alive leads it, and only where none is does the weight decide; or nobody leads it,
-where `in_sync.py`'s rules hold or only the named may. It knows no clock, no lease and no Postgres.
+The one idea: rendezvous hashing. Every node weighs every key, and the heaviest node gets it. Each process derives the
+same answer from the same list of nodes, and a node that starts or stops moves only its own share: one part in n. A
+topic's partitions are spread over the nodes as evenly as their number allows: a node with its full share leaves a
+partition to the heaviest node with room (`spread`). If an administrator has named a partition's nodes, the first live
+one leads. The weight decides only if none is alive, unless `in_sync.py`'s rules hold or only named nodes may lead; then
+no node leads. This module knows no clock, no lease and no Postgres.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MASK = 2**64 - 1
 
 
 def weight(node_id: int, key: int) -> int:
-    """What a node weighs for a key: 64 bits without a pattern (splitmix64's finisher over both numbers)."""
+    """Return a node's weight for a key: 64 bits without a pattern (splitmix64's finisher over both numbers)."""
     mixed = (node_id * 0x9E3779B97F4A7C15 ^ (key + 1) * 0xD1342543DE82EF95) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
@@ -78,8 +78,8 @@ class Leaders:
     __slots__ = ("_alive", "_remembered", "_spreads", "node_ids", "only_in_sync", "only_named")
 
     def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False, only_named: bool = False) -> None:
-        """`only_in_sync`: of nodes that were named, only those in sync lead (`eligible.leader.replicas.version` 0).
-        `only_named`: nobody else leads where some were named (`replicas.strict`)."""
+        """`only_in_sync`: of named nodes, only in-sync ones lead (`eligible.leader.replicas.version` 0).
+        `only_named`: if nodes are named, no other node leads (`replicas.strict`)."""
         self.node_ids = tuple(sorted(node_ids))
         self.only_in_sync = only_in_sync
         self.only_named = only_named
@@ -88,8 +88,8 @@ class Leaders:
         self._remembered = 0
 
     def leader(self, partition: Partition) -> int:
-        """The node that clients of a partition are pointed to: any could serve it, so this spreads the load; NO_LEADER
-        where nobody may lead, or no broker is alive."""
+        """Return the node that clients of a partition are sent to. Any node could serve it, so this spreads the
+        load. Return NO_LEADER if no node may lead, or no broker is alive."""
         assignment = partition.assignment
         if assignment is not None:
             if self.only_in_sync:
@@ -118,13 +118,13 @@ class Leaders:
         return max(self.node_ids, key=lambda node_id: weight(node_id, key), default=in_sync.NO_LEADER)
 
     def in_sync(self, assignment: Assignment) -> tuple[int, ...]:
-        """Of the nodes that were named, those that are said to be in sync: all that are alive, where all may lead."""
+        """Return the named nodes that count as in sync: all live ones, if all may lead."""
         if self.only_in_sync:
             return in_sync.members(assignment)
         return tuple(node_id for node_id in assignment.replicas if node_id in self._alive)
 
     def leaves_unled(self, assignment: Assignment) -> bool:
-        """Whether nobody may lead the partition, so that nobody serves it."""
+        """Return whether no node may lead the partition, so that no node serves it."""
         if self.only_in_sync:
             return in_sync.leader(assignment, self._alive) == in_sync.NO_LEADER
         return self.only_named and self._alive.isdisjoint(assignment.replicas)

@@ -1,7 +1,7 @@
-"""Whether a node's advertised addresses lead anywhere, asked from the node itself.
+"""Check from the node itself whether its advertised addresses can be reached.
 
-The one idea: an address that clients cannot use is the commonest mistake with Kafka, and shows first in their logs. A
-node cannot know what they reach, so what it finds is a warning and decides nothing.
+The one idea: an address that clients cannot use is the commonest mistake with Kafka, and shows first in the clients'
+logs. A node cannot know what clients reach, so the result is a warning and decides nothing.
 """
 
 from __future__ import annotations

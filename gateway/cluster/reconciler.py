@@ -1,15 +1,14 @@
-"""Makes what this node holds equal to what is committed: topics, and through them tails and parked fetches.
+"""Converge what this node holds to the committed state: topics, and through them tails and parked fetches.
 
-The one idea: level-triggered. A wake-up says that something may have changed, never what: each pass looks at the
-committed revision, decides by values alone what is missing, stale or a ghost here (`decide`), and hands that over as
-operations to the one synchronous function that changes the node's picture (`Catalog.perform`): topics become known
-(install routed), their partitions this node's (install owned), are refused at once when they are gone (remove routed),
-and dropped when nothing can come to them any more (confirm remove). A hint wakes the loop after every change and when
-the live nodes are others, a tick when hints are lost, a request for the newest state when a client asks for it; a pass
-that finds the revision it knows, and nothing left over, does nothing else.
+The one idea is level-triggered reconciliation. A wake-up says that something may have changed, never what. Each pass
+reads the committed revision and decides by values alone what is missing, stale or left over here (`decide`). It passes
+the result as operations to the one synchronous function that changes the node's picture (`Catalog.perform`). Topics
+become known (install routed), their partitions become this node's (install owned), are refused at once when they are
+gone (remove routed), and are dropped when nothing can reach them any more (confirm remove). A hint wakes the loop after
+every change and when the live nodes change; a tick wakes it if hints are lost; a client that needs the newest state
+wakes it too. A pass that finds the known revision, and nothing left over, does nothing else.
 
-Who is alive and who coordinates is reconciled by a loop of its own (`keep_place`), so that no amount of topics delays
-a lease.
+A loop of its own (`keep_place`) reconciles live nodes and leases, so that no number of topics delays a lease.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class Reconciler:
         observe_pass: Callable[[str, bool, float], None] = lambda trigger, skipped, seconds: None,
         observe_failure: Callable[[str], None] = lambda cause: None,
     ) -> None:
-        """`observe_pass` is told of every pass: trigger, whether there was nothing to do, and seconds."""
+        """`observe_pass` is called for every pass with its trigger, whether there was nothing to do, and its
+        seconds."""
         self._catalog = catalog
         self._membership = membership
         self._leases = leases
@@ -96,7 +96,7 @@ class Reconciler:
         catalog, started = self._catalog, time.perf_counter()
         before = catalog.revision, catalog.performed.total(), catalog.deferred
         try:
-            # Who was woken expects changes, and is spared the question whether there are any.
+            # A wake-up announces changes, so the question whether there are any is skipped.
             if trigger != TICK or self.revision_lag or not await catalog.is_converged():
                 await catalog.refresh_if_changed()
                 await catalog.settle()
@@ -104,7 +104,7 @@ class Reconciler:
             self._failed("look", error)
             raise
         self._failures.pop("look", None)
-        # What was left to a later pass is work, whether or not this one could do it.
+        # Postponed operations count as work, whether or not this pass could do them.
         skipped = before == (catalog.revision, catalog.performed.total(), 0)
         self._observe_pass(trigger, skipped, time.perf_counter() - started)
 
@@ -135,7 +135,8 @@ class Reconciler:
         self.nodes_wake("hand over")
 
     async def _hand_over(self) -> bool:
-        """One shard at most in HAND_OVER_INTERVAL_S, whatever wakes the loop; whether there are more."""
+        """Hand over at most one shard in HAND_OVER_INTERVAL_S, however often the loop wakes. Return whether more
+        remain."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._handed_over_s + HAND_OVER_INTERVAL_S:
             return self._more

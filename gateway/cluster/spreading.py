@@ -14,7 +14,7 @@ Rack = str | None
 
 
 class Spread:
-    """Of one set of nodes; gives the same replicas for the same place and number."""
+    """The circle of one set of nodes; the same place and number always yield the same replicas."""
 
     def __init__(self, alive: Mapping[int, Rack], fenced: Mapping[int, Rack]) -> None:
         """Racks by node id; at least one node is alive."""
@@ -28,13 +28,13 @@ class Spread:
         return len(self._circle)
 
     def place_of(self, leader: int) -> int:
-        """Where in the circle the node stands; 0 where it does not."""
+        """Return the node's place in the circle, or 0 if it has none."""
         return self._circle.index(leader) if leader in self._circle else 0
 
     def replicas(self, index: int, factor: int, *, start: int = 0) -> tuple[int, ...]:
-        """Of a topic's partition `index`, if its first is led by the node at place `start` of the circle: leader first;
-        as many as `factor` where there are as many nodes. Rounds are counted from the first partition on, so that
-        each whole round gives every node as much as any other, wherever it begins."""
+        """Return the replicas of a topic's partition `index`, leader first, if the node at place `start` of the
+        circle leads the first partition. There are `factor` of them if there are as many nodes. Rounds are counted
+        from the first partition on, so each whole round gives every node the same number, wherever it begins."""
         rounds, passed = divmod(index, len(self._circle))
         at = (start + passed) % len(self._circle)
         shift = rounds % max(len(self._circle) - 1, 1)
@@ -46,7 +46,7 @@ class Spread:
         return found
 
     def _chosen(self, leader: int, candidates: Sequence[int], factor: int) -> tuple[int, ...]:
-        """Of each rack one, then of each a second, and so on."""
+        """Choose one node of each rack, then a second of each, and so on."""
         chosen, left = [leader], candidates
         taken: set[Rack] = {self._racks[leader]}
         while left and len(chosen) < factor:

@@ -1,7 +1,7 @@
 """A loop's wake-up: any number of reasons to run, one run.
 
-The one idea: a channel that holds one token. Who has a reason to wake the loop puts it in; a second one merges into the
-first. What the reason was is only counted: a pass looks at everything by itself.
+The one idea: a channel that holds one token. A caller with a reason puts it in, and later reasons merge into it. The
+reason itself is only counted: a pass looks at everything by itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 
 TICK = "tick"
-"""Nobody woke the loop: its interval has passed."""
+"""The loop's interval has passed without a wake-up."""
 
 
 class Wake:
@@ -28,7 +28,7 @@ class Wake:
             self._event.set()
 
     async def wait(self, timeout_s: float) -> str:
-        """The first reason since the last call, now or within the time; TICK when there is none."""
+        """Return the first reason since the last call, waiting for one if necessary, or TICK after the timeout."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_s)
         if not self._event.is_set():

@@ -1,13 +1,13 @@
-"""Tells the other nodes of appends, and wakes the fetches that are parked here when they tell of theirs.
+"""Announce appends to the other nodes, and wake the fetches that are parked here when other nodes announce theirs.
 
-The one idea: an announcement is a hint, numbered. After a commit, never inside it, a node says which partitions ended
-where: at once when it was quiet, else what has gathered in ANNOUNCE_INTERVAL_S together, since Postgres commits those
-who notify one after the other. Who hears of an end beyond what it knows wakes the fetches that wait there. As long as
-a node hears everything, an end that nobody announced a change of stands, and a parked fetch asks Postgres nothing.
+The one idea: an announcement is a numbered hint. After a commit, never inside it, a node announces which partitions
+ended where: at once after a quiet time, else together with everything within ANNOUNCE_INTERVAL_S, because Postgres
+serialises commits that notify. A node that hears of an end beyond its own wakes the fetches that wait there. As long as
+a node hears everything, an end without an announced change is still valid, and a parked fetch asks Postgres nothing.
 
-What may have been missed is found without a question: each node stores with its registration how many announcements it
-had sent, and who heard fewer, who has just begun to hear, or whose neighbour died with something unsaid looks at the
-partitions that somebody waits for, all in one query.
+Missed announcements are found without a question: each node stores with its registration how many it has sent. If a
+node has heard fewer, has just begun to listen, or a neighbour died with appends unannounced, the node looks at the
+partitions with waiting fetches, all in one query.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_PAYLOAD_BYTES = 7_000
 """Postgres takes 7,999."""
 
 MAX_GATHERED = 20_000
-"""Partitions whose ends wait to be announced; where there are more, others are told to look for themselves."""
+"""Partitions whose ends wait to be announced. If there are more, the other nodes are asked to look for themselves."""
 
 LOOK_INTERVAL_S = 1.0
 """How often waited-for partitions are read while their ends are in doubt."""
@@ -40,7 +40,7 @@ MAX_LOOKED_AT = 5_000
 """Partitions read by one query."""
 
 UNKNOWN = "?"
-"""In place of ends: something may have been appended, or will be, that no announcement tells of."""
+"""Stands in place of ends: something may have been appended that no announcement describes."""
 
 Announce = Callable[[Sequence[str]], Awaitable[None]]
 ReadStates = Callable[[Iterable[PartitionKey]], Awaitable[Mapping[PartitionKey, PartitionState]]]
@@ -77,7 +77,7 @@ class Wakeups:
     # --- telling --------------------------------------------------------------------------------------------------
 
     def appended(self, key: PartitionKey, high_watermark: int) -> None:
-        """A commit has become durable. Nobody is told while there is nobody."""
+        """Note a durable commit. Without other nodes nothing is announced."""
         if not self._membership.has_other_brokers:
             return
         if key in self._ends:
@@ -95,15 +95,15 @@ class Wakeups:
         return self._sent
 
     def in_doubt(self) -> None:
-        """A commit ended without an outcome: it may become durable behind everybody's back. Who waits here is looked
-        after as well, other nodes or none."""
+        """Note a commit without an outcome: it may become durable later. Fetches that wait here are checked too,
+        with other nodes or without."""
         self._look_due.set()
         if self._membership.has_other_brokers:
             self._unknown = True
             self._gathered.set()
 
     async def announce_all(self) -> None:
-        """Waits until there is something to tell, and tells it. Raises StorageError; what was to be told then is
+        """Wait until there is something to announce, and announce it. Raise StorageError; the lost announcement is
         replaced by the advice to look."""
         await self._gathered.wait()
         self._gathered.clear()
@@ -141,7 +141,7 @@ class Wakeups:
     # --- hearing --------------------------------------------------------------------------------------------------
 
     def hearing(self) -> None:
-        """The listener hears. What was read before may have been overtaken."""
+        """Note that the listener receives. Earlier reads may be out of date."""
         self._hears = True
         self._heard.clear()
         self._promised.clear()
@@ -181,7 +181,7 @@ class Wakeups:
             self._tail.heard(key, end)
 
     def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
-        """A pass has read who is alive. `gone`: somebody is not any more, perhaps with something unsaid."""
+        """Note the live nodes of a pass. `gone`: a node is missing, perhaps with appends unannounced."""
         self._tail.trust_until(
             self._membership.registered_until_s if self._membership.has_other_brokers else float("inf")
         )
@@ -219,7 +219,7 @@ class Wakeups:
     # --- looking --------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Waits until ends are in doubt, and reads those that somebody waits for. Raises StorageError."""
+        """Wait until ends are in doubt, and read those with waiting fetches. Raise StorageError."""
         loop = asyncio.get_running_loop()
         if not self._tail.doubtful(loop.time()):
             await self._look_due.wait()

@@ -1,8 +1,8 @@
-"""Hands what the catalog holds to the machines: topics as one value, another once they have changed, and settings.
+"""Pass the contents of the catalog to the machines: topics as one value, replaced when they change, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
-next request is begun; topics that have not changed stay the same objects, and where none has, so does their mapping.
-Who may describe them comes with them.
+next request begins. Unchanged topics stay the same objects, and if none has changed, so does their mapping. The ACLs
+for describing them come along.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClusterFeed:
     def _changed(
         self, last: Cluster, topic_ids: Iterable[UUID]
     ) -> tuple[Mapping[str, ClusterTopic], Mapping[UUID, ClusterTopic]]:
-        """The topics, copied where any of these is news: sixty thousand are not looked at for one."""
+        """Return the topics, copied if any of these has changed: one change must not look at sixty thousand topics."""
         topics, by_id = dict[str, ClusterTopic](), dict[UUID, ClusterTopic]()
         are_copies = False
         for topic_id in topic_ids:

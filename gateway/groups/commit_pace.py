@@ -64,7 +64,7 @@ class Pace:
 
 
 class CommitPaces:
-    """Of the groups of one node in which new owners may wait for what old ones have been served."""
+    """The paces in the groups of one node in which new owners may wait for old ones."""
 
     def __init__(self, max_partitions: int = MAX_PARTITIONS) -> None:
         self._max_partitions = max_partitions

@@ -43,8 +43,8 @@ from storage.types import Partition, PartitionKey, PartitionState
 logger = structlog.stdlib.get_logger(__name__)
 
 POLL_S = 1.0
-"""What a commit that came by another way, a transaction that another node has ended, or a topic that is gone, waits
-for at most."""
+"""Longest delay until the group notices a commit by another path, a transaction that another node has ended, or a
+deleted topic."""
 SHORTEST_POLL_S = 0.01
 MAX_REBALANCING = 10_000
 """Groups of which the last rebalance's begin is remembered."""
@@ -64,7 +64,7 @@ def draining(group: Value) -> tuple[Draining, ...]:
 
 
 class Drains:
-    """Of one node's groups. Reads what is told of them from its making on."""
+    """The drains of one node's groups. Reads their facts from its creation on."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Drains:
         if news is not None and (not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts)):
             news.set()
         if not facts or any(isinstance(fact, _NEWS) for fact in facts):
-            # The step is told of before its value is what the group shows.
+            # The step is reported before its value is the group's value.
             self._loop.call_soon(self._begin, group_id, context=NO_REQUEST.copy())
 
     def _note(self, group_id: str, facts: tuple[Fact, ...]) -> None:
@@ -162,7 +162,7 @@ class Drains:
             del self._looking[group_id]
 
     async def _found(self, group_id: str, awaited: Sequence[Draining]) -> tuple[tuple[Drained, ...], float]:
-        """What is known now, and when by the clock alone more of it will be."""
+        """Return what is known now, and when time alone will add to it."""
         named = [(each, self._named(each)) for each in awaited]
         wanted = [partition for _, partition in named if partition is not None]
         committed = {
@@ -190,7 +190,7 @@ class Drains:
         pace = self._paces.of(group_id, partition, each.source)
         released_s = self._release_of(group_id, each)
         if pace is None or pace.offset != committed:
-            # It was committed by another way, or is about to be told of.
+            # The offset was committed by another path, or its commit is about to be reported.
             return None
         mark = self._whole_mark(each, partition)
         next_served_s = None if mark is None else mark.served_s(committed)
@@ -215,8 +215,8 @@ class Drains:
         return None if topic is None or each.partition >= len(topic.partitions) else (topic.topic_id, each.partition)
 
     async def _mark(self, each: Draining, partition: tuple[UUID, int], committed: int) -> int | None:
-        """What the source was served; where that cannot be known, all that it may have been; None: nothing. One that
-        began where its group has never committed, and got no further, was served nothing."""
+        """Return how far the source was served; if that is unknown, the farthest possible offset; None: nothing. A
+        source that began where its group has never committed, and got no further, was served nothing."""
         topic = self._catalog.get_by_id(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
             return None
@@ -231,7 +231,7 @@ class Drains:
         return None if state is None or not state.high_watermark else state.high_watermark
 
     def _whole_mark(self, each: Draining, partition: tuple[UUID, int]) -> Mark | None:
-        """What the source was served, if no other node can have served it more."""
+        """Return the mark of the source, if no other node can have served it more."""
         topic = self._catalog.get_by_id(partition[0])
         mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
         if mark is None or topic is None or partition[1] >= len(topic.partitions):

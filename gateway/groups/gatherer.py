@@ -1,8 +1,8 @@
 """Group commit: while one transaction runs, everything that arrives is gathered for the next.
 
-The one idea: a thousand callers at once cost a few transactions instead of a thousand, and a caller who is alone waits
-for nobody. Items go in the order in which they came. What must not happen is that one item, which Postgres cannot take,
-costs the others theirs: if a transaction of many is refused, each is tried alone.
+The one idea: a thousand concurrent callers cost a few transactions instead of a thousand, and a lone caller never
+waits. Items keep their order of arrival. One item that Postgres refuses must not cost the others theirs: if a
+transaction of many is refused, each is tried alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Gatherer(Generic[Item, Result]):
                 await self._commit(taken)
         finally:
             self._running = None
-            # Only an unforeseen error or a cancelled task leaves anything here; nobody may wait for ever because of it.
+            # Only an unforeseen error or a cancelled task leaves items here, and no caller may wait for ever because of
+            # it.
             _fail(
                 (*taken, *((item, future) for item, _, future in self._queue)), StorageError(f"{self.name} has stopped")
             )

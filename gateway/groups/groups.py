@@ -88,7 +88,8 @@ class Groups(Runtime):
         super().__init__(machines, self._group_records, leases, settings, self._happened)
 
     def cluster_changed(self, cluster: Cluster) -> None:
-        """As `Runtime.cluster_changed`; with its topic come the groups' coordinators, wherever it was made."""
+        """Handle the change as `Runtime.cluster_changed` does. Group coordinators exist from the moment their topic
+        exists."""
         self.begun = self.begun or CONSUMER_OFFSETS in cluster.topics
         super().cluster_changed(cluster)
 
@@ -96,7 +97,7 @@ class Groups(Runtime):
         return self._machines.of(group).summary(group)
 
     def as_stored(self, record: GroupRecord) -> Value:
-        """What a row holds, as its machine would go on with it at this moment. For who only looks; any thread may."""
+        """Return the value of a row, as its machine would continue with it now. For read-only use; thread-safe."""
         return self._group_records.restored(record, 0, self.settings)
 
     async def list(self) -> list[Summary]:
@@ -127,7 +128,8 @@ class Groups(Runtime):
         return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)
 
     async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
-        """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""
+        """Return the coordinators of the groups as Postgres has them now; COORDINATOR_NOT_AVAILABLE if no node holds
+        the shard."""
         async for group_id in in_pieces(group_ids):
             # A long id takes a tenth of a millisecond, and is remembered for what follows.
             shard_of(group_id)
@@ -141,7 +143,7 @@ class Groups(Runtime):
         return found
 
     def awaited_partitions(self) -> int:
-        """Whose new owners wait for their old ones."""
+        """Number of partitions whose new owners wait for their old ones."""
         groups = self.in_memory()
         classic = sum(each.is_pending for group in groups if isinstance(group, Group) for each in group.handoffs)
         return classic + sum(
@@ -156,11 +158,11 @@ class Groups(Runtime):
         return sum(group.watch.half_way for group in self.in_memory() if isinstance(group, Group))
 
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
-        """As `Runtime.drain`; offset commits in flight finish, too."""
+        """Drain as `Runtime.drain` does, and finish offset commits in progress."""
         await super().drain(timeout_s, (*also, self.offset_committer.drain()))
 
     def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
-        """Passes on what happened to a group, or was stored for it, to whoever reads facts."""
+        """Pass facts about a group, or about what was stored for it, to their readers."""
         for read in self.readers:
             read(group_id, facts)
 

@@ -1,12 +1,13 @@
-"""Finds members of cooperative groups that read nothing of what they were assigned.
+"""Find members of cooperative groups that read nothing of their assignment.
 
-The one idea: a client that takes an assignment over asks where to begin (OffsetFetch), or fetches, or commits. One that
-does none of these within `patience_s` has not taken it over: its rebalance callback calls `assign` where a cooperative
-protocol needs `incremental_assign`, which librdkafka refuses, or the callback is stuck. Its partitions are read by
-nobody, and it keeps them while it heartbeats. That is said once per assignment, and nothing else follows from it.
+The one idea: a client that accepts an assignment asks where to begin (OffsetFetch), or fetches, or commits. A client
+that does none of these within `patience_s` has not accepted it. Its rebalance callback calls `assign` although a
+cooperative protocol needs `incremental_assign`, which librdkafka refuses, or the callback is stuck. No client reads its
+partitions, and the member keeps them while it heartbeats. This is reported once per assignment and has no other
+consequence.
 
-An owner is watched only if clients of all partitions that it gained are pointed to this node. A client that asks
-another node is not seen here.
+An owner is watched only if clients of all partitions that it gained are sent to this node. A client that asks another
+node is not seen here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Owner:
 
 
 class IdleOwners:
-    """Of the classic groups of one node."""
+    """The idle owners in the classic groups of one node."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class IdleOwners:
     def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
         for fact in facts:
             if isinstance(fact, MemberSynced):
-                # The step is told of before its value is what the group shows.
+                # The step is reported before its value is the group's value.
                 self._loop.call_soon(self._watch, group_id, fact.member_id, context=NO_REQUEST.copy())
             elif isinstance(fact, OffsetsCommitted):
                 self._forget(self._owners.get((group_id, fact.member_id)))

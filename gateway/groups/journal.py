@@ -1,10 +1,10 @@
-"""The journal's writer: what happened to groups goes to Postgres in batches, behind everybody's back.
+"""The journal's writer: writes what happened to groups to Postgres in batches, asynchronously.
 
-The one idea: nobody waits for the journal. Whoever coordinates puts what happened into a bounded queue and goes on;
-one task makes rows of it, on another thread, and writes a batch per transaction. What finds the queue full, or what
-Postgres does not take, is counted and gone, and the next batch begins by saying how much is missing.
+The one idea: no request waits for the journal. The coordinator puts what happened into a bounded queue and continues.
+One task turns it into rows on another thread and writes a batch per transaction. Entries that find the queue full, and
+rows that Postgres refuses, are counted and dropped, and the next batch begins with the number of missing rows.
 
-Which rows there are is decided in `journal_rows.py`, what they mean in docs/journal.md.
+`journal_rows.py` decides which rows exist; docs/journal.md says what they mean.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_QUEUED = 100_000
 """About as many rows: a step weighs its facts and its members, which it keeps alive, a commit its partitions."""
 MAX_BATCH = 5_000
 LINGER_S = 0.1
-"""What happens within this time goes in one transaction, so that a node with little to do writes seldom."""
+"""Entries within this time share a transaction, so that a quiet node writes seldom."""
 MAX_REFUSALS = 100
 """Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
 PAUSE_S = 1.0
@@ -118,7 +118,7 @@ _Item = Happened | _Commits | _Expired | _Silent | _Dropped
 
 
 class Journal:
-    """Of one node. `close` once nothing happens any more."""
+    """The journal of one node. Call `close` when nothing happens any more."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Journal:
         return taken
 
     async def _write(self, items: Sequence[_Item]) -> bool:
-        """Whether the items are written; if not, they are counted as missing."""
+        """Write the items and return True. If that fails, count them as missing."""
         rows: list[JournalRow] = []
         try:
             rows = await asyncio.to_thread(self._make, items)

@@ -1,6 +1,6 @@
-"""What a group says of one of its members, as the journal needs it: who it is, and what it may own.
+"""Facts about one member of a group that the journal needs: its identity, and what it may own.
 
-The one idea: functions of a group's value, for groups of every type. What cannot be read is nothing.
+The one idea: functions of a group's value, for groups of every type. Unreadable contents count as empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AnyMember = Member | ConsumerMember | StreamsMember | ShareMember
 
 
 class Topics(Protocol):
-    """What is known of topics. Asked from another thread: answers come from what is in memory."""
+    """Known topics. Asked from another thread, so answers come from memory."""
 
     def name_of(self, topic_id: UUID) -> str: ...
 
@@ -44,7 +44,7 @@ def member_of(group: Value, member_id: MemberId | None) -> AnyMember | None:
 
 
 def holds(group: Group) -> bool:
-    """Whether a member awaits its assignment because of what another has not let go of."""
+    """Return whether a member's assignment is held because another member has not released a partition."""
     return any(group.members[each].parked_sync is not None for each in group.hold_deadlines)
 
 
@@ -70,17 +70,17 @@ def instance_of(member: AnyMember | None) -> str | None:
 
 
 def rebalance_timeout_ms(member: AnyMember) -> int:
-    """0 where nobody waits for the member to let go of anything."""
+    """Return the timeout, or 0 if no member waits for this one to release partitions."""
     return 0 if isinstance(member, ShareMember) else member.rebalance_timeout_ms
 
 
 def spoke(fact: Fact) -> Sequence[MemberId]:
-    """Whose fact it is; a new target touches members that have not changed."""
+    """Return the member that the fact is about. A new target touches members that have not changed."""
     return () if isinstance(fact, TargetComputed) else fact.touches()
 
 
 def has_caught_up(group: Value, member_id: MemberId) -> bool:
-    """Whether the member is where the group wants it; of groups in which members have epochs."""
+    """Return whether the member has reached its target, in groups whose members have epochs."""
     match group:
         case ConsumerGroup():
             is_settled = group.members[member_id].state is MemberState.STABLE
@@ -94,13 +94,13 @@ def has_caught_up(group: Value, member_id: MemberId) -> bool:
 
 
 def assignor_of(group: Value) -> str | None:
-    """Of a consumer group: what decides who owns what in others is no choice of their members."""
+    """Return the assignor of a consumer group. In other groups the members do not choose it."""
     return group.assignor or None if isinstance(group, ConsumerGroup) else None
 
 
 def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPartition]:
-    """What the member may own: also what it was told to let go of, until it says that it did. Members of a share group
-    own nothing: several read one partition."""
+    """Return the partitions that the member may own, including those that it must revoke and has not yet
+    acknowledged. Members of a share group own nothing: several read one partition."""
     match group:
         case ConsumerGroup():
             member = group.members[member_id]
@@ -117,7 +117,7 @@ def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPart
 
 
 def assigned_to(group: Group, member_id: MemberId) -> set[OwnedPartition]:
-    """What the leader gave; nothing where that cannot be read."""
+    """Return the leader's assignment for the member, empty if it cannot be read."""
     member = group.members.get(member_id)
     if member is None or not member.assignment or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return set()
@@ -129,7 +129,8 @@ def assigned_to(group: Group, member_id: MemberId) -> set[OwnedPartition]:
 
 
 def claimed_by(group: Group, member_id: MemberId) -> set[OwnedPartition]:
-    """What the member says that it still owns, in the first protocol that says so. An eager one says nothing."""
+    """Return the partitions that the member claims to own, from the first protocol that lists them. An eager member
+    claims none."""
     member = group.members.get(member_id)
     if member is None or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return set()

@@ -1,10 +1,10 @@
-"""From facts to rows: what a settled step writes into the journal (docs/journal.md).
+"""Turn facts into rows: what a settled step writes into the journal (docs/journal.md).
 
-The one idea: a step comes as the group before it, the group after it and what happened, all frozen, so rows can be made
-later and on another thread. What is remembered between steps is little (`Told`: who owns what, when the rebalance and
-the generation began) and can be lost: a group that nothing is remembered of is told anew, as one that was loaded.
+The one idea: a step arrives as the group before it, the group after it and the facts, all frozen, so rows can be made
+later and on another thread. Little is remembered between steps (`Told`: the owners, and when the rebalance and the
+generation began), and it may be lost: a group without memory is written anew, like one that was loaded.
 
-Facts come in the order in which a machine decides; rows have the order that the journal promises, causes first.
+Facts arrive in the order in which a machine decides; rows have the order that the journal promises, causes first.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Rows:
         self._told: OrderedDict[str, Told] = OrderedDict()
 
     def forget(self) -> None:
-        """Rows were lost: every group is told anew when something happens to it."""
+        """Forget all groups, because rows were lost. Each group is written anew when something happens to it."""
         self._told.clear()
 
     def of(self, happened: Happened) -> list[JournalRow]:
@@ -122,7 +122,7 @@ class _Telling(Sheet):
             if not known and self._was.member_count:
                 self._loaded(self._before)
             elif not known:
-                # An id that was handed out makes a group that nobody has seen.
+                # An id that was only handed out makes a group that no row has mentioned.
                 self._told.state = self._was.state if self._was.exists and self._was.generation_id else None
             self._tell_all()
         self._remember()
@@ -223,7 +223,7 @@ class _Telling(Sheet):
     # --- members ------------------------------------------------------------------------------------------------
 
     def _last_to_leave(self) -> MemberLeft | None:
-        """Whose going left a classic group empty: the row that says so comes last, as the journal promises."""
+        """Return the member whose leaving made a classic group empty: its row comes last, as the journal promises."""
         facts = self._happened.facts
         emptied = any(isinstance(fact, GenerationStarted) and not fact.members for fact in facts)
         left = [fact for fact in facts if isinstance(fact, MemberLeft)] if emptied else []
@@ -335,7 +335,7 @@ class _Telling(Sheet):
         self._members(group, changed)
 
     def _joined_last(self, group: Value) -> str | None:
-        """The members for whom a join phase that took long was waiting; None if none was."""
+        """Return the members that a long join phase was waiting for, or None."""
         waited_ms = self._since_start()
         before = self._before
         if not isinstance(group, Group) or not isinstance(before, Group) or (waited_ms or 0) < LONG_REBALANCE_MS:
@@ -359,14 +359,14 @@ class _Telling(Sheet):
         self._event("member_synced", member_id=member_id, wait_ms=self._since_generation())
 
     def _complete(self) -> None:
-        """Whether this step ended the rebalance that is under way: nobody is awaited any more."""
+        """Note whether this step ended the rebalance in progress, so that no member is waited for any more."""
         group = self._after
         if self._told.generation_ms is None or self._now.state != STABLE:
             return
         if isinstance(group, Group) and (group.pending_sync or holds(group)):
             return
         if isinstance(group, ShareGroup) and not all(has_caught_up(group, each) for each in group.members):
-            # Such a group is Stable whatever its members know.
+            # Such a group is Stable, although its members may not know yet.
             return
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None
@@ -384,7 +384,7 @@ class _Telling(Sheet):
     # --- a group of which nothing is remembered ---------------------------------------------------------------------
 
     def _loaded(self, group: Value, *, reason: str | None = None, detail: str | None = None) -> None:
-        """Everything that is so, for whoever has read nothing before."""
+        """Write the complete state, for readers that have read nothing before."""
         summary = self._machines.of(group).summary(group)
         self._told = Told(summary.state)
         self._generation_id = summary.generation_id

@@ -1,7 +1,7 @@
-"""One step's rows of the journal (docs/journal.md), and what the rows of its group have said so far.
+"""One step's rows of the journal (docs/journal.md), and what the group's rows have said so far.
 
-The one idea: a row is filled in from the step (when, where, which group and generation) and from what it is to say; who
-owns what is told as a difference to what was told last. What is worth a row is decided in `journal_rows.py`.
+The one idea: a row is filled in from the step (time, node, group, generation) and from its content. Ownership is
+written as the difference to what was written last. `journal_rows.py` decides what deserves a row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Happened:
 
 @dataclass(slots=True)
 class Told:
-    """What the rows of a group have said so far."""
+    """Contents that the rows of a group have reported so far."""
 
     state: str | None
     rebalance_ms: int | None = None

@@ -29,9 +29,9 @@ from protocol.buffer import Buffer
 MAX_CLIENTS = 20_000
 """Connections, and client ids at hosts; those longest silent are forgotten first."""
 MAX_PARTITIONS = 20_000
-"""Of each of them. What was asked for longest ago is forgotten first."""
+"""Partitions of each client. The one asked for longest ago is forgotten first."""
 RECENT_S = 30.0
-"""A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
+"""A consumer asks again within this time. A partition that was not asked for may have been served by another node."""
 CLIENTS_MOVE_S = 300.0
 """Within it clients ask the node that they are pointed to since the live nodes are others (`metadata.max.age.ms`)."""
 MAX_SERVED = 16
@@ -47,14 +47,14 @@ Client = tuple[str, ...]
 _BATCH_HEAD = struct.Struct(">q13xhi")
 """Base offset, attributes, and the last offset's delta."""
 _IS_CONTROL = 0x20
-"""Of the attributes."""
+"""Bit of the attributes."""
 
 
 @dataclass(slots=True)
 class Mark:
     offset: int
     start: int
-    """Where the consumer began, as far as is known here."""
+    """The offset at which the consumer began, as far as this node knows."""
     began_here: bool
     """It can have been served nothing before, by this node in an earlier life or by another."""
     at_s: float
@@ -94,8 +94,8 @@ class Mark:
 
 
 class Marks:
-    """Of one node. `wanted` says whether any group waits for what is served, `alone` whether no other node lives, and
-    `nodes_since_s` since when the live nodes are these."""
+    """The marks of one node. `wanted` says whether any group waits for what is served, `alone` whether no other node
+    lives, and `nodes_since_s` since when the live nodes are unchanged."""
 
     def __init__(
         self,
@@ -115,14 +115,15 @@ class Marks:
 
     @property
     def are_complete(self) -> bool:
-        """Whoever has not asked here has asked nowhere, nor lately another node that is lost."""
+        """Return whether a consumer that has not asked here has asked nowhere, nor recently a node that is lost."""
         return self._alone() and self._silent_s() > RECENT_S
 
     def is_whole(self, mark: Mark, *, leads: bool) -> bool:
-        """Whether its consumer was served no more than this: it has asked here lately, and nobody else since.
+        """Return whether the consumer was served no more than this: it has asked here recently, and no other consumer
+        has since.
 
-        `leads`: clients of the partition are pointed to this node. Where the live nodes have changed, another may have
-        led it since the mark; and who was pointed to another node may ask that one at any time.
+        `leads`: clients of the partition are sent to this node. If the live nodes have changed, another node may have
+        led the partition since the mark. A client that was sent to another node may ask that node at any time.
         """
         now_s, moved_s = self._clock(), self._nodes_since_s()
         if self.are_complete:
