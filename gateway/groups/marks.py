@@ -133,7 +133,7 @@ class Marks:
         return mark.at_s >= moved_s if self._alone() else leads and now_s - moved_s > RECENT_S
 
     def _silent_s(self) -> float:
-        """Seconds for which a client that belongs here, and has not asked here, has asked nobody else."""
+        """Return for how many seconds a client that belongs here, and has not asked here, has asked no other node."""
         moved_s = self._nodes_since_s() + (0.0 if self._alone() else CLIENTS_MOVE_S)
         return self._clock() - max(self.complete_since_s, moved_s)
 
@@ -171,7 +171,7 @@ class Marks:
                 mark.note(end, self._clock())
 
     def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
-        """What the member of these was served: on its own connection, if it fetches there, else under its name."""
+        """Return the mark of the member: that of its own connection, if it fetches there, else that of its name."""
         for client in ((connection_id or "",), (client_id, client_host)):
             mark = self._marks.get(client, _NOTHING).get(partition)
             if mark is not None:

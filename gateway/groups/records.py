@@ -1,8 +1,8 @@
-"""Groups as they are stored: the machines' values on their way to and from Postgres, which know nothing of it.
+"""Groups as they are stored: the machines' values on their way to and from Postgres.
 
-The one idea: what is written is what changed, and says what is so, not what to do. So a write whose outcome is unknown
-can be repeated, writes of many groups share a transaction (`gatherer.py`), and all that is left to care for is order: a
-group is not read while a write of it is under way. What a row holds is the machine's business.
+The one idea: a write contains what changed, and describes a state, not a change. So a write of unknown outcome can be
+repeated, and writes of many groups share a transaction (`gatherer.py`). Only the order matters: a group is not read
+while a write of it is in progress. The machine decides the contents of a row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ LAST_RETRY_MS = 1_000
 MAX_ROWS_PER_TRANSACTION = 1_000
 MAX_GROUPS_PER_READ = 500
 MAX_WAITING_WRITES = 4
-"""Transactions that wait for a group that somebody else holds; they must not take all connections."""
+"""Transactions that may wait for a group that another transaction holds; they must not occupy all connections."""
 
 Wanted = Callable[[], bool]
-"""Whether anybody still waits for a read or write that failed: one that nobody wants is not tried again."""
+"""Returns whether a caller still waits for a failed read or write; otherwise it is not tried again."""
 
 
 class GroupRecords:
@@ -75,8 +75,8 @@ class GroupRecords:
         *,
         apart: Executor | None = None,
     ) -> None:
-        """Stores what changed of the group; a deleted one is removed, with its offsets. Nothing else may write it
-        meanwhile. What changed of a very wide one is looked for `apart`."""
+        """Store the changes of the group, or remove a deleted one with its offsets. No other writer may write the
+        group in the meantime. The changes of a very wide group are computed `apart`."""
         with self._writing(group_id):
             if self._machines.of(group).is_deleted(group):
                 await self._patiently(lambda: self._store.delete(group_id, lease), wanted, group_id=group_id)
@@ -93,7 +93,7 @@ class GroupRecords:
         return await self._patiently(lambda: self._loads.submit(group_id), wanted, group_id=group_id)
 
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[GroupRecord]:
-        """All of the shard that have members. Does not give up before nobody wants it."""
+        """Read all groups of the shard that have members. Retry until no caller waits any more."""
         await self._written([group_id for group_id in self._writes if shard_of(group_id) == shard])
         return await self._patiently(
             lambda: self._store.load_shard(shard), wanted, patience_ms=math.inf, all_of_shard=shard
@@ -121,7 +121,7 @@ class GroupRecords:
         )
 
     def _clock_ms(self, now_ms: int) -> int:
-        """Of this process, whose monotonic clock shows `now_ms`."""
+        """Return the wall clock of this process at the moment when its monotonic clock shows `now_ms`."""
         return self._cluster_ms() - now_ms
 
     def _lead_ms(self, document: Document, now_ms: int) -> int | None:
@@ -157,7 +157,7 @@ class GroupRecords:
         )
 
     async def _write(self, change: GroupChange) -> None:
-        """A group that somebody else holds is waited for apart from the others."""
+        """Write the change. A group that another transaction holds is waited for separately from the others."""
         saved = await self._saves.submit(change)
         if saved is Saved.BUSY:
             async with self._waiting:
@@ -185,8 +185,8 @@ class GroupRecords:
             ended.set_result(None)
 
     async def _written(self, group_ids: Iterable[str]) -> None:
-        """Returns once no write of these groups is under way. Whoever let go of a group may have left one behind, and
-        a lease that lapsed and came back at its epoch does not fence it out."""
+        """Wait until no write of these groups is in progress. A dropped group may have left one behind, and a lease
+        that lapsed and came back at its epoch does not fence it."""
         writes = [self._writes[group_id] for group_id in group_ids if group_id in self._writes]
         if writes:
             await asyncio.wait(writes)

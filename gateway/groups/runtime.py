@@ -1,18 +1,18 @@
-"""Plays machines: one queue per id, store what changed, then send the replies.
+"""Play machines: one queue per id, store what changed, then send the replies.
 
 The one idea: a group is a value in a slot. An event that finds the slot idle is stepped at once, in the caller's own
-call, so a heartbeat costs neither a task nor a future; a step that must be stored makes the slot busy until Postgres
-has it, and everything that arrives meanwhile waits in the slot's mailbox. A step that looks at very many partitions
-makes it busy, too: it is taken in a thread, for it is values in, values out, and others have the event loop meanwhile.
-Memory is a cache under a lease: a slot whose lease has moved, or whose last write has an unknown outcome for too long,
-is dropped and read again.
+call, so a heartbeat costs neither a task nor a future. A step that must be stored makes the slot busy until Postgres
+has it, and later events wait in the slot's mailbox. A step that examines very many partitions makes the slot busy too:
+it runs in a thread, because it is values in, values out, and the event loop stays free. Memory is a cache under a
+lease: if a slot's lease has moved, or its last write has an unknown outcome for too long, the slot is dropped and the
+group read again.
 
 Time stands still for a group while it is stored, and while this process does not run: deadlines count from the reply,
-and from when a member could be heard.
+and from the moment when a member could be heard.
 
-What a group does is decided by its machine (`gateway/coordinator/machine.py`), who may coordinate it in
-`gateway/cluster/leases.py`, how it is read and written in `gateway/groups/records.py`. What has happened is told to
-`tell`, once it is settled. Nothing here knows about sockets, messages, or any one kind of group.
+The machine decides what a group does (`gateway/coordinator/machine.py`), `gateway/cluster/leases.py` who may coordinate
+it, and `gateway/groups/records.py` how it is read and written. Settled facts go to `tell`. This module knows no
+sockets, no messages, and no particular kind of group.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ logger = structlog.stdlib.get_logger(__name__)
 MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
 MAX_REMEMBERED = 100_000
-"""Members of groups that were let go of, whose newest connections are remembered."""
+"""Members of dropped groups whose newest connections are remembered."""
 MAX_MAILBOX = 20_000
 MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 STEPS_TOGETHER_S = 0.002
 """A group plays on for so long before a write; what is in the mailbox then waits for the next."""
 VIEWED_AT_ONCE = 100
-"""A few milliseconds of the loop where none of them is in memory."""
+"""Groups that are viewed at once: a few milliseconds of the loop if none of them is in memory."""
 SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 STALL_MS = 100
-"""A timer that is later than this was held up by this process: what members sent meanwhile may lie unread."""
+"""A timer that fires later than this was delayed by this process: messages of members may lie unread."""
 REPRIEVE_MS = 1_000
-"""For reading it, and for clients that were held up with us."""
+"""Extra time to read them, and for clients that were delayed with us."""
 
 
 _NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
 class Records(Protocol):
-    """Where one kind of id is kept. See `GroupRecords`."""
+    """The storage of one kind of id. See `GroupRecords`."""
 
     async def write(
         self,
@@ -100,7 +100,7 @@ class Record(Protocol):
 
 
 class LeaseHolder(Protocol):
-    """Who may coordinate what: `gateway.cluster.leases.Leases`, for one kind of lease."""
+    """The holder of leases of one kind: `gateway.cluster.leases.Leases`."""
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None: ...
 
@@ -129,7 +129,7 @@ class Runtime:
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._remembered: dict[str, Mapping[MemberId, int]] = {}
-        """Newest connections of the members of groups that are to be read again. The one let go of first is forgotten
+        """Newest connections of the members of groups that will be read again. The group dropped first is forgotten
         first."""
         self._remembered_members = 0
         self._shards_loading: dict[int, CoordinatorLease] = {}
@@ -137,7 +137,7 @@ class Runtime:
         self._last_request_id = 0
         self._draining = False
         self.begun = True
-        """Until then this node coordinates nothing, whatever leases it holds."""
+        """Until this is true the node coordinates nothing, even if it holds leases."""
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
         """One: Python runs one of them at a time in any case."""
         self._loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class Runtime:
             try:
                 await turn.come
             except asyncio.CancelledError:
-                # Cancelled between the turn's coming and our hearing of it: nobody else would end it.
+                # Cancelled between the start of the turn and our notice of it: no other code would end it.
                 if turn.come.done() and not turn.come.cancelled():
                     self._resume(slot)
                 raise
@@ -238,7 +238,7 @@ class Runtime:
         return None if slot is None or self.lease_for(group_id) is None else slot.group
 
     def tell_group(self, group_id: str, event: Event) -> None:
-        """An event that nobody waits for, for a group that is in memory."""
+        """Deliver an event without a waiting sender to a group that is in memory."""
         slot = self._slots.get(group_id)
         if slot is not None and len(slot.mailbox) < MAX_MAILBOX:
             self._send(slot, event)
@@ -250,22 +250,22 @@ class Runtime:
         return [slot.group for slot in slots if not self._machines.of(slot.group).is_idle(slot.group)]
 
     def group_ids(self) -> list[str]:
-        """What is in memory, idle or not."""
+        """Return the ids in memory, idle or not."""
         return list(self._slots)
 
     @property
     def connections(self) -> frozenset[ConnectionId]:
-        """Those by which members have spoken and of which no end was told."""
+        """Connections by which members have spoken and whose end has not been reported."""
         return frozenset(self._connections)
 
     @property
     def under_way(self) -> frozenset[asyncio.Task[None]]:
-        """What is being read from Postgres and written to it."""
+        """Reads from Postgres and writes to it that are in progress."""
         return frozenset(self._tasks)
 
     @property
     def telling(self) -> bool:
-        """Whether groups are being told, in turns, of what concerns many of them."""
+        """True while many groups are informed, in turns, of the same event."""
         return self._telling is not None or bool(self._closing)
 
     @property
@@ -278,8 +278,8 @@ class Runtime:
         return None if self._draining or not self.begun else self._lease_holder.lease_for(group_id)
 
     def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
-        """A connection has ended. If its peer closed it or failed, every group it spoke for is told, many in turns; for
-        a close of our own no member is to blame."""
+        """Note the end of a connection. If its peer closed it or failed, every group that it spoke for is informed,
+        many in turns. If this node closed it, no member is to blame."""
         event = ConnectionClosed(ConnectionId(connection_id))
         group_ids = self._connections.pop(event.connection_id, set[str]())
         if not by_peer:
@@ -304,13 +304,13 @@ class Runtime:
     # --- what the cluster calls ---------------------------------------------------------------------------------
 
     def shard_acquired(self, lease: CoordinatorLease) -> None:
-        """Reads the shard's groups with members in the background, so that members who died with the last
-        coordinator expire even if nobody ever speaks for their group again."""
+        """Read the shard's groups with members in the background, so that members who died with the last coordinator
+        expire even if no client ever speaks for their group again."""
         self._shards_loading[lease.shard] = lease
         self._spawn(self._load_shard(lease), f"load shard {lease.shard}")
 
     def shard_lost(self, shard: int) -> None:
-        """Another node may coordinate these groups already: whoever waits here is sent there."""
+        """Drop the shard's groups: another node may coordinate them already, and waiting clients are sent there."""
         self._shards_loading.pop(shard, None)
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
@@ -320,7 +320,7 @@ class Runtime:
         return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
     def cluster_changed(self, cluster: Cluster) -> None:
-        """Steps that follow are given this cluster; groups whose machine watches it are told, many in turns."""
+        """Use this cluster for later steps, and inform groups whose machine watches it, many in turns."""
         self._cluster = cluster
         if self._telling is not None:
             self._tell_again = True
@@ -338,7 +338,7 @@ class Runtime:
         self._tell_again = True
         try:
             while self._tell_again:
-                # Who was told of a cluster before the last is told of this one, too.
+                # Groups that were informed of an earlier cluster are informed of this one too.
                 self._tell_again = False
                 async for slot in in_pieces(list(self._slots.values())):
                     self._tell_of_cluster(slot)
@@ -371,7 +371,7 @@ class Runtime:
         lease = self.lease_for(group_id)
         slot = self._slots.get(group_id)
         if slot is not None:
-            # Asked on every event: a lease lapses by the clock, before anyone is told.
+            # Checked on every event, because a lease lapses by the clock without a notice.
             if lease is not None and (lease is slot.lease or lease.lease_epoch == slot.lease.lease_epoch):
                 return slot
             if not self._draining:
@@ -389,7 +389,7 @@ class Runtime:
         return self._machines.step(slot.group, event, self._cluster, self._now_ms(), self.settings)
 
     def _send(self, slot: Slot, event: Event) -> None:
-        """An event that nobody waits for."""
+        """Deliver an event without a waiting sender."""
         if slot.busy:
             slot.mailbox.append(event)
             return
@@ -442,8 +442,8 @@ class Runtime:
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
-        # What only moves a deadline away (or gives a held member one, which means nothing) needs no other timer: the
-        # one that is set finds it out when it fires.
+        # An event that only postpones a deadline (or gives a held member one, which has no effect) needs no new timer:
+        # the present one notices when it fires.
         if slot.timer is None or taken.facts or type(event) not in self._machines.of(taken.group).beats:
             self._arm(slot)
         return own
@@ -453,8 +453,8 @@ class Runtime:
         return slot.park(request, self._loop)
 
     def _remember(self, slot: Slot, request: Request[Any]) -> None:
-        """The group is to hear when the request's connection closes. Done as the request arrives: once the connection
-        has closed, nobody would forget it again."""
+        """Register the group for the end of the request's connection. This happens as the request arrives: once the
+        connection has closed, nothing would remove the registration."""
         if not isinstance(request, ClientRequest):
             return
         group_ids = self._connections.get(request.connection_id)
@@ -464,7 +464,7 @@ class Runtime:
             group_ids.add(slot.group_id)
 
     def _resume(self, slot: Slot) -> None:
-        """The slot is no longer busy: works off what came meanwhile."""
+        """Mark the slot as idle, and process the events that arrived in the meantime."""
         if slot.dropped:
             return
         slot.busy = False
@@ -492,7 +492,7 @@ class Runtime:
             self._drop(slot, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def _drop(self, slot: Slot, error: ErrorCode) -> None:
-        """Forgets the group; whoever waits for it gets `error`."""
+        """Forget the group; waiting callers get `error`."""
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
             if slot.loaded:
@@ -554,8 +554,8 @@ class Runtime:
 
     def _on_timer(self, slot: Slot, due_s: float) -> None:
         slot.timer = None
-        # A busy slot arms its timer when it resumes, after the heartbeats that waited: a write that took long must not
-        # cost the members who spoke meanwhile their sessions.
+        # A busy slot arms its timer when it resumes, after the heartbeats that waited: a long write must not cost the
+        # members that spoke in the meantime their sessions.
         if slot.busy or slot.dropped:
             return
         lease = self.lease_for(slot.group_id)
@@ -581,10 +581,11 @@ class Runtime:
         self._spawn(self._persist(slot, steps, self._now_ms()), f"store group {slot.group_id}")
 
     def _steps_behind(self, slot: Slot, group: Value) -> list[tuple[Step, Event]]:
-        """What has come meanwhile is stored by the same write: a group that a thousand join costs a few writes.
+        """Step the events that arrived in the meantime, so that the same write stores them: a group that a thousand
+        members join costs a few writes.
 
-        A Turn wants the settled group, and a closed connection what is parked; a group that has ended, or changed its
-        machine, is settled first.
+        A Turn needs the settled group, and a closed connection the parked requests. A group that has ended or changed
+        its machine is settled first.
         """
         steps: list[tuple[Step, Event]] = []
         machine, until_s = self._machines.of(group), self._loop.time() + STEPS_TOGETHER_S
@@ -649,13 +650,13 @@ class Runtime:
             async for record in in_pieces(await self._records.read_shard(lease.shard, wanted)):
                 if not wanted():
                     break
-                # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
+                # A group that a client has spoken for in the meantime is in memory already, and newer than this record.
                 if record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
                     self._slots[record.group_id] = slot
                     self._take_over(slot, record)
         except StorageUnavailable:
-            # Given up because nobody wants it any more: looked at below.
+            # Given up because no caller waits any more; handled below.
             pass
         finally:
             in_vain = not wanted()
@@ -671,7 +672,7 @@ class Runtime:
 
     @asynccontextmanager
     async def _resuming(self, slot: Slot) -> AsyncGenerator[None, None]:
-        """Resumes the slot when the block succeeds; otherwise drops it, so that whatever goes wrong nobody hangs."""
+        """Resume the slot when the block succeeds. Otherwise drop it, so that no error leaves a caller waiting."""
         error = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
             yield

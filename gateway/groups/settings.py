@@ -44,7 +44,7 @@ D = TypeVar("D")
 
 
 class _Valid:
-    """What groups have set themselves, where it may be had."""
+    """The settings of single groups that are valid."""
 
     def __init__(self, broker: BrokerConfig, group_configs: Mapping[str, Configs]) -> None:
         self.broker = broker

@@ -1,8 +1,8 @@
-"""One group in memory: the value, what waits for it, and whom it still owes an answer.
+"""One group in memory: its value, the events that wait for it, and the requests without an answer.
 
-The one idea: every request that has no answer yet is in `parked`, whether it waits in the mailbox, in a write that is
-under way, or is held by the group itself; so to let go of a group is to answer everything in `parked`, and nobody is
-forgotten. What happens to the group is decided in `gateway/groups/runtime.py`, and by the machine that the value is of.
+The one idea: every request without an answer is in `parked`, whether it waits in the mailbox, in a write in progress,
+or is held by the group itself. So dropping a group means answering everything in `parked`. `gateway/groups/runtime.py`
+and the value's machine decide what happens to the group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Turn:
 
 
 class Unstored:
-    """What differs from what is stored of a group, as far as facts have said: what the next write must say."""
+    """How a group differs from its stored form, as far as facts have said: the contents of the next write."""
 
     __slots__ = ("members", "whole")
 
@@ -89,13 +89,13 @@ class Slot:
         """The last timer came so late that nothing was counted against anyone."""
 
     def park(self, request: Request[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        """The future of the reply to `request`, which somebody else will answer."""
+        """Return the future of the reply to `request`, which other code will set."""
         future: asyncio.Future[Any] = loop.create_future()
         self.parked[request.request_id] = (request, future)
         return future
 
     def answer(self, request_id: RequestId, reply: Any) -> bool:
-        """Whether the request was parked here."""
+        """Answer the request. Return False if it is not parked here."""
         parked = self.parked.pop(request_id, None)
         if parked is None:
             return False

@@ -1,9 +1,9 @@
 """Dead letters: records that a share group rejected or delivered too often, written to another topic (KIP-1191).
 
-The one idea: level-triggered. A share partition keeps such records as ARCHIVING, stored, until they are settled here;
-so whoever reads the partition after a crash goes on where this node ended. A record may be written twice, and none is
-forgotten. What cannot be written because of a setting is archived all the same, as by Kafka, so that it does not hold
-up the partition: the log and a counter tell it, and the record itself stays where it was.
+The one idea is level-triggered writing. A share partition stores such records as ARCHIVING until they are settled here.
+So the node that reads the partition after a crash continues where this node stopped. A record may be written twice, and
+none is forgotten. If a setting forbids the write, the record is archived all the same, as by Kafka, so that it does not
+block the partition. The log and a counter report it, and the record itself stays in its topic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAUSE_S = 1.0
 """How long a node waits before it tries again what storage could not do."""
 RECORDS_AT_A_TIME = 500
 MAX_READ_BYTES = 1 << 20
-"""Of the records that are copied at a time, as they are stored. One batch may be larger."""
+"""Bytes of records, as stored, that are copied at a time. One batch may be larger."""
 MAX_SHOWN = 5
 """Ranges of offsets that one line of the log names."""
 
@@ -58,7 +58,7 @@ class DeadLetters:
         self._has_some.set()
 
     async def run(self) -> None:
-        """One pass: settle what there is, or wait until there is something."""
+        """Do one pass: settle pending records, or wait until there are some."""
         if not self._due:
             await self._has_some.wait()
         self._has_some.clear()
@@ -91,7 +91,7 @@ class DeadLetters:
             await self._write(key, part, target, settings)
 
     async def _target(self, settings: ShareSettings) -> Topic | str:
-        """The dead-letter topic, or why there is none."""
+        """Return the dead-letter topic, or the reason why none can be used."""
         services, name = self._services, settings.dead_letter_topic
         broker = services.catalog.broker
         prefix = broker.errors_deadletterqueue_topic_name_prefix
@@ -178,16 +178,16 @@ class DeadLetters:
 
 
 def keeps_dead_letters(settings: ShareSettings, levels: Mapping[str, int]) -> bool:
-    """Whether undeliverable records of a group with these settings are dead letters. `levels`: of features, where they
-    were set."""
+    """Return whether undeliverable records of a group with these settings become dead letters. `levels` has the
+    levels of features that were set."""
     return bool(settings.dead_letter_topic) and levels.get(FEATURE, FROM_LEVEL) >= FROM_LEVEL
 
 
 def _headers(
     key: ShareKey, topic_name: str, part: Range, settings: ShareSettings
 ) -> Callable[[int], tuple[tuple[str, bytes | None], ...]]:
-    """Kafka's, of a record at an offset (upstream: ShareGroupDLQStateManager.ProduceRequestHandler). Who reads a
-    partition back knows no more than the count of deliveries, and takes that for the reason, as upstream."""
+    """Return Kafka's headers for a record at an offset (upstream: ShareGroupDLQStateManager.ProduceRequestHandler).
+    After a restart only the count of deliveries is known, and it serves as the reason, as upstream."""
     is_rejected = part.member_id is not None or part.delivery_count < settings.delivery_count_limit
     message = b"Offset rejected by client." if is_rejected else b"Offset delivery count exceeded the threshold."
     before = (
@@ -209,8 +209,8 @@ def _batch(
     now_ms: int,
     max_bytes: int,
 ) -> tuple[bytes | None, int]:
-    """As many as one batch may hold, at least one, and the last offset of them; None: not even the first fits. A
-    record that does not fit with its value is written without."""
+    """Return a batch with as many records as fit, at least one, and their last offset; None: not even the first
+    fits. A record that does not fit with its value is written without it."""
     count = len(part)
     while True:
         offsets = range(part.first_offset, part.first_offset + count)

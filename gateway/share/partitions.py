@@ -1,10 +1,10 @@
-"""The share partitions that this node leads: values in memory, stored before anybody hears what must not be lost.
+"""The share partitions that this node leads: values in memory, stored before any client sees what must not be lost.
 
 The one idea: a share partition is a value (`gateway/coordinator/share/partition.py`) in a slot, and its row in Postgres
-belongs to whoever read it last. Steps of a slot follow each other without an await; what they leave to be stored goes
-with that of all other slots in one statement, and who waits for it is told when it is there. A slot that another node
-has taken over, or whose write fails for too long, is dropped and read again: what was acquired in it is available then,
-so a record may come twice, and none is lost.
+belongs to the node that read it last. Steps of a slot follow each other without an await. Their results are stored with
+those of all other slots in one statement, and waiting callers continue when they are stored. If another node has taken
+over a slot, or its write fails for too long, the slot is dropped and read again. Records acquired in it are then
+available, so a record may be delivered twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PATIENCE_S = 15.0
 PAUSE_S = 0.25
 VERIFIED_AT_A_TIME = 2_000
 RANGES_AT_A_TIME = 5_000
-"""Of one write, but for its first partition: they become JSON in one go, about a millisecond for each thousand."""
+"""Ranges of one write, not counting its first partition: they become JSON at once, about a millisecond per thousand."""
 
 Start = Callable[[], Awaitable[int]]
 Wake = Callable[[], None]
@@ -77,9 +77,9 @@ class _Slot:
         self.dead_letters = _stored_dead_letters(row)
         """First and last offsets of what waits to be written, as they were stored last."""
         self.waiting: list[asyncio.Future[None]] = []
-        """Who waits until what is in memory now is stored."""
+        """Callers that wait until the present value is stored."""
         self.storing: list[asyncio.Future[None]] | None = None
-        """Who waits for the write that is under way, if one of this slot is."""
+        """Callers that wait for this slot's write in progress, if there is one."""
         self.watches: dict[ShareWatch, None] = {}
         self.deadline: asyncio.TimerHandle | None = None
         """When locks end."""
@@ -104,7 +104,7 @@ class ShareWatch:
         self._keys = {}
 
     async def leave(self) -> None:
-        """As `close`, and gives way meanwhile."""
+        """Do the same as `close`, and give way to other tasks."""
         async for key in in_pieces(list(self._keys)):
             self._partitions.unwatched((key,), self)
         self._keys = {}
@@ -134,13 +134,13 @@ class SharePartitions:
         return len(self._slots)
 
     def holds(self, key: ShareKey) -> bool:
-        """Whether `load` has it in memory."""
+        """Return whether `load` has the partition in memory."""
         return key in self._slots
 
     # --- what handlers call -------------------------------------------------------------------------------------
 
     async def load(self, key: ShareKey, start: Start, settings: PartitionSettings) -> SharePartition:
-        """The partition as it is now, read at need; where nobody has read it yet it begins where `start` says. Raises
+        """Return the present value, read if necessary. A partition that was never read begins at `start`. Raise
         KafkaError."""
         slot = self._slots.get(key)
         if slot is None:
@@ -166,7 +166,8 @@ class SharePartitions:
         return taken
 
     def submit(self, key: ShareKey, event: PartitionEvent) -> tuple[PartitionStep, asyncio.Future[None] | None]:
-        """As `apply`, and what to await before anyone is told, if anything: of several steps all at once."""
+        """Do the same as `apply` without waiting. Return the step and, if the caller must wait before it answers,
+        the future: several steps can be awaited at once."""
         slot = self._slots.get(key)
         if slot is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
@@ -175,7 +176,7 @@ class SharePartitions:
         if slot.key in self._dirty:
             waiting = slot.waiting
         elif isinstance(event, Acknowledge):
-            # What it says may be what somebody has said before, and that is not stored yet.
+            # Another request may have said the same before, and its result is not stored yet.
             waiting = slot.storing
         if waiting is None or not (taken.must_store or isinstance(event, Acknowledge)) or taken.error:
             return taken, None
@@ -195,8 +196,8 @@ class SharePartitions:
         return ShareWatch(self, wake)
 
     def release(self, member_id: MemberId, keys: Collection[ShareKey]) -> None:
-        """The member's session has ended: what it has acquired is for anyone, in very many partitions one after the
-        other. Nobody waits for it: where it cannot be stored, the locks would have ended all the same."""
+        """End the member's session: the records it has acquired become available, in very many partitions one after
+        the other. No caller waits for this: if it cannot be stored, the locks would have ended all the same."""
         if len(keys) <= PIECE:
             for key in keys:
                 self._release(member_id, key)
@@ -214,8 +215,9 @@ class SharePartitions:
             await asyncio.wait((letting_go,))
 
     async def verify(self, keys: Iterable[ShareKey]) -> None:
-        """Drops those that another node has led since, that were changed through another, or that are gone. To be
-        called when somebody begins to read them here, who may come from there. Raises StorageError."""
+        """Drop partitions that another node has led in the meantime, that were changed through another node, or that
+        are gone. Call this when a member begins to read them here, because it may come from another node. Raise
+        StorageError."""
         slots = [slot async for key in in_pieces(keys) if (slot := self._slots.get(key)) is not None]
         for begin in range(0, len(slots), VERIFIED_AT_A_TIME):
             some = slots[begin : begin + VERIFIED_AT_A_TIME]
@@ -342,7 +344,7 @@ class SharePartitions:
         return int(self._loop.time() * 1000)
 
     def _drop(self, slot: _Slot, error: ErrorCode) -> None:
-        """Whoever waits for it, or watches it, looks again."""
+        """Drop the slot. Callers that wait for it, or watch it, look again."""
         if self._slots.get(slot.key) is slot:
             del self._slots[slot.key]
         if self._dirty.get(slot.key) is slot:
@@ -376,13 +378,13 @@ class SharePartitions:
     # --- storing ------------------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        """As long as anything is to be stored."""
+        """Write as long as anything must be stored."""
         failing_since_s: float | None = None
         slots: list[_Slot] = []
         try:
             while self._dirty:
                 slots = self._next_to_write()
-                # What is played meanwhile is for the next write.
+                # Steps from here on belong to the next write.
                 waiting = [slot.waiting for slot in slots]
                 for slot in slots:
                     del self._dirty[slot.key]
@@ -416,7 +418,8 @@ class SharePartitions:
                         self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         finally:
             self._writer = None
-            # Only an unforeseen error or a cancelled task leaves anything here; nobody may wait for ever because of it.
+            # Only an unforeseen error or a cancelled task leaves callers here, and none may wait for ever because of
+            # it.
             for slot in {id(each): each for each in (*slots, *self._dirty.values())}.values():
                 if slot.storing is not None or slot.key in self._dirty:
                     slot.waiting, slot.storing = [*(slot.storing or ()), *slot.waiting], None
@@ -433,7 +436,7 @@ class SharePartitions:
         return slots
 
     def _put_back(self, slots: list[_Slot], waiting: list[list[asyncio.Future[None]]]) -> None:
-        """What was dropped meanwhile is nobody's any more, and who waits for it looks again."""
+        """Put the slots back, except dropped ones: callers that wait for those look again."""
         for slot, waiters in zip(slots, waiting, strict=True):
             slot.waiting, slot.storing = [*waiters, *slot.waiting], None
             if self._slots.get(slot.key) is slot:
@@ -443,7 +446,7 @@ class SharePartitions:
 
 
 def _may_give_more(before: SharePartition, after: SharePartition) -> bool:
-    """Whether something became available, or there is room for more."""
+    """Return whether records became available, or there is room for more."""
     return after.next_offset < before.next_offset or after.start_offset > before.start_offset
 
 

@@ -41,14 +41,15 @@ from storage.share import ShareKey
 from storage.types import AbortedTransaction, Partition, ReadRequest, ReadResult, Refusal
 
 MOST_READ_BYTES = 16 * 1024 * 1024
-"""What one answer may bring from Postgres and files, but for its first batch."""
+"""Bytes that one answer may read from Postgres and files, not counting its first batch."""
 MOST_PART_READ_BYTES = 1024 * 1024
-"""Of one partition: a member is given some hundred records at a time, and what it is not given is read again."""
+"""Bytes of one partition: a member gets some hundred records at a time, and the rest is read again."""
 MOST_BATCHES = 1_000
-"""Of one partition in one go: each is looked at, and nothing else has a turn meanwhile."""
+"""Batches of one partition that are examined at once, without giving way."""
 
 OF_ALL = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.GROUP_ID_NOT_FOUND})
-"""What is no fault of one partition: Postgres is away, there are too many, or the group is gone."""
+"""Errors that concern the whole request: Postgres does not answer, there are too many partitions, or the group is
+gone."""
 LOADED_AT_ONCE = 8
 """Share partitions that are read from Postgres side by side for one request: one after the other, a session of a
 thousand took seconds at its first request behind every change of leaders."""
@@ -79,22 +80,22 @@ class Part:
 
 
 def as_it_is(part: Part, context: RequestContext) -> Partition | None:
-    """The partition as the catalog has it by now: somebody may have named other nodes for it since the request came.
-    One that has been deleted meanwhile as it was."""
+    """Return the partition as the catalog has it now, because its named nodes may have changed since the request
+    came. Return a concurrently deleted partition unchanged."""
     topic = context.services.catalog.get_by_id(part.topic_id)
     return part.partition if part.partition is None or topic is None else topic.partitions[part.index]
 
 
 @dataclass(slots=True)
 class Want:
-    """What is left of what a request asks for."""
+    """The part of a request that is not yet fulfilled."""
 
     max_bytes: int
     max_records: int
     is_limit: bool
     """KIP-1206: not one record more."""
     range_records: int = 0
-    """How many records a range of what is acquired should have; 0: it is told in as few ranges as can be."""
+    """Records per range of acquired records; 0: as few ranges as possible."""
     taken_bytes: int = 0
     taken_records: int = 0
 
@@ -122,7 +123,7 @@ def partition_settings(settings: ShareSettings, levels: Mapping[str, int]) -> Pa
 
 
 async def start_of(partition: Partition, settings: ShareSettings, context: RequestContext) -> int:
-    """Where a group begins that nobody has read from yet. Raises StorageError."""
+    """Return where a group begins that has not read the partition yet. Raise StorageError."""
     log = context.services.log
     state = (await log.states([partition.partition_key])).get(partition.partition_key)
     if state is None:
@@ -140,7 +141,7 @@ async def start_of(partition: Partition, settings: ShareSettings, context: Reque
 
 
 class Reader:
-    """Of one request."""
+    """The reader of one request."""
 
     def __init__(self, context: RequestContext, session: ShareSession, settings: ShareSettings) -> None:
         self._context = context
@@ -154,9 +155,9 @@ class Reader:
         return self._session.key(part.name)
 
     async def acquire(self, parts: Sequence[Part], want: Want, appends: Watch, watch: ShareWatch) -> bool:
-        """Gives what there is for the member to the parts without an error, in their order. Whether any of the share
-        partitions has moved on, so that another look may find more. Both watches are woken by whatever comes after
-        this look."""
+        """Acquire available records for the parts without an error, in their order. Return whether any share
+        partition has advanced, so that another look may find more. Both watches are woken by everything after this
+        look."""
         moved = False
         cold: list[tuple[Part, SharePartition]] = []
         failed: KafkaError | None = None
@@ -173,12 +174,12 @@ class Reader:
                 look = await self._look(part, part.partition, want, appends, watch)
                 at_hand = look is not None and look[1] is not None and bool(look[1].batches)
                 if cold and at_hand and not want.taken_records:
-                    # Whoever has been given something is behind them the next time, so they need not wait for long.
+                    # Partitions that yielded records come last the next time, so the others need not wait for long.
                     moved |= await self._take_cold(cold, want)
                     cold = []
                     if want.is_met:
                         continue
-                    # Others may have taken it meanwhile.
+                    # Other members may have acquired the records in the meantime.
                     look = await self._look(part, part.partition, want, appends, watch)
                 if look is None:
                     continue
@@ -217,15 +218,15 @@ class Reader:
     async def _look(
         self, part: Part, partition: Partition, want: Want, appends: Watch, watch: ShareWatch
     ) -> tuple[SharePartition, TailRead | None] | None:
-        """Where the group stands, and what the tail has from there on, if it knows; None: nothing may be acquired.
-        Raises KafkaError."""
+        """Return the position of the group, and what the tail has from there on, if known; None: nothing may be
+        acquired. Raise KafkaError."""
         if not self._leads(part):
-            # Since the request came: whoever leads it now gives these records to others.
+            # The leader has changed since the request came, and the new leader gives these records to other members.
             self._partitions.drop([self.key(part)])
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")
         at = await self._load(part, partition)
         watch.add(self.key(part))
-        # Again with each look: whatever the tail forgets, it forgets with its watches.
+        # Repeated with each look, because the tail may forget a partition together with its watches.
         appends.add(partition.partition_key)
         if at.next_offset - at.start_offset >= self._limits.max_record_locks:
             return None
@@ -295,13 +296,14 @@ class Reader:
         aborted: Sequence[AbortedTransaction],
         want: Want,
     ) -> bool:
-        """Whether the share partition has moved on."""
+        """Acquire from the batches. Return whether the share partition has advanced."""
         key = self.key(part)
         if known.log_start_offset > at.start_offset:
             await self._partitions.apply(key, LogStartMoved(known.log_start_offset))
             return True
         batches = batches_of(read, aborted)
-        # No turn of others from here to where the session knows what it has: it may end at any moment and let go of it.
+        # From here to the session's update nothing gives way: the session may end at any moment and release what it
+        # knows.
         if not batches or want.is_met or self._session.ended:
             return False
         taken = await self._partitions.apply(

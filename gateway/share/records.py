@@ -1,8 +1,7 @@
-"""What lies in a partition for a share group: whole batches as read, and which of them may be delivered.
+"""The records of a partition for a share group: whole batches as read, and which of them may be delivered.
 
-The one idea: a batch is looked at by its head alone. Markers of transactions are never delivered, nor is what was
-aborted where the group reads what is committed; holes that compaction left inside a batch are the client's to report
-as gaps.
+The one idea: only the head of a batch is examined. Markers of transactions are never delivered, nor are aborted records
+if the group reads committed ones. Holes that compaction left inside a batch are reported by the client as gaps.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def batches_of(read: Sequence[Buffer], aborted: Sequence[AbortedTransaction]) ->
         is_marker = bool(head.attributes & CONTROL)
         is_aborted = bool(head.attributes & TRANSACTIONAL) and head.producer_id in aborting
         if is_marker:
-            # What its producer writes from here on is of another transaction.
+            # Later batches of the producer belong to another transaction.
             aborting.discard(head.producer_id)
         found.append(Batch(head.base_offset, head.last_offset, records, not is_marker and not is_aborted))
     return found

@@ -1,8 +1,8 @@
 """Share sessions (KIP-932): what each member of a share group reads from this node, from request to request.
 
-The one idea: a session is known by group and member, and each request of it has the next epoch; so a request that was
-overtaken, or that comes to a node that knows nothing of it, is told so before it does anything. A session ends with its
-connection, and what its member has acquired is let go then.
+The one idea: group and member identify a session, and each request has the next epoch. So a request that was overtaken,
+or that comes to a node that does not know the session, is refused before it has any effect. A session ends with its
+connection, and its acquired records are released then.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_SESSIONS = 2_000
 
 MAX_SESSION_PARTITIONS = 20_000
 MAX_PARTITIONS = 200_000
-"""Of all sessions of a node: some 80 MB. To name them costs a client next to nothing. Each is remembered as long as its
-session lasts, whether or not there is such a one."""
+"""Partitions of all sessions of a node: some 80 MB. Naming them costs a client next to nothing. Each is remembered
+during its session, even if no such partition exists."""
 
 SessionKey = tuple[str, MemberId]
 
@@ -35,19 +35,19 @@ class ShareSession:
     member_id: MemberId
     connection_id: str
     epoch: int = 1
-    """Of its next request."""
+    """Epoch of the next request."""
     partitions: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
-    """What it reads, in the order in which it is looked at."""
+    """Partitions that the session reads, in the order in which they are examined."""
     unverified: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
-    """What it has begun to read, where the node must ask whether what it remembers is still true."""
+    """New partitions, about which the node must check that its memory is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
-    """Where its member has acquired something."""
+    """Partitions in which the member has acquired records."""
     counted: int = 0
     """How many of both the node counts of it."""
     leaders: tuple[object, ...] = ()
     """By whom each partition was led when what it reads was last found to be true."""
     ended: bool = False
-    """Nothing is acquired for it any more: a request that is still under way has nobody to give it to."""
+    """True once nothing may be acquired for the session: a request in progress could not deliver it."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
@@ -56,8 +56,8 @@ class ShareSession:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
     def led_by(self, *leaders: object) -> None:
-        """Where others lead, or have led meanwhile, what this node remembers of any partition may be old. `leaders`: of
-        which any is another object then."""
+        """Note the leaders. If they change, what this node remembers of any partition may be old. Each of `leaders`
+        is another object after a change."""
         if leaders != self.leaders:
             self.unverified = dict(self.partitions)
             self.leaders = leaders
@@ -70,7 +70,7 @@ class ShareSession:
 
 
 class ShareSessions:
-    """Of one node."""
+    """The share sessions of one node."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS, max_partitions: int = MAX_PARTITIONS) -> None:
         self.max_sessions = max_sessions
@@ -137,7 +137,7 @@ class ShareSessions:
         session.partitions = partitions
 
     def end(self, session: ShareSession) -> None:
-        """It is known no more; the caller lets go of what its member has acquired."""
+        """Forget the session; the caller releases what its member has acquired."""
         session.ended = True
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]

@@ -1,1 +1,1 @@
-"""Transactions (KIP-98). What a producer may do next is decided in `gateway/coordinator/transactions.py`."""
+"""Transactions (KIP-98). `gateway/coordinator/transactions.py` decides what a producer may do next."""

@@ -1,10 +1,10 @@
-"""Plays the transaction coordinator: reads a producer's row, has it decided, writes the decision.
+"""Play the transaction coordinator: read a producer's row, let the pure rules decide, write the decision.
 
-The one idea: nothing is held here between two requests, so there is no lease, nothing to load, and nothing to lose; any
-node may be asked. A row that somebody else has written meanwhile is read and decided anew. Clients are sent to one node
-for each id all the same, so that this is rare, and so that ListTransactions names every id once.
+The one idea: nothing is held here between two requests, so there is no lease, nothing to load, and nothing to lose. Any
+node may be asked. If another node has written the row in the meantime, it is read and decided again. Clients are still
+sent to one node for each id, so that this is rare, and so that ListTransactions lists every id once.
 
-Markers go into this node's tail as an appended batch does: after the commit, before the answer.
+Markers enter this node's tail as an appended batch does: after the commit, before the answer.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 logger = structlog.get_logger(__name__)
 
 ATTEMPTS = 20
-"""How often a row may be written by others before who asks is told to ask again."""
+"""How often other nodes may write a row before the client must ask again."""
 
 OVERDUE_AT_A_TIME = 100
 FAILED_AT_A_TIME = 3
-"""Of the overdue transactions that could not be ended before, how many one pass tries again: each may take as long as a
-statement may."""
+"""Overdue transactions that failed to end before and that one pass tries again: each may take as long as a statement
+may."""
 MAX_FAILED = 10_000
 FIRST_DELAY_S, LAST_DELAY_S = 5.0, 300.0
 """Before one that could not be ended is tried again; the delay doubles."""
 ENDS_AT_ONCE = 3
-"""Each may wait in Postgres for whoever holds one of its partitions, and occupies a connection meanwhile: some are left
-to those who append elsewhere."""
+"""Ends in progress. Each may wait in Postgres for another transaction that holds one of its partitions, and occupies
+a connection until then. The other connections are left to appends elsewhere."""
 LISTED_AT_A_TIME = 1_000
 """Rows of one statement."""
 
@@ -61,11 +61,11 @@ _PLACEMENT = 1 << 40
 """Shards of transactional ids are placed by numbers that no partition has."""
 
 Decide = Callable[[Producer | None, int], Decision]
-"""Of a row, and of an id that nobody has had where the row's producer needs one."""
+"""Decides by a row, and by an unused id if the row's producer needs one."""
 
 
 class Transactions:
-    """Of one node."""
+    """The transactional producers of one node."""
 
     def __init__(
         self,
@@ -98,9 +98,10 @@ class Transactions:
         self.observe_end: Callable[[str], None] = lambda outcome: None
         """Told how each transaction ended: committed, aborted, fenced or timed_out."""
         self.changed: Callable[[str], None] | None = None
-        """Called with each id whose row this node has written, while anybody wants to know."""
+        """Called with each id whose row this node has written, while a reader wants to know."""
         self.state_partition: Callable[[str], Partition | None] = lambda transactional_id: None
-        """Where Kafka keeps the id, if it is there: clients are sent to whoever leads that, as there."""
+        """Returns the partition in which Kafka keeps the id, if it exists: clients are sent to its leader, as with
+        Kafka."""
         self.now_ms: Callable[[], int] = wall_ms
         """By which markers are dated."""
 
@@ -128,7 +129,7 @@ class Transactions:
         return self._membership.leader_of(_PLACEMENT + shard_of(transactional_id))
 
     def coordinates(self, transactional_id: str) -> bool:
-        """Whether that is this one."""
+        """Return whether this node coordinates the id."""
         return self.coordinator_of(transactional_id).node_id == self._membership.node_id
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
@@ -151,9 +152,10 @@ class Transactions:
         *,
         named: bool = True,
     ) -> None:
-        """Takes partitions and groups into the transaction. Raises KafkaError, StorageError.
+        """Enlist partitions and groups in the transaction. Raise KafkaError, StorageError.
 
-        `named`: by the producer. Who does not name them begins at sequence 0 in each (KIP-890)."""
+        `named`: the producer has named them. A producer that does not name them begins at sequence 0 in each (KIP-890).
+        """
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             decision = rules.add(_producer(read), producer_id, producer_epoch)
@@ -177,8 +179,8 @@ class Transactions:
     async def taken_in_by(
         self, transactional_id: str, producer_id: int, producer_epoch: int
     ) -> frozenset[PartitionKey]:
-        """The partitions that the producer's transaction has taken in (upstream:
-        TransactionCoordinator.handleVerifyPartitionsInTransaction). Raises KafkaError, StorageError."""
+        """Return the partitions that are enlisted in the producer's transaction (upstream:
+        TransactionCoordinator.handleVerifyPartitionsInTransaction). Raise KafkaError, StorageError."""
         read = await self._store.read(transactional_id)
         if error := rules.verify(_producer(read), producer_id, producer_epoch):
             raise KafkaError(error)
@@ -256,7 +258,7 @@ class Transactions:
         )
 
     async def _abort_overdue(self, overdue: OverdueTransaction) -> bool:
-        """Whether it has ended by this. Raises StorageError."""
+        """Abort the transaction. Return whether this call has ended it. Raise StorageError."""
         try:
             read = await self._store.read(overdue.transactional_id)
             if read.ending is not None:
@@ -286,12 +288,13 @@ class Transactions:
         *,
         keeps: Callable[[str], bool] | None = None,
     ) -> bool:
-        """Takes a marker that somebody sends for what the producer's transaction has in the partition, or in groups
-        that the partition `keeps`; whether it has taken in any. Raises KafkaError, StorageError.
+        """Apply a marker to the producer's transaction in the partition, or in groups that the partition `keeps`.
+        Return whether any of them was enlisted. Raise KafkaError, StorageError.
 
-        A commit ends what is there and nothing else: the transaction goes on, and its end does it no second time. An
-        abort ends all of it, and fences the producer, who else would go on with what is left.
-        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        A commit ends only what is there: the transaction continues, and its end does not commit that part again. An
+        abort ends all of it and fences the producer, which would otherwise continue with the rest. The request is
+        judged as the partition would judge it by what it knows: a repetition finds nothing left to do.
+        """
         started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
@@ -299,7 +302,7 @@ class Transactions:
             parts = [] if found.partition is None else [found.partition]
             group_ids: list[str] = []
             if keeps is not None:
-                # Looked at behind the row: where there are others by now it has changed, and nothing is written.
+                # Read after the row: if groups were added in the meantime, the row has changed and nothing is written.
                 async for group_id, part in in_pieces((await self._store.groups_of(producer_id)).items()):
                     if keeps(group_id):
                         group_ids.append(group_id)
@@ -379,10 +382,12 @@ class Transactions:
         started_ms: int | None = None,
         raises_epoch: bool = False,
     ) -> Producer:
-        """What the producer has become. Decided anew whenever somebody else has written the row meanwhile.
+        """Apply a decision and return the producer's new state. Decide again whenever another node has written the row
+        in the meantime.
 
-        `outcome`: of a transaction that ends by it. `started_ms`: of the one that is meant, where it is not the
-        producer who ends it. `raises_epoch`: which may take an id that nobody has had."""
+        `outcome` belongs to the transaction that the decision ends. `started_ms` names the transaction, if another
+        party than the producer ends it. `raises_epoch`: the decision may use an id that no producer has had.
+        """
         fresh_id = rules.NO_ID
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
@@ -449,7 +454,7 @@ class Transactions:
     async def _append_markers(
         self, write: Callable[[], Awaitable[EndedTransaction | None]], producer_id: int, *, committed: bool
     ) -> EndedTransaction | None:
-        """Writes, and tells this node's readers of what has ended; None where nothing was written."""
+        """Write the markers, and inform this node's readers of what has ended. Return None if nothing was written."""
         async with self._ending:
             known = False
             try:

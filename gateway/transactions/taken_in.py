@@ -1,7 +1,7 @@
-"""What transactions are known to have taken in, so that not every batch asks Postgres.
+"""The partitions that are known to be enlisted in transactions, so that not every batch asks Postgres.
 
-The one idea: what is remembered may be out of date, and never decides. The log looks for itself, under the partition's
-lock; what it refuses is forgotten here, and asked anew.
+The one idea: this memory may be out of date and never decides. The log looks for itself, under the partition's lock. If
+it refuses a batch, the entry is forgotten here and Postgres is asked again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from storage.types import PartitionKey
 
 MAX_PARTITIONS = 100_000
-"""Of all producers together; those that were heard of least recently are forgotten."""
+"""Partitions of all producers together. Those mentioned least recently are forgotten."""
 
 _NOTHING: tuple[int, set[PartitionKey]] = -1, set()
 
 
 class TakenIn:
-    """By producer: the epoch that was heard of last, and the partitions that it has taken in at it."""
+    """For each producer, its last known epoch and the partitions enlisted at that epoch."""
 
     def __init__(self, max_partitions: int = MAX_PARTITIONS) -> None:
         self._max_partitions = max_partitions
