@@ -35,11 +35,12 @@ test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and 
 test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat
 	@$(VENV)/bin/python -m tests.run --workers 0 tests/objects $(ARGS)
 
-check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
+check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts, prose
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tests.prose --check
 
 format: $(VENV)/dev.stamp ## Format, and fix what the linter can
 	$(VENV)/bin/ruff check --fix .
