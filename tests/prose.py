@@ -81,6 +81,12 @@ def tracked(root: Path = ROOT) -> list[str]:
     return [path for path in listed.stdout.splitlines() if path not in skipped and (root / path).exists()]
 
 
+def _below(paths: list[str], files: list[str]) -> list[str]:
+    """Those of `files` that `paths` names, itself or by a folder above it."""
+    named = [Path(path) for path in paths]
+    return [file for file in files if any(Path(file).is_relative_to(path) for path in named)]
+
+
 def pieces(root: Path = ROOT, paths: Iterable[str] | None = None) -> Iterator[Piece]:
     for path in tracked(root) if paths is None else paths:
         source = (root / path).read_text(encoding="utf-8")
@@ -203,7 +209,7 @@ def _check(found: list[Piece]) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.prose", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("paths", nargs="*", help="count in these files only")
+    parser.add_argument("paths", nargs="*", help="count in these files and folders only")
     parser.add_argument("--sample", type=int, metavar="N", help="print N docstrings and comments drawn at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--list", metavar="HABIT", help="print each match of this habit, or of `all`")
@@ -211,7 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="fail if a file has more matches than it may have")
     parser.add_argument("--accept", action="store_true", help="write down today's matches as what is allowed")
     options = parser.parse_args(arguments)
-    found = list(pieces(paths=options.paths or None))
+    if options.accept and options.paths:
+        parser.error("--accept writes down the matches of the whole project: leave the paths out")
+    found = list(pieces(paths=_below(options.paths, tracked()) if options.paths else None))
     if options.sample:
         drawn = [piece for piece in found if piece.kind in ("docstring", "comment")]
         for piece in random.Random(options.seed).sample(drawn, min(options.sample, len(drawn))):
