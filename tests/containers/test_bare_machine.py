@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -51,6 +52,5 @@ def test_both_commands_work_where_nothing_else_is(
     ]
     script = f'{RUN}\ngit init --quiet . && git add --all\nmake test ARGS="{PART}"\n'
     said = checked(engine.command(*command, script), engine.environment(), LIMIT_SECONDS)
-    summary = said.rstrip().splitlines()[-1]
-    assert " passed" in summary, said
-    assert "failed" not in summary, said
+    # Two summaries: that of the parallel tests, and that of the tests which run alone, of which this part has none.
+    assert re.search(r"^\d+ passed in ", said, re.MULTILINE), said
