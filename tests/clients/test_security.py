@@ -72,6 +72,15 @@ def librdkafka(node: Secured, mechanism: str, user: str, password: str, **more: 
     }
 
 
+def authenticate_with_a_wrong_password(node: Secured, mechanism: str, user: str, password: str) -> None:
+    errors: list[KafkaError] = []
+    producer = Producer(librdkafka(node, mechanism, user, password, error_cb=errors.append))
+    deadline_s = time.monotonic() + 30
+    while not any(error.name() == "_AUTHENTICATION" for error in errors):
+        producer.poll(0.1)
+        assert time.monotonic() < deadline_s, errors
+
+
 def python(node: Secured, mechanism: str, user: str, password: str) -> dict[str, Any]:
     return {
         "bootstrap_servers": node.sasl,
@@ -101,13 +110,7 @@ def test_confluent_kafka(nodes: Nodes, mechanism: str) -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("user", [None, "nobody"])
 def test_confluent_kafka_with_a_wrong_password(nodes: Nodes, mechanism: str, user: str | None) -> None:
-    errors: list[KafkaError] = []
-    known = user or identity(mechanism)[0]
-    producer = Producer(librdkafka(nodes[0], mechanism, known, "wrong", error_cb=errors.append))
-    deadline_s = time.monotonic() + 30
-    while not any(error.name() == "_AUTHENTICATION" for error in errors):
-        producer.poll(0.1)
-        assert time.monotonic() < deadline_s, errors
+    authenticate_with_a_wrong_password(nodes[0], mechanism, user or identity(mechanism)[0], "wrong")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -183,9 +186,15 @@ def test_users_on_the_command_line(nodes: Nodes) -> None:
 
 
 def test_no_password_is_told_or_logged(nodes: Nodes) -> None:
+    for mechanism in MECHANISMS:
+        user, password = identity(mechanism)
+        producer = Producer(librdkafka(nodes[0], mechanism, user, password))
+        producer.produce(fresh("secured"), b"")
+        assert producer.flush(30) == 0
+        authenticate_with_a_wrong_password(nodes[0], mechanism, user, "mistyped secret")
     said = "".join(node.gateway.log_text() for node in nodes)
     assert "a client failed to authenticate" in said
-    for secret in (*USERS.values(), PASSWORD, "erin's"):
+    for secret in (*USERS.values(), PASSWORD, "erin's", "mistyped secret"):
         assert secret not in said
     admin = AdminClient({"bootstrap.servers": nodes[0].open})
     node_id = next(iter(admin.list_topics(timeout=10).brokers))
