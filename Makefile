@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check turn format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -41,6 +41,9 @@ check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts, prose
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.prose --check
+
+turn: $(VENV)/dev.stamp ## Before each push: let the next run of continuous integration run the next part of what rotates
+	@$(VENV)/bin/python -m tests.rotation
 
 format: $(VENV)/dev.stamp ## Format, and fix what the linter can
 	$(VENV)/bin/ruff check --fix .

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.rotation import PARTS, part_of, part_whose_turn_it_is, rotated
+from tests.rotation import PARTS, next_turn, part_of, part_whose_turn_it_is, rotated
 from tests.run import FLAKY, MAX_FLAKY, judge
 
 KNOWN = {"a": "a reason"}
@@ -51,7 +52,18 @@ def test_a_part_holds_a_fair_share_of_the_long_tests_and_each_test_has_one() -> 
     assert max(map(parts.count, set(parts))) < 2 * 1000 / PARTS
 
 
-def test_the_part_follows_from_the_commits_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_pushes_in_a_row_run_every_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CI_PART", raising=False)
+    monkeypatch.setattr("tests.rotation.TURN", tmp_path / "turn")
+    (tmp_path / "turn").write_text("7\n")
+    parts: list[int] = []
+    for _ in range(PARTS):
+        parts.append(next_turn())
+        assert part_whose_turn_it_is() == parts[-1]
+    assert sorted(parts) == list(range(1, PARTS + 1))
+
+
+def test_the_committed_turn_is_a_number_and_ci_part_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI_PART", raising=False)
     assert part_whose_turn_it_is() in range(1, PARTS + 1)
     for part in range(1, PARTS + 1):
