@@ -259,7 +259,7 @@ def test_an_admin_client_that_describes_a_waiting_group_does_not_wait(gateway_fa
 def test_a_client_that_cannot_retry_continues_when_the_coordinator_can_hold_it_no_longer(
     gateway_factory: GatewayFactory,
 ) -> None:
-    """Point 29 of the acceptance list: aiokafka treats UNSTABLE_OFFSET_COMMIT as fatal, and never asks for stable offsets."""
+    """Point 29 of the acceptance list: aiokafka gives up at UNSTABLE_OFFSET_COMMIT, so it cannot retry."""
     stage = Stage(gateway_factory(QUICK), "eager")
     target = AiokafkaConsumer("second", stage.board, stage.gateway.bootstrap, stage.topic, stage.group, "range")
     try:
