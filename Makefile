@@ -74,10 +74,10 @@ oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the comp
 	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock
-	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --group dev --group build -o requirements-dev.lock
+	$(COMPILE) pyproject.toml --extra embedded -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra pipeline -c requirements-dev.lock -o requirements-pipeline.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo -c requirements-dev.lock -o requirements-pipeline.lock
 
 readme: $(VENV)/dev.stamp ## Bring the table of APIs in docs/apis.md up to date
 	@$(VENV)/bin/sluice apis --markdown > $(VENV)/apis.md
