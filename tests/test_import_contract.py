@@ -20,6 +20,8 @@ def test_every_room_has_a_contract() -> None:
         *rooms,
         "pipeline",
         "protocol",
+        "sluice",
+        "sluice.testing",
         "storage",
     }
 

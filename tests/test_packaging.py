@@ -58,12 +58,16 @@ def declared() -> dict[str, list[Requirement]]:
     build = [Requirement(text) for text in project["dependency-groups"]["build"]]
     development = [Requirement(text) for text in project["dependency-groups"]["dev"]]
     system = [Requirement(text) for text in project["build-system"]["requires"]]
-    pipeline = [Requirement(text) for text in project["project"]["optional-dependencies"]["pipeline"]]
+    extras = {
+        name: [Requirement(text) for text in texts]
+        for name, texts in project["project"]["optional-dependencies"].items()
+    }
+    runtime += extras["embedded"]
     return {
         RUNTIME_LOCK: runtime,
         BUILD_LOCK: build + system,
         DEVELOPMENT_LOCK: runtime + build + system + development,
-        PIPELINE_LOCK: runtime + pipeline,
+        PIPELINE_LOCK: runtime + extras["pipeline"] + extras["demo"],
     }
 
 
@@ -214,12 +218,7 @@ def test_the_steps_of_the_image_make_a_gateway_that_serves_and_reports_its_healt
         sluice = directory / "opt" / "sluice" / "bin" / "sluice"
         (wheel,) = (directory / "build" / "dist").glob("*.whl")
         packed = zipfile.ZipFile(wheel).namelist()
-        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {
-            "gateway",
-            "pipeline",
-            "protocol",
-            "storage",
-        }
+        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {"sluice"}
         assert any(name.endswith("/LICENSE") for name in packed)
 
         port, metrics_port = free_ports(2)
