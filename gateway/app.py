@@ -37,6 +37,7 @@ from gateway.config.definition import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
+from gateway.console.start import start_console
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
 from gateway.groups.groups import MACHINES, Groups
@@ -129,6 +130,8 @@ class App:
         """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
+        self.console_url = ""
+        """Where the console is, once started; empty: there is none."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -469,6 +472,8 @@ class App:
             guards(self._sasl(requests, Users(services.users, services.delegation))),
             requests,
         )
+        console = await start_console(by_role[Role.BROKER], services, database, self._undo)
+        self.console_url = console.url if console is not None else ""
         self.bootstrap = membership.address
         self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)
