@@ -48,9 +48,11 @@ def _decoded(raw: bytes, form: str, schema: Any, most: int) -> dict[str, Any]:
     match form:
         case "json":
             text = raw.decode()
-            return {
-                "text": text[:most] if len(raw) > most else json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-            }
+            if len(raw) > most:
+                return {"text": text[:most]}
+            # A list shows one line for each record.
+            indent = 2 if most == MAX_WHOLE_BYTES else None
+            return {"text": json.dumps(json.loads(text), indent=indent, ensure_ascii=False)}
         case "text":
             return {"text": raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")}
         case "avro" if schema is not None:
