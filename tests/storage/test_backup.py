@@ -19,11 +19,11 @@ from storage import retention
 from storage.backup import back_up, for_server, restore
 from storage.check import check
 from storage.database_url import parse_database_url
-from storage.embedded import bin_directory
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.migrate import migrate
 from storage.pool import Database
+from storage.postgres_programs import bin_directory
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.store import open_store

@@ -20,8 +20,9 @@ import asyncpg
 import psutil
 import pytest
 
-from storage import embedded, embedded_child
-from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError, bin_directory
+from storage import embedded, embedded_child, postgres_programs
+from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError
+from storage.postgres_programs import bin_directory
 from tests.postgres import short_directory
 from tests.strangers import readable_by
 
@@ -611,7 +612,7 @@ async def test_a_torn_initdb_is_made_anew(empty_directory: Path) -> None:
 
 async def test_a_cluster_of_another_major_version_is_refused(directory: Path) -> None:
     (directory / "postgres" / "PG_VERSION").write_text("16\n")
-    with pytest.raises(EmbeddedPostgresError, match="written by Postgres 16, this is 18"):
+    with pytest.raises(EmbeddedPostgresError, match=r"written by Postgres 16, and .* has 18"):
         await EmbeddedPostgres(directory).start()
 
 
@@ -636,7 +637,40 @@ async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.M
         await server.stop()
 
 
-async def test_a_missing_wheel_is_one_clear_line(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "WHEEL", "no_such_wheel")
-    with pytest.raises(EmbeddedPostgresError, match="no_such_wheel is not installed"):
-        await EmbeddedPostgres(empty_directory).start()
+async def test_a_machine_without_postgres_is_told_three_ways_in_one_line(
+    empty_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_programs, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr(postgres_programs, "SYSTEM_DIRECTORIES", ())
+    monkeypatch.setenv("PATH", str(empty_directory))
+    with pytest.raises(EmbeddedPostgresError) as refused:
+        await EmbeddedPostgres(empty_directory / "data").start()
+    for way in ("pip install 'sluice-kafka[embedded]'", "--postgres-bin", "--database-url"):
+        assert way in str(refused.value)
+    assert not (empty_directory / "data").exists()
+
+
+async def test_a_directory_without_the_programs_is_refused(empty_directory: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="has no postgres: give --postgres-bin the directory"):
+        await EmbeddedPostgres(empty_directory / "data", programs=empty_directory).start()
+
+
+OLDER = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+@pytest.mark.skipif(not OLDER, reason="the system has no Postgres")
+async def test_the_systems_postgres_serves_without_the_wheel_and_keeps_its_cluster(
+    empty_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = EmbeddedPostgres(empty_directory / "data", programs=OLDER[-1])
+    with_the_wheel = EmbeddedPostgres(empty_directory / "data")
+    version = OLDER[-1].parent.name
+    assert str(await value_of(await named.start(), "SHOW server_version")).startswith(version)
+    await named.stop()
+    if version != "18":
+        with pytest.raises(EmbeddedPostgresError, match=f"was written by Postgres {version}, and .* has 18"):
+            await with_the_wheel.start()
+    monkeypatch.setattr(postgres_programs, "WHEEL", "no_such_wheel")
+    found = EmbeddedPostgres(empty_directory / "data")
+    assert str(await value_of(await found.start(), "SHOW server_version")).startswith(version)
+    await found.stop()
