@@ -464,6 +464,8 @@ class App:
             most = catalog.broker.max_connections_per_ip
             return ip_overrides(overrides).get(address, most) if overrides else most
 
+        console = await start_console(by_role[Role.BROKER], services, database, self._undo)
+        self.console_url = console.url if console is not None else ""
         server.most_from = most_from
         await server.serve(
             by_role[Role.BROKER],
@@ -472,8 +474,6 @@ class App:
             guards(self._sasl(requests, Users(services.users, services.delegation))),
             requests,
         )
-        console = await start_console(by_role[Role.BROKER], services, database, self._undo)
-        self.console_url = console.url if console is not None else ""
         self.bootstrap = membership.address
         self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)

@@ -35,7 +35,7 @@ class Page {
     this.group = await get("group", { id: this.id });
     this.title = h("div", { class: "head" });
     this.facts = h("div", { class: "facts" });
-    this.stories = h("div", { class: "stack" });
+    this.stories = h("div", { class: "stories" });
     this.words = h("ol", { class: "words", tabindex: "0", "aria-label": "History in words" });
     this.members = h("div");
     this.offsets = h("div");
@@ -56,7 +56,7 @@ class Page {
           h("div", { class: "head" }, h("h2", null, "Who owned which partition"), h("span", { class: "grow" }), this.controls),
           this.timeline.element, this.legend,
           h("p", { class: "key" }, h("span", null, "shaded: a rebalance"), h("span", null, "hatched: owner was silent, nobody read"), h("span", null, "dashed: waits for the previous owner"),
-            h("span", null, "◇ another coordinator"), h("span", { class: "bad" }, "◆ refused commit")),
+            h("span", null, "◇ a node took the group over"), h("span", { class: "bad" }, "◆ refused commit")),
           this.cut,
           h("h3", { class: "lag-title" }, "Lag by partition"), this.lag),
         h("section", { class: "card", "aria-label": "History" }, h("h2", null, "History"), this.words)),
