@@ -131,7 +131,7 @@ class App:
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
         self.console_url = ""
-        """Where the console is, once started; empty: there is none."""
+        """URL of the console, once started; empty without a console."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []

@@ -1,4 +1,4 @@
-"""What an administrator does to a group: a plan first, then the same plan carried out.
+"""Actions of an administrator on a group: a plan first, then the same plan carried out.
 
 The one idea: every action has a plan, which is data that the page shows before it asks for a confirmation. Carrying it
 out computes the plan again and compares a digest, so nothing happens that the viewer has not seen. Kafka's APIs decide
@@ -67,7 +67,7 @@ class Actions:
         cluster: ClusterViews,
         journal: JournalStore | None,
     ) -> None:
-        """`journal`: None if the node writes no journal; then only the log tells of actions."""
+        """`journal`: None if the node writes no journal. Then only the log names the actions."""
         self._kafka, self._groups, self._topics, self._cluster = kafka, groups, topics, cluster
         self._journal = journal
         self._kinds: dict[str, tuple[_Planner, _Doer]] = {

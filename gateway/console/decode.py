@@ -113,7 +113,7 @@ def _dumped(value: Any, most: int) -> str:
 
 
 def at_path(raw: bytes | None, path: Sequence[str]) -> Any:
-    """Return the value at a path like ("user", "ids", "0"); None if there is none."""
+    """Return the value at a path like ("user", "ids", "0"); None if the value has no such path."""
     if raw is None or len(raw) > MAX_WHOLE_BYTES:
         return None
     try:

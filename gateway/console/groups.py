@@ -1,4 +1,4 @@
-"""Groups as the console shows them, whichever node coordinates them.
+"""Groups as the console shows them, on every node.
 
 The one idea: the coordinator of a group knows the newest value, and Postgres knows the last stored one. This node shows
 its own groups from memory and all others as they are stored, so every node shows the whole cluster.

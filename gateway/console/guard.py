@@ -50,7 +50,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What this console demands of a request."""
+    """Demands of this console on every request."""
 
     is_loopback: bool
     """True if it listens on loopback only. Then a request must name this host, so that no foreign page whose name

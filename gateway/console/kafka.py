@@ -108,7 +108,7 @@ class Kafka:
         return await self._ask_remote(node, request, at_most)
 
     async def coordinator(self, group_id: str) -> Node:
-        """Return the node that coordinates the group. Raise KafkaError if there is none."""
+        """Return the node that coordinates the group. Raise KafkaError if no node does."""
         (found,) = await self.services.groups.coordinators_of((group_id,))
         if isinstance(found, KafkaError):
             raise found

@@ -2,7 +2,7 @@
 
 The one idea: a stream runs only while its reader is connected, and each reader has a queue of a few events. A reader
 that is too slow loses the oldest ones, because only the newest state matters to a page. Without readers nothing runs,
-so a console that nobody looks at asks Postgres nothing.
+so an unwatched console asks Postgres nothing.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ DEFAULT_LISTEN = "127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the console needs of the node."""
+    """Parts of the node that the console uses."""
 
     kafka: Kafka
     database: Database
@@ -104,7 +104,7 @@ class Console:
         self._files = _static()
         self._runner: web.AppRunner | None = None
         self.url = ""
-        """Where the console is, once started."""
+        """URL of the console, once started."""
 
     async def start(self) -> None:
         """Listen. Raise OSError if the address is taken."""
@@ -218,7 +218,7 @@ class Console:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def _get_session(self, request: web.Request) -> web.Response:
-        """Answer who looks. Begin a session if none is needed to look."""
+        """Name the viewer. Begin a session if viewers need no login."""
         session = request.get(SESSION)
         if session is None and not self._rules.needs_login:
             session = self._sessions.begin()

@@ -20,7 +20,7 @@ Undo = list[tuple[str, float, Callable[[], Awaitable[object]]]]
 
 
 async def start_console(dispatch: Handles, services: Services, database: Database, undo: Undo) -> Console | None:
-    """Start the console and append the step that stops it to `undo`; return None if there is none.
+    """Start the console and append the step that stops it to `undo`; return None if the node gets no console.
 
     Raise ConfigError if the settings are refused or the given address cannot be used. A default port that is taken
     costs only the console.

@@ -1,8 +1,8 @@
 """The ownership timeline of a group: who owned which partition, when, and why that changed.
 
 The one idea: a pure function from the journal's rows (`Stretch`) to what the page draws. Spans say who owned a
-partition, waits say who waited for a previous owner, marks say what happened, and stories tell each loss of a member in
-one sentence with its cost: for how long nobody read the partitions.
+partition, waits say who waited for a previous owner, marks say what happened. A story describes the departure of one
+member and its cost: the time for which the partitions had no reader.
 
 Times are Unix ms. A span that began before the window has no true beginning and says so.
 """
@@ -25,7 +25,7 @@ SLOTS = 1_500
 """Parts of the window; a span shorter than one of them cannot be seen."""
 MAX_MARKS = 1_500
 MAX_WORDS = 600
-"""Newest rows of each kind that are told in words."""
+"""Newest rows of each kind that get a sentence."""
 MAX_STORIES = 50
 SHORT_ID_CHARS = 4
 
@@ -325,7 +325,7 @@ def _words(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[di
 
 
 def _stories(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tell each departure that cost something: who, why, where its partitions went, and how long nobody read them."""
+    """Describe each departure with a cost: the member, the reason, the new owners, and the time without a reader."""
     departures = [
         event for event in stretch.events if event["kind"] in ("member_expired", "member_fenced", "member_left")
     ]

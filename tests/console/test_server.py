@@ -1,5 +1,8 @@
 """The console by HTTP: what it refuses, what it shows to whom, what it does, and what it costs."""
 
+# pyright: reportPrivateImportUsage=false
+# confluent_kafka.admin lists what it exports only for people.
+
 from __future__ import annotations
 
 import asyncio

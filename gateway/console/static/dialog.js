@@ -38,7 +38,7 @@ export function confirmAction({ group, form, given, ...fixed }, title) {
         ...(found.rows.length ? [table(found.columns.map((column) => ({ name: NAMES[column] || column, num: numeric(column), class: "wrap", of: (row) => shown(row[column]) })), found.rows.slice(0, 200))] : []),
         ...(found.warnings.length ? [h("ul", { class: "notes" }, found.warnings.map((text) => h("li", null, text)))] : []),
         ...(found.blocked ? [h("p", { class: "blocked" }, found.blocked)] : []),
-        h("p", { class: "soft small" }, "Who did this is written to the journal."));
+        h("p", { class: "soft small" }, "The journal records who did this."));
       go.disabled = Boolean(found.blocked);
       go.onclick = async () => {
         go.disabled = true;

@@ -13,16 +13,17 @@ function put(element, attributes, children) {
   return element;
 }
 
-export const h = (tag, attributes, ...children) => put(document.createElement(tag), attributes, children);
+export const h = (tag, attributes, ...children) =>
+  put(document.createElement(tag), tag === "button" ? { type: "button", ...attributes } : attributes, children);
 export const s = (tag, attributes, ...children) => put(document.createElementNS(SVG, tag), attributes, children);
 
 export function table(columns, rows, empty, onrow) {
   if (!rows.length) return h("p", { class: "empty" }, empty || "Nothing to show.");
-  const head = columns.map((column) => h("th", { scope: "col", class: column.num ? "num" : null }, column.name));
+  const head = columns.map((column) => (column.name ? h("th", { scope: "col", class: column.num ? "num" : null }, column.name) : h("td")));
   const body = rows.map((row) =>
     h("tr", onrow ? { class: "click", onclick: (event) => event.target.closest("a, button") || onrow(row) } : null,
       columns.map((column) => h("td", { class: [column.num && "num", column.class].filter(Boolean).join(" ") || null }, column.of(row)))));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" },
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" },
     h("table", null, h("thead", null, h("tr", null, head)), h("tbody", null, body)));
 }
 

@@ -36,7 +36,7 @@ class Page {
     this.title = h("div", { class: "head" });
     this.facts = h("div", { class: "facts" });
     this.stories = h("div", { class: "stories" });
-    this.words = h("ol", { class: "words", tabindex: "0", "aria-label": "History in words" });
+    this.words = h("div", { class: "words", tabindex: "0", role: "group", "aria-label": "History in words" });
     this.members = h("div");
     this.offsets = h("div");
     this.settings = h("div");
@@ -247,9 +247,9 @@ class Page {
     const latest = rows[0] ? rows[0].seq : 0;
     if (this.latest === latest && this.words.childElementCount === Math.max(rows.length, 1)) return;
     this.latest = latest;
-    this.words.replaceChildren(...(rows.length ? rows.map((row) => h("li", { class: STRONG.has(row.kind) ? "strong" : MILD.has(row.kind) ? "mild" : null, "data-seq": row.seq },
+    this.words.replaceChildren(...(rows.length ? rows.map((row) => h("div", { class: ["entry", STRONG.has(row.kind) ? "strong" : MILD.has(row.kind) ? "mild" : ""].join(" "), "data-seq": row.seq },
       h("time", { datetime: new Date(row.at).toISOString(), title: when(row.at) }, clock(row.at)), h("span", null, row.what)))
-      : [h("li", null, h("span", { class: "empty" }, "Nothing happened in this window."))]));
+      : [h("p", { class: "empty" }, "Nothing happened in this window.")]));
   }
 
   pick(mark) {

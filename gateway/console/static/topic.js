@@ -69,7 +69,7 @@ export function settings(rows) {
 
 function browse(topic) {
   let end = null, next = null, asked = 0;
-  const list = h("div"), said = h("p", { class: "soft small", role: "status" });
+  const list = h("div", { class: "tall" }), said = h("p", { class: "soft small", role: "status" });
   const option = ([value, text]) => h("option", { value }, text);
   const begin = h("select", null, [["latest", "the newest records"], ["earliest", "the beginning"], ["offset", "an offset"], ["time", "a time"]].map(option));
   const offset = h("input", { type: "number", min: "0", step: "1", value: "0" });
