@@ -953,6 +953,8 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
     *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
+    *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
+    "console.ssl.keystore.location",
 }
 """Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
 internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.config.broker import UNLISTED
 from gateway.config.definition import ConfigSource
 from gateway.console.groups import GroupViews
 from gateway.console.kafka import Kafka, Viewer, refuse
@@ -151,9 +152,12 @@ class ClusterViews:
         ]
         return {"quotas": rows[:MAX_QUOTAS], "cut": len(rows) > MAX_QUOTAS}
 
-    async def settings(self, who: Viewer, kind: int, name: str) -> list[dict[str, Any]]:
-        """Return the settings of a topic, a group or a node, with the source of each value. A secret has no value."""
-        resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+    async def settings(
+        self, who: Viewer, kind: int, name: str, keys: tuple[str, ...] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the settings of a topic, a group or a node, with the source of each value. A secret has no value.
+        `keys`: names of settings; None for all that the API lists."""
+        resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
         request = DescribeConfigsRequest(resources=(resource,), include_synonyms=True, include_documentation=True)
         response: DescribeConfigsResponse = await self._kafka.ask(request, who)
         (result,) = response.results
@@ -174,7 +178,11 @@ class ClusterViews:
     async def node_settings(self, who: Viewer) -> dict[str, Any]:
         """Return the broker settings of this node."""
         node_id = str(int(self._kafka.services.membership.node_id))
-        return {"node": node_id, "settings": await self.settings(who, BROKER_RESOURCE, node_id)}
+        listed = await self.settings(who, BROKER_RESOURCE, node_id)
+        # The API lists this gateway's own settings only to a client that names them.
+        own = await self.settings(who, BROKER_RESOURCE, node_id, tuple(sorted(UNLISTED)))
+        known = {row["name"] for row in listed}
+        return {"node": node_id, "settings": [*listed, *(row for row in own if row["name"] not in known)]}
 
 
 def _named(kind: Any, number: int) -> str:
