@@ -109,16 +109,6 @@ async def test_what_a_node_is_the_others_read(nodes: NodeStore, others: NodeStor
     assert [node.node_id for node in await others.fenced()] == [2, 3], "a controller is no broker that could be fenced"
 
 
-async def test_a_process_that_says_nothing_of_its_roles_is_both(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    """As of a release that does not know of them, under a name that one which does had before."""
-    node_id = await nodes.register("host:1", at(1), None, TTL_MS, roles=Roles(is_broker=False))
-    await sql.execute("update sluice.node set incarnation = incarnation + 1")
-    assert [(node.node_id, node.roles) for node in await nodes.alive()] == [(node_id, BOTH)]
-    again = Roles(is_controller=False)
-    await nodes.register("host:1", at(1), None, TTL_MS, roles=again)
-    assert [node.roles for node in await nodes.alive()] == [again]
-
-
 async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: asyncpg.Connection) -> None:
     node_id = await register(nodes, 1)
     await sql.execute(LAPSE_NODE, node_id)

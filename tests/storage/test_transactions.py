@@ -10,7 +10,6 @@ import asyncpg
 import pytest
 
 from storage.log import LogStore
-from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TakenInPart, TransactionStore
@@ -606,36 +605,6 @@ async def test_who_reads_within_thousands_of_aborted_transactions_is_told_of_eac
     assert isinstance(few, ReadResult)
     told = [AbortedTransaction(5_000 - n, -n) for n in range(2_499, -1, -1)]
     assert (list(many.aborted), list(few.aborted)) == (told, told[-2:])
-
-
-async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has_gone(
-    database: Database, transactions: TransactionStore, sql: asyncpg.Connection
-) -> None:
-    nodes = NodeStore(database)
-    await nodes.register("new:1", {"PLAINTEXT": ("new", 1)}, None, 60_000)
-    former = await nodes.register("former:1", {"PLAINTEXT": ("former", 1)}, None, 60_000)
-    await sql.execute("update node_release set function_schema = 'sluice_0123456789ab' where node_id = $1", former)
-    assert await transactions.are_known()
-    await sql.execute("insert into release_without_transactions values ('sluice_0123456789ab')")
-    assert not await transactions.are_known()
-    await sql.execute("update node set expires_at = now() where node_id = $1", former)
-    assert await transactions.are_known()
-    await sql.execute("update node set expires_at = now() + interval '1 hour', incarnation = incarnation + 1")
-    await sql.execute("delete from node_release")
-    assert not await transactions.are_known(), "it does not say what it is"
-
-
-async def test_every_live_node_is_known_by_the_version_that_its_release_serves(
-    database: Database, sql: asyncpg.Connection
-) -> None:
-    nodes = NodeStore(database)
-    ids = [await nodes.register(f"node:{port}", {"PLAINTEXT": ("node", port)}, None, 60_000) for port in range(1, 5)]
-    for node_id, name in zip(ids, ("sluice_0123456789ab", "sluice_ba9876543210"), strict=False):
-        await sql.execute("update node_release set function_schema = $2 where node_id = $1", node_id, name)
-    await sql.execute("insert into former_transaction_version values ('sluice_0123456789ab', 1)")
-    await sql.execute("delete from node_release where node_id = $1", ids[3])
-    served = {node.node_id: node.transaction_version for node in await nodes.alive()}
-    assert served == dict(zip(ids, (1, 2, 2, 0), strict=True))
 
 
 async def test_a_partition_that_does_not_know_the_producer_takes_sequence_0_first(
