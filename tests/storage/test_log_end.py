@@ -34,7 +34,7 @@ def idempotent(key: PartitionKey, sequence: int) -> NewBatch:
 
 
 def arguments(*batches: NewBatch) -> tuple[object, ...]:
-    """Of `append_chunks`, inline."""
+    """Arguments of an inline `append_chunks`."""
     group = AppendGroup(batches)
     return group.arguments(wait=False, records=[b"".join(group.buffers(i)) for i in range(len(group.candidates))])
 
@@ -48,14 +48,14 @@ async def state(log: LogStore, key: PartitionKey) -> PartitionState:
 
 @pytest.fixture
 async def snapshot(database_url: str) -> AsyncIterator[None]:
-    """Somebody reads the database as it is now, and does not come to an end."""
+    """Hold a snapshot of the database open."""
     holder = await asyncpg.connect(database_url, server_settings=dict(SESSION_SETTINGS))
     await holder.execute("begin isolation level repeatable read; select count(*) from partition")
     yield
     await holder.close()
 
 
-async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is_open(
+async def test_the_pages_of_an_append_and_a_read_do_not_grow_under_an_open_snapshot(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, snapshot: None
 ) -> None:
     touched: list[list[int]] = []
@@ -78,7 +78,7 @@ async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is
     assert touched[1][2] < 20
 
 
-async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_rows(
+async def test_a_producer_keeps_one_row_and_its_duplicates_are_recognised_across_rows(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     for sequence in range(100):
@@ -94,7 +94,7 @@ async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_ro
 # --- who moves the row ----------------------------------------------------------------------------------------------
 
 
-async def test_an_append_writes_no_version_of_its_partitions_row(
+async def test_an_append_writes_no_new_version_of_its_partition_row(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=i) for i in range(5)))
@@ -125,10 +125,10 @@ async def test_the_end_outlives_the_last_chunk(
     assert await sql.fetchval("select running_max_timestamp_ms from chunk") == 1_004, "it never falls"
 
 
-async def test_all_that_is_removed_of_the_middle_is_counted_once(
+async def test_bytes_removed_from_the_middle_are_counted_once(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    """The log start rises below the end and appends go on, round after round."""
+    """The log start rises below the end while appends continue, round after round."""
     for end in range(5, 30, 5):
         await append_each(log, *(new_batch(key) for _ in range(5)))
         assert await log.delete_records(key, end - 2) == end - 2
@@ -140,7 +140,7 @@ async def test_all_that_is_removed_of_the_middle_is_counted_once(
 async def test_moving_chunks_leaves_the_end_and_the_size(
     database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """Chunks become one with those before them, rows of the index that began behind the partition's row among them."""
+    """Chunks are joined with those before them. Some rows of the index began behind the partition's row."""
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=10_000)
     roller = Roller(database, log, directory)
@@ -157,7 +157,7 @@ async def test_moving_chunks_leaves_the_end_and_the_size(
     await log.close()
 
 
-async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
+async def test_the_end_outlives_a_log_emptied_by_compaction_and_retention(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(5)))
@@ -173,7 +173,7 @@ async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
 async def test_a_deletion_that_waits_for_an_append_sees_its_records(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, database_url: str
 ) -> None:
-    """A lock makes no new version of the row: who has waited for it must look anew."""
+    """A lock makes no new version of the row, so a transaction that has waited for it must read again."""
     await append(log, new_batch(key))
     watcher = await asyncpg.connect(database_url)
     try:

@@ -1,4 +1,4 @@
-"""Functions of releases: kept while anybody may call them, dropped when nobody has for long."""
+"""SQL functions of a release: kept while a node may call them, dropped when no node has done so for long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ async def register(store: NodeStore, port: int) -> int:
     return await store.register(f"host:{port}", {"PLAINTEXT": ("host", port)}, None, 60_000)
 
 
-async def test_functions_go_when_nobody_has_called_them_for_long(database: Database, sql: asyncpg.Connection) -> None:
+async def test_functions_that_no_node_has_called_for_long_are_dropped(
+    database: Database, sql: asyncpg.Connection
+) -> None:
     await make(sql, FORMER, "sluice_not_a_release")
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "used recently"
     await sql.execute(AGE)
@@ -41,7 +43,7 @@ async def test_functions_go_when_nobody_has_called_them_for_long(database: Datab
     await sql.execute("drop schema sluice_not_a_release cascade")
 
 
-async def test_what_a_live_node_calls_stays_and_what_a_dead_one_called_goes(
+async def test_functions_of_a_live_node_stay_and_those_of_a_dead_one_are_dropped(
     database: Database, sql: asyncpg.Connection
 ) -> None:
     await make(sql, FORMER, OTHER)
