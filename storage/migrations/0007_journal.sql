@@ -1,8 +1,8 @@
--- The journal: what happened to groups, for people and for analysis. docs/journal.md is its contract.
+-- The journal: events of groups, for people and for analysis. docs/journal.md is its contract.
 --
 -- Rows are numbered by `seq` in the order in which they became visible: a writer reserves numbers by updating the one row
--- of journal_position in the transaction that inserts the rows, so the next writer waits until these are committed, and
--- what is rolled back leaves no hole. A reader that has seen next_seq can read everything below it, over any number of
+-- of journal_position in the transaction that inserts the rows. So the next writer waits until these are committed, and
+-- a rollback leaves no hole. A reader that has seen next_seq can read everything below it, over any number of
 -- connections. Every table is partitioned by the day it was written, so that retention is a DROP.
 
 create table journal_position (
@@ -13,7 +13,7 @@ create table journal_position (
 ) with (fillfactor = 10);
 
 comment on table journal_position is 'One row. Locking it serialises the writers of the journal.';
-comment on column journal_position.first_seq is 'Every row from here to next_seq exists; what is below may have been dropped by retention.';
+comment on column journal_position.first_seq is 'Every row from here to next_seq exists; retention may have dropped rows below.';
 
 insert into journal_position default values;
 
@@ -23,7 +23,7 @@ create table journal_event (
     at_ms              bigint      not null,
     node_id            integer     not null,
     group_id           text collate "C" not null,
-    group_type         text        not null check (group_type in ('classic', 'consumer', '')),
+    group_type         text        not null check (group_type in ('classic', 'consumer', 'streams', 'share', '')),
     kind               text        not null check (kind in (
         'loaded', 'rebalance_started', 'member_joined', 'generation_created', 'assignment_stored', 'member_synced',
         'rebalance_completed', 'member_left', 'member_expired', 'member_fenced', 'heartbeat_gap', 'observed',
@@ -46,11 +46,11 @@ create table journal_event (
 
 create index journal_event_group on journal_event (group_id, seq);
 
-comment on table journal_event is 'One row per thing that happened to a group or a member.';
-comment on column journal_event.at_ms is 'When it happened, Unix ms by the clock of the node that coordinated.';
-comment on column journal_event.generation_id is 'Classic: the generation. Consumer: the group epoch; for member_synced the member epoch. -1 where there is none.';
-comment on column journal_event.reason is 'Why, as one of the words that docs/journal.md lists.';
-comment on column journal_event.detail is 'The same for people; never parsed.';
+comment on table journal_event is 'One row per event of a group or a member.';
+comment on column journal_event.at_ms is 'Time of the event, Unix ms by the clock of the coordinator''s node.';
+comment on column journal_event.generation_id is 'Classic: the generation. Consumer: the group epoch; for member_synced the member epoch. -1: none.';
+comment on column journal_event.reason is 'The reason, as one of the words that docs/journal.md lists.';
+comment on column journal_event.detail is 'The reason for people; never parsed.';
 comment on column journal_event.wait_ms is 'A measured time; docs/journal.md says which, by kind.';
 comment on column journal_event.row_count is 'rows_dropped: how many rows the node could not write. Otherwise null.';
 
@@ -74,8 +74,8 @@ create table journal_member (
 
 create index journal_member_group on journal_member (group_id, seq);
 
-comment on table journal_member is 'Who is in a generation: its members, a row each, behind generation_created and loaded.';
-comment on column journal_member.join_wait_ms is 'From the start of the rebalance to this member''s join; null where it need not join (loaded, consumer protocol).';
+comment on table journal_member is 'The members of a generation, a row each, behind generation_created and loaded.';
+comment on column journal_member.join_wait_ms is 'From the start of the rebalance to this member''s join; null if it need not join (loaded, consumer protocol).';
 
 create table journal_ownership (
     seq            bigint      not null,
@@ -96,7 +96,7 @@ create index journal_ownership_group on journal_ownership (group_id, seq);
 
 comment on table journal_ownership is 'The difference an assignment makes, a row per partition and member.';
 comment on column journal_ownership.change is
-    'assigned: the member may own it from here on. released: it let go, or was removed. kept: owned before, restated when a group is loaded.';
+    'assigned: the member may own it from here on. released: it revoked the partition, or was removed. kept: owned before, restated when a group is loaded.';
 
 create table journal_offset (
     seq               bigint      not null,
@@ -114,16 +114,19 @@ create table journal_offset (
     log_start_offset  bigint,
     log_end_offset    bigint,
     error_code        smallint    not null default 0,
+    commit_count      integer     not null default 1,
     primary key (seq, written_at)
 ) partition by range (written_at);
 
 create index journal_offset_refused on journal_offset (group_id, seq) where error_code <> 0;
 
-comment on table journal_offset is 'Every offset that a group commits (also in vain), is told, or reads from.';
+comment on table journal_offset is 'Every offset that a group commits (refused ones included), fetches, or reads from.';
 comment on column journal_offset.kind is
-    'commit: OffsetCommit, error_code says how it ended. fetch: what OffsetFetch told, -1 = nothing committed. position: the first fetch offset of an owner, or the last one before it let go.';
+    'commit: OffsetCommit, with its outcome in error_code. fetch: the response of OffsetFetch, -1 = nothing committed. position: the first fetch offset of an owner, or the last one before it revoked the partition.';
 comment on column journal_offset.generation_id is 'As the request gave it, -1 = none: the tools of an administrator, or a consumer without group membership.';
-comment on column journal_offset.log_end_offset is 'The high watermark at that moment; null where the partition is unknown.';
+comment on column journal_offset.log_end_offset is 'The high watermark at that moment; null if the partition is unknown.';
+comment on column journal_offset.commit_count is
+    'Commits that this row stands for, because refused or very frequent commits are summed up. Above 1: partitions of one request that share the error; topic, partition and offset are those of the first.';
 
 create table journal_handoff (
     seq               bigint      not null,
