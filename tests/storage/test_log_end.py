@@ -1,5 +1,5 @@
-"""Where a log ends when appends leave its partition's row alone: what an open snapshot costs, who moves the row, and
-that a release which takes the row for the end is written for, or refused."""
+"""The end of a log, whose appends leave the partition's row alone: the cost of an open snapshot, and who moves the
+row."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from storage.pool import SESSION_SETTINGS, Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.roller import Roller
-from storage.schema import TABLE_SCHEMA
 from storage.segments import SegmentDirectory
 from storage.types import Appended, NewBatch, PartitionKey, PartitionState
-from tests.cluster.previous_release import unpack
 from tests.storage.batches import EVERYTHING, append, append_each, new_batch, read, until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import pages_touched
 
 PRODUCER = 4000
-FORMER = f"{TABLE_SCHEMA}_0123456789ab"
 ROW = "select next_offset, size_bytes, max_timestamp_ms from partition where partition_key = $1"
-STATES = "select count(*) from only producer_state", "select count(*) from renewed_producer_state"
+STATES = "select count(*) from producer_state"
 
 
 def idempotent(key: PartitionKey, sequence: int) -> NewBatch:
@@ -37,7 +34,7 @@ def idempotent(key: PartitionKey, sequence: int) -> NewBatch:
 
 
 def arguments(*batches: NewBatch) -> tuple[object, ...]:
-    """Of `append_chunks`, inline."""
+    """Arguments of an inline `append_chunks`."""
     group = AppendGroup(batches)
     return group.arguments(wait=False, records=[b"".join(group.buffers(i)) for i in range(len(group.candidates))])
 
@@ -46,23 +43,19 @@ async def state(log: LogStore, key: PartitionKey) -> PartitionState:
     return (await log.states([key]))[key]
 
 
-async def counts(sql: asyncpg.Connection) -> tuple[int, ...]:
-    return tuple([int(await sql.fetchval(query) or 0) for query in STATES])
-
-
 # --- an open snapshot -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 async def snapshot(database_url: str) -> AsyncIterator[None]:
-    """Somebody reads the database as it is now, and does not come to an end."""
+    """Hold a snapshot of the database open."""
     holder = await asyncpg.connect(database_url, server_settings=dict(SESSION_SETTINGS))
     await holder.execute("begin isolation level repeatable read; select count(*) from partition")
     yield
     await holder.close()
 
 
-async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is_open(
+async def test_the_pages_of_an_append_and_a_read_do_not_grow_under_an_open_snapshot(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, snapshot: None
 ) -> None:
     touched: list[list[int]] = []
@@ -85,7 +78,7 @@ async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is
     assert touched[1][2] < 20
 
 
-async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_rows(
+async def test_a_producer_keeps_one_row_and_its_duplicates_are_recognised_across_rows(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     for sequence in range(100):
@@ -93,15 +86,15 @@ async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_ro
         if sequence >= 4:
             (outcome,) = await log.append([idempotent(key, sequence - 4)])
             assert outcome == Appended(sequence - 4, 0, 0, duplicate=True)
-        assert await counts(sql) == (0, 1)
-    since, updates = await sql.fetchrow("select since_offset, update_count from renewed_producer_state") or (0, 0)
+        assert await sql.fetchval(STATES) == 1
+    since, updates = await sql.fetchrow("select since_offset, update_count from producer_state") or (0, 0)
     assert (since, updates) == (99, 0), "every 33rd append begins a row"
 
 
 # --- who moves the row ----------------------------------------------------------------------------------------------
 
 
-async def test_an_append_writes_no_version_of_its_partitions_row(
+async def test_an_append_writes_no_new_version_of_its_partition_row(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=i) for i in range(5)))
@@ -132,10 +125,10 @@ async def test_the_end_outlives_the_last_chunk(
     assert await sql.fetchval("select running_max_timestamp_ms from chunk") == 1_004, "it never falls"
 
 
-async def test_all_that_is_removed_of_the_middle_is_counted_once(
+async def test_bytes_removed_from_the_middle_are_counted_once(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    """The log start rises below the end and appends go on, round after round."""
+    """The log start rises below the end while appends continue, round after round."""
     for end in range(5, 30, 5):
         await append_each(log, *(new_batch(key) for _ in range(5)))
         assert await log.delete_records(key, end - 2) == end - 2
@@ -147,7 +140,7 @@ async def test_all_that_is_removed_of_the_middle_is_counted_once(
 async def test_moving_chunks_leaves_the_end_and_the_size(
     database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """Chunks become one with those before them, rows of the index that began behind the partition's row among them."""
+    """Chunks are joined with those before them. Some rows of the index began behind the partition's row."""
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=10_000)
     roller = Roller(database, log, directory)
@@ -164,7 +157,7 @@ async def test_moving_chunks_leaves_the_end_and_the_size(
     await log.close()
 
 
-async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
+async def test_the_end_outlives_a_log_emptied_by_compaction_and_retention(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(5)))
@@ -180,7 +173,7 @@ async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
 async def test_a_deletion_that_waits_for_an_append_sees_its_records(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, database_url: str
 ) -> None:
-    """A lock makes no new version of the row: who has waited for it must look anew."""
+    """A lock makes no new version of the row, so a transaction that has waited for it must read again."""
     await append(log, new_batch(key))
     watcher = await asyncpg.connect(database_url)
     try:
@@ -193,51 +186,12 @@ async def test_a_deletion_that_waits_for_an_append_sees_its_records(
         await watcher.close()
 
 
-# --- releases that take the row for the end --------------------------------------------------------------------------
-
-
-async def test_while_a_former_release_is_here_appends_write_what_it_reads(
+async def test_writers_that_mistake_an_old_row_for_the_end_are_refused(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    await append(log, *(idempotent(key, sequence) for sequence in range(3)))
-    await sql.execute("truncate renewed_producer_state")
-    await sql.execute("insert into former_release values ($1)", FORMER)
-    await append(log, idempotent(key, 3), new_batch(key, max_timestamp_ms=7))
-    await append(log, idempotent(key, 4))
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (6, 600, 1_004)
-    assert await state(log, key) == PartitionState(0, 6, 6, 0, 600)
-    assert await counts(sql) == (1, 0)
-    await sql.execute("delete from former_release")
-    assert await log.append([idempotent(key, 4)]) == [Appended(5, 0, 0, duplicate=True)]
-    assert await counts(sql) == (1, 0)
-    assert await append(log, idempotent(key, 5)) == [6]
-    assert await counts(sql) == (0, 1), "it has moved"
-    assert await log.append([idempotent(key, 3)]) == [Appended(3, 0, 0, duplicate=True)]
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (6, 600, 1_004)
-    # Who had looked for former releases before the last one went.
-    await sql.execute("insert into former_release values ($1)", FORMER)
-    assert await append(log, idempotent(key, 6)) == [7]
-    assert await counts(sql) == (0, 1)
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (8, 800, 1_006)
-
-
-async def test_a_former_release_that_comes_back_is_refused(
-    log: LogStore, key: PartitionKey, sql: asyncpg.Connection, tmp_path: Path
-) -> None:
-    """By its own functions, on a log whose row has been left behind."""
     await append(log, new_batch(key))
-    await sql.execute(f"drop schema if exists {FORMER} cascade; create schema {FORMER}")
-    try:
-        await sql.execute(f"set search_path = {FORMER}, {TABLE_SCHEMA}")
-        for file in sorted((unpack(tmp_path) / "storage" / "functions").glob("*.sql")):
-            await sql.execute(file.read_text(encoding="utf-8"))
-        await sql.execute(f"set search_path = {TABLE_SCHEMA}, {FORMER}")
-        known = arguments(new_batch(key))[:-1]  # it knows no transactions
-        places = ", ".join(f"${place}" for place in range(1, len(known) + 1))
-        with pytest.raises(asyncpg.UniqueViolationError):
-            await sql.fetch(f"select * from append_chunks({places})", *known)
-        with pytest.raises(asyncpg.CheckViolationError):
-            await sql.execute("update partition set log_start_offset = greatest(log_start_offset, 1)")
-    finally:
-        await sql.execute(f"drop schema {FORMER} cascade")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await sql.execute("insert into chunk select (c).* from (select c from chunk c) copied")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await sql.execute("update partition set log_start_offset = greatest(log_start_offset, 1)")
     assert (await read(log, key)).state == PartitionState(0, 1, 1, 0, 100)
