@@ -83,3 +83,11 @@ create table staged_offset (
 
 comment on table staged_offset is
     'Offsets that a transaction commits. A deferred trigger writes them under the group''s fence while the transaction commits, and deletes them here.';
+
+create table sql_principal (
+    role       text primary key,
+    principal  text not null check (principal ~ '^[^:]+:.+$')
+);
+
+comment on table sql_principal is
+    'Principals of Postgres roles. A role without a row is the principal User:<role>.';

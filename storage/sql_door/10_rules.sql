@@ -7,6 +7,82 @@ as $$
     select case current_setting('role') when 'none' then session_user::text else current_setting('role') end
 $$;
 
+create or replace function sluice.door_allows(p_operation integer, p_kind integer, p_name text) returns boolean
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+-- Whether the authorizer lets the calling role do this, by Kafka's codes: operations READ 3, WRITE 4, CREATE 5, DESCRIBE
+-- 8; resources TOPIC 2, GROUP 3, CLUSTER 4. The rules are those of gateway/security/authorizer.py. Without an authorizer
+-- everything is allowed to the roles that may execute the function.
+declare
+    door      sql_door;
+    who       text;
+    peer      text := coalesce(host(inet_client_addr()), '');
+    verdict   record;
+begin
+    select d.* into door from sql_door d;
+    if not door.authorizer then
+        return true;
+    end if;
+    who := coalesce(
+        (select m.principal from sql_principal m where m.role = door_role()), 'User:' || door_role());
+    if who = any (door.super_users) then
+        return true;
+    end if;
+    select
+        count(*) as pattern_count,
+        bool_or(a.permission = 2 and a.operation in (2, p_operation) and named) as denied,
+        bool_or(
+            a.permission = 3 and named
+            and (a.operation in (2, p_operation) or p_operation = 8 and a.operation in (3, 4, 6, 7))
+        ) as allowed
+    into verdict
+    from (
+        select a.*,
+            a.principal in (who, 'User:*') and (
+                a.host in (peer, '*')
+                or strpos(a.host, '/') > 0 and peer <> '' and door_is_network(a.host) and peer::inet <<= a.host::inet
+            ) as named
+        from acl a
+        where a.resource_type = p_kind
+            and case a.pattern_type when 4 then starts_with(p_name, a.resource_name)
+                else a.resource_name in (p_name, '*') end
+    ) a;
+    if verdict.denied then
+        return false;
+    end if;
+    return coalesce(verdict.allowed, false) or verdict.pattern_count = 0 and door.allow_if_no_acl;
+end
+$$;
+
+create or replace function sluice.door_is_network(p_text text) returns boolean
+language plpgsql immutable
+as $$
+begin
+    perform p_text::inet;
+    return true;
+exception when others then
+    return false;
+end
+$$;
+
+create or replace function sluice.door_require(p_operation integer, p_kind integer, p_name text) returns void
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+begin
+    if not door_allows(p_operation, p_kind, p_name) then
+        raise exception using
+            errcode = '42501',
+            message = format('role %s may not %s %s %s', door_role(),
+                case p_operation when 3 then 'READ' when 4 then 'WRITE' when 5 then 'CREATE' else 'DESCRIBE' end,
+                case p_kind when 2 then 'topic' when 3 then 'group' else 'cluster' end, p_name),
+            hint = format('Give the role''s principal an ACL, for example with "sluice acls add", or map role %s to another '
+                'principal in sluice.sql_principal.', door_role());
+    end if;
+end
+$$;
+
 create or replace function sluice.door_murmur2(p_key bytea) returns bigint
 language plpgsql immutable strict
 as $$
@@ -129,6 +205,7 @@ begin
         raise exception using
             errcode = '22004', message = 'the topic is NULL', hint = 'Name the topic as the first argument.';
     end if;
+    perform door_require(4, 2, p_topic);
     if p_internal then
         raise exception using
             errcode = '42501',
@@ -149,6 +226,9 @@ begin
             errcode = '42704',
             message = format('topic %s does not exist', p_topic),
             hint = format('Create topic %s, for example with "sluice topics create %s".', p_topic, p_topic);
+    end if;
+    if not door_allows(5, 2, p_topic) then
+        perform door_require(5, 4, 'kafka-cluster');
     end if;
     select t.name into collides from topic t
     where t.deleted_at is null and translate(t.name, '.', '_') = translate(p_topic, '.', '_') limit 1;

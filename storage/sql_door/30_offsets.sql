@@ -192,7 +192,8 @@ begin
             hint = format('The offset is %s, and metadata has %s bytes.', commit_offset."offset",
                 coalesce(octet_length(commit_offset.metadata), 0));
     end if;
-    perform door_check_group(commit_offset."group", commit_offset.topic);
+    perform door_require(3, 3, commit_offset."group");
+    perform door_require(3, 2, commit_offset.topic);
     select t.topic_id, p.partition_index into target
     from topic t left join partition p
         on p.topic_id = t.topic_id and p.partition_index = commit_offset.partition and not p.deleted
@@ -225,21 +226,11 @@ as $$
 #variable_conflict use_column
 -- The committed offsets of the group, in the order of topic and partition.
 begin
-    perform door_check_group(committed."group", null);
+    perform door_require(8, 3, committed."group");
     return query
         select t.name::text, o.partition_index, o.committed_offset, o.metadata, to_timestamp(o.commit_timestamp_ms / 1000.0)
         from committed_offset o join topic t on t.topic_id = o.topic_id and t.deleted_at is null
-        where o.group_id = committed."group"
+        where o.group_id = committed."group" and door_allows(8, 2, t.name)
         order by t.name, o.partition_index;
-end
-$$;
-
-create or replace function sluice.door_check_group(p_group_id text, p_topic text) returns void
-language plpgsql stable
-set search_path = sluice, pg_temp
-as $$
--- Raise unless the caller may use the group and, if one is given, read the topic.
-begin
-    return;
 end
 $$;

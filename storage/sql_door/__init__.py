@@ -43,8 +43,12 @@ class DoorSettings:
 def door_files(schema_name: str) -> list[tuple[str, str]]:
     """Return (file name, SQL) with the public schema's name in place, a plain lower-case identifier."""
     shards = str(SHARD_COUNTS[LeaseKind.GROUPS])
+
+    def rendered(sql: str) -> str:
+        return _PUBLIC.sub(schema_name, sql.replace(":shards", shards).replace(":schema", schema_name))
+
     return sorted(
-        (file.name, _PUBLIC.sub(schema_name, file.read_text(encoding="utf-8").replace(":shards", shards)))
+        (file.name, rendered(file.read_text(encoding="utf-8")))
         for file in files(__name__).iterdir()
         if file.name.endswith(".sql")
     )
