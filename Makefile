@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check turn format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -74,10 +74,19 @@ oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the comp
 	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock
-	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --group dev --group build -o requirements-dev.lock
+	$(COMPILE) pyproject.toml --extra embedded -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra pipeline -c requirements-dev.lock -o requirements-pipeline.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo -c requirements-dev.lock -o requirements-pipeline.lock
+
+dist: $(VENV)/dev.stamp ## Build the last commit's wheel, source distribution, bill of materials and checksums into dist/
+	@$(VENV)/bin/python -m release dist
+
+third-party: $(VENV)/dev.stamp ## Bring THIRD-PARTY.md up to date with the run-time lock
+	@$(VENV)/bin/python -m release third-party
+
+audit: ## Ask for known vulnerabilities of the locked packages (needs uv and the network)
+	@$(UV) tool run pip-audit==2.9.0 --require-hashes --disable-pip -r requirements.lock -r requirements-pipeline.lock
 
 readme: $(VENV)/dev.stamp ## Bring the table of APIs in docs/apis.md up to date
 	@$(VENV)/bin/sluice apis --markdown > $(VENV)/apis.md

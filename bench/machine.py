@@ -11,7 +11,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from storage.embedded import MAJOR_VERSION
+from storage.postgres_programs import MAJOR_VERSION
 
 
 def measured_by(command: str) -> str:

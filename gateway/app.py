@@ -480,7 +480,7 @@ class App:
         settings = self.settings
         url = settings.database_url
         if url is None:
-            embedded = EmbeddedPostgres(settings.data_dir)
+            embedded = EmbeddedPostgres(settings.data_dir, programs=settings.postgres_bin)
             self._undo.append(("embedded postgres", POSTGRES_STOP_TIMEOUT_S, embedded.stop))
             url = await embedded.start()
         try:

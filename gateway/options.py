@@ -11,7 +11,7 @@ import sys
 
 from gateway.config.settings import OPTIONS, Configuration, Option, Settings, load
 
-DATABASE_OPTIONS = frozenset({"database-url", "data-dir", "log-store"})
+DATABASE_OPTIONS = frozenset({"database-url", "data-dir", "postgres-bin", "log-store"})
 """Options that a command needs to find the database and the records beside it."""
 
 DESCRIPTION = (

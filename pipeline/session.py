@@ -116,7 +116,8 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError(
-            f"PySpark is not installed in {sys.prefix} ({error}).", "Install the extra: pip install 'sluice[pipeline]'."
+            f"PySpark is not installed in {sys.prefix} ({error}).",
+            "Install the extra: pip install 'sluice-kafka[pipeline]'.",
         ) from error
     settings = dict(_ALWAYS)
     if not submitted():

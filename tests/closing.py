@@ -1,11 +1,12 @@
-"""Closes a librdkafka consumer that may be in the middle of a rebalance.
+"""Close a librdkafka consumer that may be in the middle of a rebalance.
 
-`rd_kafka_consumer_close` serves a rebalance event that is still queued from within, and the (un)assign which answers it
-then waits for ever, with the interpreter's lock held (confluentinc/librdkafka#4884, in 2.16.0). Against any broker.
-A consumer that has left its group before it closes has no such event. That it owns nothing does not say so: librdkafka
-puts an unsubscribe off until the rebalance is over that it is in, and may be given partitions by that. What says so in
-the classic protocol is its member id, which it drops when it leaves. In the consumer protocol the id is the consumer's
-own and stays; there nothing is put off.
+`rd_kafka_consumer_close` serves a rebalance event that is still queued. The (un)assign that answers the event then
+waits for ever, and holds the interpreter's lock (confluentinc/librdkafka#4884, in 2.16.0). This happens against any
+broker. A consumer that has left its group before it closes has no such event. An empty assignment does not prove that
+the consumer has left: librdkafka postpones an unsubscribe until the current rebalance is over, and the consumer may
+receive partitions from that rebalance. In the classic protocol the member id is the proof, because librdkafka drops the
+id when the consumer leaves. In the consumer protocol the consumer makes its own id and keeps it, but librdkafka
+postpones nothing there.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import confluent_kafka
 
 PATIENCE_S = 30.0
 OWN_ID_LENGTH = 22
-"""Of the ids that librdkafka makes itself, for the consumer protocol: a UUID in base 64. Others come from the broker,
-behind the client's id."""
+"""Length of the ids that librdkafka makes itself for the consumer protocol: a UUID in base 64. The broker makes other
+ids, which begin with the client's id."""
 
 
 def close(consumer: confluent_kafka.Consumer, poll: Callable[[], object] | None = None) -> None:
-    """Leaves the group, then closes. `poll` takes what still arrives until the partitions are let go; by default it is
-    thrown away. A static member leaves by this, though closing it would not."""
+    """Leave the group, then close the consumer.
+
+    `poll` receives records that still arrive until the partitions are revoked; the default discards them. A static
+    member leaves too, although closing alone would not make it leave.
+    """
     consumer.unsubscribe()
     deadline = time.monotonic() + PATIENCE_S
     while not _has_left(consumer):

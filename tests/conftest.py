@@ -1,4 +1,4 @@
-"""Fixtures: a fresh database, a gateway in its own process, and its log beside a failure."""
+"""Fixtures: a fresh database, a gateway in its own process, and the gateway's log in the report of a failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NO_SETTINGS: Mapping[str, str] = {}
 
 _servers: list[Databases] = []
 _gateways: list[GatewayProcess] = []
-"""Those that run, for the report of a failure."""
+"""Running gateways, for the report of a failure."""
 
 
 _shared_server = contextlib.ExitStack()
-"""Open in the process that starts parallel workers: their Postgres."""
+"""The Postgres of all parallel workers, open in the process that starts the workers."""
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,8 @@ def _own_server() -> Iterator[Databases]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a new parallel worker where the Postgres of all workers is; the first one makes it start."""
+    """Give a new parallel worker the address of the Postgres that all workers share; start Postgres for the first
+    worker."""
     if not _servers:
         _shared_server.enter_context(_own_server())
     node.workerinput["postgres"] = _servers[0].shared()
@@ -101,7 +102,7 @@ def empty_database_url(postgres: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def restorable() -> Iterator[RestorablePostgres]:
-    """A server of the test's own, whose files it can put back."""
+    """A Postgres server of the test's own. The test can restore its files to an earlier state."""
     with restorable_postgres() as server:
         yield server
 
@@ -115,7 +116,7 @@ def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def gateway_factory(postgres: Databases) -> Iterator[GatewayFactory]:
-    """Starts gateways that end with the test."""
+    """Start gateways that end with the test."""
     with gateways(postgres) as factory:
         yield factory
 

@@ -17,11 +17,11 @@ from tests.postgres import short_directory
 MEGABYTE = 1024 * 1024
 
 _allocate = os.posix_fallocate
-"""As it is where a test puts something in its place."""
+"""The real function, because some tests patch `os.posix_fallocate`."""
 
 
 class Disk:
-    """A small file system of its own, which can be filled to the last page and emptied again."""
+    """A small file system of its own. A test can fill it to the last page and empty it again."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,7 +44,7 @@ class Disk:
 
 @contextlib.contextmanager
 def mounted() -> Iterator[Disk]:
-    """Of 200 MB, as long as the context lasts. Skips the test where it cannot be had."""
+    """Mount a file system of 200 MB for as long as the context lasts. Skip the test if the user may not mount."""
     with short_directory() as parent:
         directory = parent / "disk"
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""A real gateway in its own process, as a user starts it: started, stopped, killed, restarted."""
+"""A real gateway in its own process. Tests start, stop, kill and restart it as a user does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG_TAIL_LINES = 200
 # A whole ApiVersions v0 request: key 18, version 0, correlation id 1, client id "probe".
 _PROBE = struct.pack(">ihhih5s", 15, 18, 0, 1, 5, b"probe")
 
-# And a FindCoordinator v0: key 10, version 0, correlation id 1, client id "probe", group "probe".
+# A FindCoordinator v0 request: key 10, version 0, correlation id 1, client id "probe", group "probe".
 _FIND_COORDINATOR = struct.pack(">ihhih5sh5s", 22, 10, 0, 1, 5, b"probe", 5, b"probe")
 
 
@@ -46,7 +46,7 @@ class GatewayProcess:
         environment: Mapping[str, str],
         root: Path = ROOT,
     ) -> None:
-        """`root`: the sources that it runs, of another release for one."""
+        """`root` is the directory of the sources to run, for example those of another release."""
         self._root = root
         self.data_dir = directory
         self.log_path = directory / "gateway.log"
@@ -82,7 +82,8 @@ class GatewayProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start and wait until ApiVersions is answered. AssertionError with the end of the log if that fails."""
+        """Start the gateway and wait until it answers ApiVersions. Raise AssertionError with the end of the log if that
+        fails."""
         assert not self.running
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -99,7 +100,8 @@ class GatewayProcess:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> int:
-        """SIGTERM and wait for the end; the exit code. AssertionError if it does not drain in STOP_SECONDS."""
+        """Send SIGTERM, wait for the end, and return the exit code. AssertionError if it does not drain in
+        STOP_SECONDS."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -113,13 +115,13 @@ class GatewayProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """kill −9, and wait until the kernel has taken it down."""
+        """Send kill −9, and wait until the kernel has removed the process."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Start again where it was stopped or killed; stops it first if it runs."""
+        """Start again after a stop or a kill. A running gateway is stopped first."""
         if self.running:
             self.stop()
         self.start()
@@ -140,7 +142,7 @@ class GatewayProcess:
         return int(self.postgres_pid_path.read_text().partition("\n")[0])
 
     def kill_postgres(self) -> None:
-        """kill −9 of the postmaster, and wait until the gateway has started another."""
+        """Kill the postmaster with kill −9, and wait until the gateway has started another."""
         killed = self.postgres_pid
         os.kill(killed, signal.SIGKILL)
         deadline = time.monotonic() + START_SECONDS
@@ -151,7 +153,8 @@ class GatewayProcess:
     def pause_postgres(self) -> None:
         """Stop every process of the server, so that it neither answers nor refuses."""
         postmaster = psutil.Process(self.postgres_pid)
-        postmaster.suspend()  # first: what it forks meanwhile would go on answering
+        # The postmaster stops first, because a process that it forks in the meantime would still answer.
+        postmaster.suspend()
         self._paused = [postmaster, *postmaster.children(recursive=True)]
         for process in self._paused[1:]:
             process.suspend()
@@ -172,7 +175,7 @@ class GatewayProcess:
 
 
 class GatewayFactory(Protocol):
-    """Starts a gateway that ends with the test."""
+    """Start a gateway that ends with the test."""
 
     def __call__(
         self,
@@ -184,18 +187,23 @@ class GatewayFactory(Protocol):
         root: Path = ...,
         coordinated: bool = ...,
     ) -> GatewayProcess:
-        """Without `coordinated` nobody has looked for a group's coordinator yet.
+        """Start a gateway; see `GatewayProcess`.
+
+        Without `coordinated`, no client has looked for a group's coordinator yet.
 
         `settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
 
-        `embedded` runs its own Postgres; otherwise `database_url`, else a fresh database of the suite's server.
+        With `embedded` the gateway runs its own Postgres. Otherwise it uses `database_url`, or a fresh database of the
+        suite's server.
         """
         ...
 
 
 def find_coordinator(bootstrap: str) -> None:
-    """Looks for a group's coordinator, as every client does before it asks anything of a group. Where strangers may
-    not, they are not heard."""
+    """Look for a group's coordinator, as every client does before its first group request.
+
+    If the listener requires authentication, the gateway ignores this request.
+    """
     host, _, port = bootstrap.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=START_SECONDS) as connection:
         connection.sendall(_FIND_COORDINATOR)
@@ -203,7 +211,7 @@ def find_coordinator(bootstrap: str) -> None:
 
 
 def answers(bootstrap: str) -> bool:
-    """Whether an ApiVersions v0 round trip succeeds."""
+    """Return whether an ApiVersions v0 round trip succeeds."""
     host, _, port = bootstrap.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -214,7 +222,7 @@ def answers(bootstrap: str) -> bool:
 
 
 PORTS = range(12_000, 32_000)
-"""Below those from which the kernel takes the ports of outgoing connections."""
+"""Ports below the range from which the kernel takes ports of outgoing connections."""
 SLICE = 400
 
 _given: deque[int] = deque(maxlen=SLICE // 2)
@@ -222,7 +230,8 @@ _given: deque[int] = deque(maxlen=SLICE // 2)
 
 @functools.cache
 def _own_slice() -> range:
-    """Ports of which no other process of a suite takes one while this process lives: its lock ends with it."""
+    """Reserve a slice of ports for this process. No other process of a suite takes one of them while this process
+    lives, because its lock ends with it."""
     slices = [PORTS[at : at + SLICE] for at in range(0, len(PORTS), SLICE)]
     random.shuffle(slices)
     directory = Path(tempfile.gettempdir())
@@ -236,12 +245,12 @@ def _own_slice() -> range:
         except BlockingIOError:
             os.close(lock)
             continue
-        return ports  # the lock stays open
+        return ports  # The lock file stays open until the process ends.
     return slices[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; none is returned twice within 200."""
+    """Return ports without a listener. None is returned twice within 200."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.choice(_own_slice())

@@ -1,8 +1,8 @@
-"""The group of readers on a real gateway by which a scenario is played: its topics, its settings, what is true of it.
+"""The group of readers on a real gateway on which a scenario is played: its topics, its settings and its state.
 
-The one idea: what is true of a group is asked of the gateway (ConsumerGroupDescribe), whoever its members are; nobody
-sleeps, and what is to stay as it is must do so for a moment. How a reader speaks is said elsewhere: frame by frame in
-`frames/readers.py`, by a stock client in `clients/readers.py`.
+The one idea: the scenario asks the gateway for the group's state (ConsumerGroupDescribe), so members may be of any
+kind. No scenario sleeps for a fixed time, and a state that must last is checked for a moment. Subclasses say how a
+reader speaks: by frames in `frames/readers.py`, by a stock client in `clients/readers.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ LEADS_AGAIN = frozenset(
 
 class GatewayReaders(Readers):
     look_s = 0.005
-    """How often it is asked for what is true."""
+    """Seconds between two looks at the group's state."""
     moment_s = 0.2
-    """How long nothing may happen. A gateway gives away what somebody waits for within some milliseconds."""
+    """Seconds without a change after which the group counts as settled. A gateway gives a waiting member its partition
+    within some milliseconds."""
 
     def __init__(
         self, gateway: GatewayProcess, partitions: int, topics: tuple[str, ...], configs: Mapping[str, str]
@@ -49,7 +50,7 @@ class GatewayReaders(Readers):
         self._names = {topic: fresh(topic) for topic in topics}
         self._topic_ids: dict[str, UUID] = {}
         self._seen = DescribedGroup()
-        """As it was last described."""
+        """The group at the last look."""
         self._admin = self._run(self._open(configs))
 
     async def _open(self, configs: Mapping[str, str]) -> WireClient:
@@ -64,7 +65,7 @@ class GatewayReaders(Readers):
             self.leave(*self.readers)
             self._run(self._admin.close())
         finally:
-            # Also of a scenario that failed: tasks that nobody ends trouble whoever reports it.
+            # A failed scenario is closed too, because tasks that nothing ends would disturb the report.
             self._runner.close()
 
     def _run(self, awaited: Awaitable[T]) -> T:
@@ -78,11 +79,11 @@ class GatewayReaders(Readers):
 
     @abstractmethod
     def member_id(self, name: str) -> str:
-        """By which the coordinator knows the reader."""
+        """Return the id by which the coordinator knows the reader."""
 
     @abstractmethod
     async def speak(self, *names: str) -> None:
-        """They do what heartbeats told them to."""
+        """Let these readers send heartbeats and obey the answers."""
 
     @abstractmethod
     async def read(self, name: str, at_most: int | None = None) -> set[Partition]: ...
@@ -138,7 +139,7 @@ class GatewayReaders(Readers):
         self._settled(0)
 
     def _settled(self, waiting: int | None, *, work: bool = False) -> None:
-        """`waiting` None: as many as there are."""
+        """Wait until the group is settled with `waiting` partitions pending. With None, any number may be pending."""
         try:
             self._run(self._settle(waiting, work=work))
         except TimeoutError:
@@ -165,8 +166,11 @@ class GatewayReaders(Readers):
             await asyncio.sleep(self.look_s)
 
     def _awaited(self, group: DescribedGroup) -> int | None:
-        """How many partitions are not yet with those who are to have them; None while the group does not say yet that
-        it knows all that the readers know, or they what it does."""
+        """Count the partitions that their target owners do not own yet.
+
+        None if the group does not yet report everything that the readers know, or if the readers do not yet know what
+        the group reports.
+        """
         members = {each.member_id: each for each in group.members}
         if members.keys() != set(map(self.member_id, self.readers)) or group.assignment_epoch != group.group_epoch:
             return None
@@ -190,7 +194,7 @@ class GatewayReaders(Readers):
         )
 
     async def describe(self) -> DescribedGroup:
-        """A gateway that stood still for long must first lead its groups again."""
+        """Describe the group. A gateway that stood still for long must first acquire the group's coordination again."""
         while True:
             response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self._group_id,)), 1)
             (self._seen,) = response.groups

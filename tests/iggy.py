@@ -1,8 +1,8 @@
-"""The 33 scenarios of Apache Iggy's cooperative reassignment, in its order, for whatever coordinates the readers.
+"""The 33 scenarios of Apache Iggy's cooperative reassignment, in its order, for any kind of readers.
 
-The one idea: what must come out is said once, and is played by the coordinator alone and by a real gateway. Kafka's
-partitions are never deleted: where Iggy deletes some, a topic goes. Its clients are thrown out for their silence, as
-are these. What two members may not have at once is checked by the readers themselves, in all of them (`readers.py`).
+The one idea: each expected outcome is stated once. The coordinator alone plays it, and a real gateway does. Kafka never
+deletes single partitions, so where Iggy deletes some, a scenario deletes a topic. Iggy removes clients that are silent,
+and so do we. The readers themselves check in all scenarios what two members may not own at once (`readers.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from tests.readers import Readers
 
 
 class Stage(Protocol):
-    """Makes the readers of one group, of as many partitions of each topic, who may be silent for a short while only
-    where a scenario has some of them die."""
+    """Make the readers of one group.
+
+    Each topic has `partitions` partitions. Readers may be silent only for a short while if the scenario lets some of
+    them die.
+    """
 
     def __call__(
         self, partitions: int, *, topics: tuple[str, ...] = ..., timeout_ms: int = ..., mortal: bool = ...
@@ -39,7 +42,7 @@ def scenario(number: str) -> Callable[[Scenario], Scenario]:
 
 
 def holding(stage: Stage, partitions: int = 3, **given: Any) -> Readers:
-    """`a` has read a record of each partition and committed nothing; `b` has joined, and waits."""
+    """Let `a` read one record of each partition without a commit, and let `b` join and wait."""
     scene = stage(partitions, **given)
     scene.come("a")
     scene.produce()
@@ -51,7 +54,7 @@ def holding(stage: Stage, partitions: int = 3, **given: Any) -> Readers:
 
 
 def finished(scene: Readers) -> None:
-    """Everyone reads and commits to the end: shares are even, and nothing was read twice."""
+    """Let every reader read and commit to the end. Then shares are even, and no record was read twice."""
     scene.settle(work=True)
     scene.produce()
     scene.settle(work=True)
@@ -64,7 +67,7 @@ def finished(scene: Readers) -> None:
 
 
 def stale_trio(stage: Stage) -> Readers:
-    """Three readers that say nothing any more, one of which has read without a commit."""
+    """Make three silent readers. One of them has read without a commit."""
     scene = stage(3, mortal=True)
     scene.come("a", "b", "c")
     scene.settle()
@@ -392,7 +395,7 @@ def three_come_at_once(stage: Stage) -> None:
 
 
 def whoever_comes_in_a_targets_place_waits_as_it_did(stage: Stage, *, name: str) -> None:
-    """Also under the very id of the one that left."""
+    """The new reader may also use the very id of the reader that left."""
     scene = holding(stage)
     scene.leave("b")
     scene.come(name)
@@ -422,7 +425,7 @@ def one_that_leaves_ends_nobody_elses_wait(stage: Stage) -> None:
 
 
 def shares_are_even(stage: Stage, *, partitions: int, waves: tuple[int, ...], shares: list[int]) -> None:
-    """Each wave comes at once, while those before it have read what they have not committed yet."""
+    """Each wave joins at once, while the readers before it have read records that they have not committed yet."""
     scene = stage(partitions)
     for wave, count in enumerate(waves):
         scene.produce()

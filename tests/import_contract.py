@@ -1,7 +1,7 @@
-"""An import contract that says what a room may know: all else it may not.
+"""An import contract that lists what a room may import; everything else is forbidden.
 
-The one idea: a list of what is forbidden forgets what comes later; a list of what is allowed asks for a decision. What
-is allowed and not imported (any more) is told, too, so the list says how things are.
+The one idea: a list of forbidden imports forgets later modules, while a list of allowed imports asks for a decision.
+The contract also reports what is allowed and not imported (any more), so the list stays true.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class Knows(Contract):
-    """`room` imports itself, `knows` and what is below these. Of the standard library it imports what
-    `standard_library` lists, or anything where that is not given."""
+    """`room` may import itself, `knows` and the modules below these.
+
+    Of the standard library it may import what `standard_library` lists, or anything if that is not given.
+    """
 
     room = fields.StringField()
     knows = fields.SetField(subfield=fields.StringField())

@@ -1,4 +1,4 @@
-"""A Postgres of another version, whose programs are installed on the machine, run for the suite alone."""
+"""A Postgres of another version, installed on this machine, that the suite runs for itself alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.postgres import short_directory
 START_SECONDS = 60
 STOP_SECONDS = 30
 ACCOUNT = "nobody"
-"""Of the server where root runs the tests."""
+"""Account of the server if root runs the tests."""
 
 
 @contextlib.contextmanager
 def installed_postgres(programs: Path) -> Generator[str]:
-    """URL of a server of the directory's `initdb` and `postgres`, without a sync of its files."""
+    """Run a server from the directory's `initdb` and `postgres`, without syncing its files, and yield its URL."""
     account = pwd.getpwnam(ACCOUNT) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     with short_directory() as directory, contextlib.ExitStack() as stack:
         cluster = directory / "cluster"

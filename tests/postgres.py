@@ -1,9 +1,9 @@
-"""The Postgres that the suite runs on, and a fresh database in it for whoever asks.
+"""The Postgres that the suite runs on, and a fresh database for each test that needs one.
 
-Taken from SLUICE_TEST_DATABASE_URL (a user that may create databases), else run from the programs in the directory
-SLUICE_TEST_POSTGRES_BIN, else from a container where an engine answers, else run by `storage.embedded` as `sluice
-serve` does. Every database is a copy of a migrated template. Parallel workers share the server and the template of the
-process that started them.
+The server comes from the first of these that applies: SLUICE_TEST_DATABASE_URL (a user that may create databases); the
+programs in the directory SLUICE_TEST_POSTGRES_BIN; a container, if an engine answers; `storage.embedded`, as `sluice
+serve` runs it. Every database is a copy of a migrated template. Parallel workers share the server and the template of
+the process that started them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROGRAMS_VARIABLE = "SLUICE_TEST_POSTGRES_BIN"
 CONTAINER_IMAGE = "postgres:18"
 CALL_SECONDS = 120
 CONNECTIONS = 400
-"""Several workers, each with gateways that hold some thirty connections."""
+"""Enough for several workers, each with gateways that hold some thirty connections."""
 
 
 class LoopThread:
@@ -57,7 +57,7 @@ class LoopThread:
 
 
 class Databases:
-    """Creates and drops databases on one server. `description` says which server that is."""
+    """Create and drop databases on one server. `description` says which server that is."""
 
     def __init__(self, loop: LoopThread, url: str, description: str, template: str | None = None) -> None:
         self.description = description
@@ -70,7 +70,7 @@ class Databases:
         self._drops: list[Future[None]] = []
 
     def shared(self) -> dict[str, str]:
-        """What `shared_databases` needs in another process."""
+        """Return the arguments that `shared_databases` needs in another process."""
         assert self._template is not None, "the template was not made"
         return {"url": self._url, "description": self.description, "template": self._template}
 
@@ -88,7 +88,7 @@ class Databases:
         return _with_database(self._url, name)
 
     def drop(self, url: str) -> None:
-        """Dropped behind the test's back: a drop waits for a checkpoint. Errors show at `close`."""
+        """Drop a database in the background, because a drop waits for a checkpoint. Errors show at `close`."""
         self._drops.append(self._loop.submit(self._execute(f'DROP DATABASE "{_database_of(url)}" WITH (FORCE)')))
 
     def close(self) -> None:
@@ -167,8 +167,10 @@ def _container(stack: contextlib.ExitStack) -> str | None:
 
 @contextlib.contextmanager
 def short_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's name, and which an unprivileged server may enter; in `parent`,
-    else where temporary files go."""
+    """A directory whose path is short enough for a socket's name, and which an unprivileged server may enter.
+
+    It lies in `parent`, or where temporary files go.
+    """
     directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
     directory.chmod(0o711)
     try:
@@ -178,7 +180,7 @@ def short_directory(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _unless_gone(_call: object, _path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-    """What ends may take its own files away meanwhile."""
+    """Ignore files that a process, while it ends, removed first."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
 

@@ -35,7 +35,7 @@ class Habit:
     name: str
     pattern: re.Pattern[str]
     only: frozenset[str] = frozenset()
-    """Kinds of prose to which it applies; all if empty."""
+    """Kinds of prose to which the habit applies; all if empty."""
 
 
 def _habit(name: str, pattern: str, *only: str) -> Habit:
@@ -82,7 +82,7 @@ def tracked(root: Path = ROOT) -> list[str]:
 
 
 def _below(paths: list[str], files: list[str]) -> list[str]:
-    """Those of `files` that `paths` names, itself or by a folder above it."""
+    """Return those of `files` that `paths` names, directly or by a folder above them."""
     named = [Path(path) for path in paths]
     return [file for file in files if any(Path(file).is_relative_to(path) for path in named)]
 
@@ -151,7 +151,7 @@ def sql_pieces(path: str, source: str) -> Iterator[Piece]:
 
 
 def page_pieces(path: str, source: str) -> Iterator[Piece]:
-    """Paragraphs, items of lists and rows of tables; what stands in code blocks is no prose."""
+    """Paragraphs, items of lists and rows of tables. Code blocks are no prose."""
     block: list[str] = []
     begun = 0
     in_code = False

@@ -1,8 +1,8 @@
-"""Readers of a consumer group in mode `drain`, whoever coordinates it, and the books that are kept of them.
+"""Readers of a consumer group in mode `drain`, under any coordinator, and a record of what they own and read.
 
-The one idea: a reader owns a partition from the answer that gives it to the heartbeat that no longer lists it. All
-these intervals are written down, with every record that is delivered; whenever somebody is given a partition, everybody
-else's interval must have ended, and a record is delivered only within its reader's.
+The one idea: a reader owns a partition from the answer that assigns it to the heartbeat that no longer lists it. The
+books keep all these intervals and every delivered record. Whenever a reader is assigned a partition, every other
+reader's interval must have ended. A record is delivered only within its reader's interval.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Reader:
     epoch: int = 0
     owned: set[Partition] = field(default_factory=set[Partition])
     told: set[Partition] = field(default_factory=set[Partition])
-    """What it may own by the last answer; it lets go of the rest with its next heartbeat."""
+    """Partitions that the last answer assigned. With its next heartbeat the reader releases the rest."""
     reported: set[Partition] | None = None
     positions: dict[Partition, int] = field(default_factory=dict[Partition, int])
-    """Also of what it has let go of: that it may still commit."""
+    """Positions, including those of released partitions, which the reader may still commit."""
     served: set[Partition] = field(default_factory=set[Partition])
-    """Of which it has read anything."""
+    """Partitions of which the reader has read any record."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
 
 
 class Readers(ABC):
-    """They do what they are told to, one thing after the other; a reader is known by its name."""
+    """A group of readers, known by their names, that act only when a scenario says so, one step after the other."""
 
     def __init__(self, partitions: int, topics: tuple[str, ...]) -> None:
         self.topics = topics
@@ -60,50 +60,50 @@ class Readers(ABC):
 
     @abstractmethod
     def come(self, *names: str) -> None:
-        """They join; one that is known begins anew, with nothing."""
+        """Let readers join. A known reader begins anew and owns nothing."""
 
     @abstractmethod
     def beat(self, *names: str) -> None:
-        """They let go of what they were told to, and say so."""
+        """Let readers release what they were asked to release, and report that."""
 
     @abstractmethod
     def poll(self, *names: str, at_most: int | None = None) -> set[Partition]:
-        """Each reads on in what it has, to the end or so many records of each; the partitions of which it got
-        something."""
+        """Let each reader read on in its partitions, to the end or at most `at_most` records of each. Return the
+        partitions that delivered a record."""
 
     @abstractmethod
     def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
-        """All that they were served, whoever owns it by now."""
+        """Let readers commit all that they were served, even if another member owns the partition by now."""
 
     @abstractmethod
     def leave(self, *names: str) -> None: ...
 
     @abstractmethod
     def die(self, *names: str) -> None:
-        """They say nothing more; the others wait until they are gone."""
+        """Let readers fall silent. The others wait until the coordinator has removed them."""
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def produce(self, records: int = 1, *, only: Iterable[Partition] | None = None) -> None:
-        """So many to each partition that there is."""
+        """Append so many records to each partition that exists."""
 
     @abstractmethod
     def grow(self, **topics: int) -> None:
-        """Topics have so many partitions from here on; those that are left out are deleted."""
+        """Set the partition counts of topics. Topics that are left out are deleted."""
 
     @abstractmethod
     def settle(self, *, waiting: int = 0, work: bool = False) -> None:
-        """Everybody speaks until all have what they are to have, but for so many partitions that somebody is not done
-        with. With `work` they read and commit, too, until everything is read."""
+        """Let every reader speak until all own their targets, except `waiting` partitions that their old owners still
+        work on. With `work` they also read and commit until everything is read."""
 
     @abstractmethod
     def rest(self) -> None:
-        """Everybody speaks until nothing changes any more, whether or not somebody waits."""
+        """Let every reader speak until nothing changes any more, even if some still wait."""
 
     @abstractmethod
     def outlast(self) -> None:
-        """Time passes until nobody waits."""
+        """Let time pass until no reader waits."""
 
     # --- books --------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Readers(ABC):
     def now_ms(self) -> float: ...
 
     def begin(self, name: str) -> None:
-        """A process of that name; what the last one had, nobody reads any more."""
+        """Begin a new process of that name. No process reads the former one's partitions any more."""
         self.end(name)
         self.readers[name] = Reader()
 
@@ -122,7 +122,8 @@ class Readers(ABC):
             self._let_go(name, known.owned)
 
     def about_to_beat(self, name: str) -> set[Partition] | None:
-        """What the heartbeat is to list: all that the reader owns, where that has changed since it last said so."""
+        """Return the partitions that the heartbeat must list: all that the reader owns, if that has changed since its
+        last report."""
         reader = self.readers[name]
         self._let_go(name, reader.owned - reader.told)
         reader.owned &= reader.told
@@ -131,7 +132,7 @@ class Readers(ABC):
         return says
 
     def answered(self, name: str, epoch: int, told: set[Partition] | None) -> set[Partition]:
-        """What the reader has from now on and had not before."""
+        """Note the answer to a heartbeat, and return the partitions that the reader gained by it."""
         reader = self.readers[name]
         reader.epoch = epoch
         if told is None:
@@ -158,7 +159,7 @@ class Readers(ABC):
         reader.served.add(partition)
 
     def to_commit(self, name: str, only: Iterable[Partition] | None) -> dict[Partition, int]:
-        """By partition; of none that is gone."""
+        """Return offsets to commit by partition, without deleted partitions."""
         reader = self.readers[name]
         wanted = reader.served & (reader.served if only is None else set(only)) & self.partitions()
         return {partition: reader.positions[partition] for partition in wanted}
@@ -174,7 +175,7 @@ class Readers(ABC):
     @property
     @abstractmethod
     def ended(self) -> set[HandoffEnd]:
-        """Why waits of this group were over."""
+        """Reasons for which waits of this group ended."""
 
     def partitions(self) -> set[Partition]:
         return {(name, index) for name, count in self.partition_counts.items() for index in range(count)}
@@ -183,7 +184,8 @@ class Readers(ABC):
         return self.readers[name].owned
 
     def duplicates(self) -> list[tuple[Partition, int]]:
-        """What two members have read. One that is given back what it let go of reads its own work again."""
+        """Return records that two members have read. A member that receives a released partition again reads its own
+        work again; that does not count."""
         seen = {(each.partition, each.offset, each.reader) for each in self.delivered}
         return sorted(each for each, count in Counter((p, offset) for p, offset, _ in seen).items() if count > 1)
 
@@ -191,7 +193,7 @@ class Readers(ABC):
         return {each.reader for each in self.delivered if each.partition == partition}
 
     def is_even(self) -> None:
-        """All partitions have an owner, and shares differ by one at most."""
+        """Assert that all partitions have an owner, and that shares differ by one at most."""
         shares = [each.owned for each in self.readers.values()]
         assert sum(map(len, shares)) == len(set[Partition]().union(*shares)) == len(self.partitions()), shares
         assert max(map(len, shares)) - min(map(len, shares)) <= 1, shares

@@ -1,4 +1,4 @@
-"""A Postgres of a test's own, whose files can be put back to an earlier state."""
+"""A Postgres of a test's own. The test can restore its files to an earlier state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.postgres import LoopThread, short_directory
 
 
 class RestorablePostgres:
-    """A Postgres of the test's own, whose files it can put back."""
+    """A Postgres of the test's own. The test can restore its files to an earlier state."""
 
     def __init__(self, loop: LoopThread, directory: Path) -> None:
         self._loop = loop

@@ -1,13 +1,13 @@
-"""What continuous integration runs in turns: one part of PARTS in each run.
+"""Choose what one run of continuous integration runs of the slow tests: one part of PARTS.
 
-It runs one part of the long tests; of the data pipeline's tests the modules of one part, and the first test of every
-other module; one part of the clients' suites whole, and the core of the others. The rest runs each time. A committed
-number, `.ci/turn`, chooses the part, so a run of the same commit runs the same part. `make turn` raises the number.
-Whoever pushes runs it once before each push, so five pushes in a row run every part. `.ci/run` says which part it ran;
-CI_PART=N names another.
+A run contains one part of the long tests. Of the data pipeline's tests it contains the modules of one part, and the
+first test of every other module. Of the clients' suites it contains one part whole, and the core of the others.
+Everything else runs each time. A committed number, `.ci/turn`, chooses the part, so a run of the same commit runs the
+same part. `make turn` raises the number. Developers run it once before each push, so five pushes in a row run every
+part. `.ci/run` says which part it ran; CI_PART=N names another.
 
-A long test and a module of the pipeline belong to a part by a checksum of their names, so that none changes its part
-when another comes or goes. A client's suite says its part and its core in suite.toml.
+A checksum of its name gives a long test or a pipeline module its part, so no test changes its part when another comes
+or goes. A client's suite names its part and its core in suite.toml.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PARTS = 5
 TURN = ROOT / ".ci" / "turn"
-"""Counts the pushes; only `make turn` writes it."""
+"""The file that counts pushes. Only `make turn` writes it."""
 
 
 def part_of(name: str) -> int:
-    """The part, from 1, of a test or a module."""
+    """Return the part, counted from 1, of a test or a module."""
     return zlib.crc32(name.encode()) % PARTS + 1
 
 
 def rotated(tests: Sequence[str], part: int) -> set[str]:
-    """Tests, by id, of the modules of a part, and the first one of every other module."""
+    """Return the tests, by id, of the modules of a part, and the first test of every other module."""
     first: dict[str, str] = {}
     for test in tests:
         first.setdefault(_module_of(test), test)

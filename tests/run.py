@@ -1,11 +1,11 @@
 """Run the suite: `python -m tests.run [--long-tests [--part N]] [arguments of pytest]`.
 
 Most tests wait more than they work, so workers run them in parallel (pytest-xdist), all on one Postgres. Tests marked
-`alone` measure the process that runs them, or the machine; they follow when the workers have ended, in one process.
-Tests marked `long` run only with --long-tests: all of them, or one of PARTS parts.
+`alone` measure their own process or the machine. They follow in one process when the workers have ended. Tests marked
+`long` run only with --long-tests: all of them, or one of PARTS parts.
 
---ask-again runs failed tests once more, to tell flaky ones. The run prints every flaky test at its end, and fails if
-more than MAX_FLAKY of them have no reason in FLAKY, a committed list. Mend what it prints.
+--ask-again runs failed tests once more, to recognise flaky ones. The run prints every flaky test at its end. It fails
+if more than MAX_FLAKY of them have no reason in FLAKY, a committed list. Repair what it prints.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.rotation import PARTS, part_whose_turn_it_is
 
 ROOT = Path(__file__).parents[1]
 FLAKY = Path(__file__).parent / "flaky.json"
-"""Reasons by the test's id."""
+"""Reasons of known flaky tests, by the test's id."""
 OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
-"""They have requirements and commands of their own."""
+"""Suites that have requirements and commands of their own."""
 WORKERS_PER_CPU = 2
 MAX_ASKED_AGAIN = 10
-"""More failures than this are no accident."""
+"""With more failures than this, the run does not ask again: so many are no accident."""
 MAX_FLAKY = 5
 """Flaky tests without a listed reason that one run may have."""
 NOTHING_COLLECTED = 5
@@ -36,14 +36,14 @@ NOTHING_COLLECTED = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What running failed tests again has told."""
+    """Outcome of running failed tests once more."""
 
     failed: Sequence[str]
-    """They failed twice, or were not run again."""
+    """Tests that failed twice, or were not run again."""
     flaky: Sequence[str]
-    """They failed first and passed then, and no reason is listed."""
+    """Tests that failed first and then passed, without a listed reason."""
     known: Mapping[str, str]
-    """They failed first and passed then, for the reason that is listed."""
+    """Tests that failed first and then passed, each with its listed reason."""
 
     @property
     def passed(self) -> bool:
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def judge(first: Sequence[str], second: Sequence[str], reasons: Mapping[str, str]) -> Verdict:
-    """`first` failed in the run, `second` of these once more."""
+    """`first` are the tests that failed in the run, `second` those that failed again."""
     passed_then = [test for test in first if test not in set(second)]
     return Verdict(
         failed=[test for test in first if test in set(second)],
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(part_whose_turn_it_is())
         return 0
     common = ["-o", f"cache_dir={options.cache}", *rest]
-    # A run's own: --ask-again must not take what an earlier run left.
+    # The cache belongs to this run: --ask-again must not use what an earlier run left.
     _last_failed(options.cache).unlink(missing_ok=True)
     if options.workers:
         common = [word for suite in OTHER_SUITES for word in ("--ignore", suite)] + common
@@ -118,7 +118,7 @@ def _failed(cache: str) -> list[str]:
 
 
 def _pytest(*arguments: str) -> int:
-    # Compiled modules are kept: every gateway that a test starts would compile all of them anew.
+    # Keep compiled modules. Otherwise every gateway that a test starts would compile all of them anew.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

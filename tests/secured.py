@@ -1,4 +1,4 @@
-"""Gateways whose clients must say who they are, and the client's side of SASL by hand."""
+"""Gateways that require authentication, and the client's side of SASL by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 class Secured:
     gateway: GatewayProcess
     open: str
-    """Where nobody is asked."""
+    """Address of the listener without authentication."""
     sasl: str
 
 
@@ -47,7 +47,7 @@ def start_secured(factory: GatewayFactory, more: dict[str, str] | None = None, *
 
 
 class Authority:
-    """Makes certificates with OpenSSL, in a directory of its own."""
+    """Make certificates with OpenSSL, in a directory of its own."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -58,7 +58,7 @@ class Authority:
         )
 
     def issue(self, subject: str, *, password: str | None = None) -> Certificate:
-        """`subject` as OpenSSL writes it: /CN=..., the greatest part first."""
+        """Issue a certificate. `subject` is written as in OpenSSL: /CN=..., the most significant part first."""
         stem = self._directory / f"issued-{len(list(self._directory.iterdir()))}"
         key, request, certificate, whole = (stem.with_suffix(f".{end}") for end in ("key", "csr", "crt", "pem"))
         extensions = stem.with_suffix(".ext")
@@ -81,7 +81,7 @@ class Certificate:
     key: Path
     certificate: Path
     whole: Path
-    """Both."""
+    """File with both, certificate and key."""
 
 
 def _openssl(*words: str) -> None:
@@ -93,19 +93,19 @@ def plain_token(user: str, password: str, authorization_id: str = "") -> bytes:
 
 
 async def authenticate(client: WireClient, token: bytes, *, mechanism: str = "PLAIN", version: int = 2) -> Any:
-    """The answer to the token."""
+    """Send the token, and return the answer to it."""
     answer = await client.send(SaslHandshakeRequest(mechanism=mechanism), 1)
     assert answer.error_code == 0, answer
     return await client.send(SaslAuthenticateRequest(auth_bytes=token), version)
 
 
 class ScramClient:
-    """RFC 5802, the client's side."""
+    """The client's side of SCRAM (RFC 5802)."""
 
     def __init__(
         self, hash_name: str, user: str, password: str, nonce: str = "client-nonce", *, extensions: str = ""
     ) -> None:
-        """`extensions` as they are sent: `,tokenauth=true`."""
+        """`extensions` are written as on the wire: `,tokenauth=true`."""
         self._hash, self._password, self._nonce = hash_name, password, nonce
         name = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={name},r={nonce}{extensions}"

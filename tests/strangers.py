@@ -1,4 +1,4 @@
-"""What another user of the machine can read. Needs root, which can become one."""
+"""Find the files that another user of the machine can read. This needs root, which can become another user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def readable_by(uid: int, directory: Path) -> list[str]:
-    """Files and directories below `directory`, itself included, that the user can list or read, by names root sees."""
+    """Return the files and directories below `directory`, itself included, that the user can list or read, by names
+    that root sees."""
     paths = [directory, *(Path(parent) / name for parent, dirs, files in os.walk(directory) for name in dirs + files)]
     regular = [str(path) for path in paths if path.is_dir() or path.is_file()]
     read = 'if [ -d "$each" ]; then ls "$each"; else head -c1 "$each"; fi >/dev/null 2>&1'

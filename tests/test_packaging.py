@@ -1,4 +1,4 @@
-"""What a user starts Sluice with: Makefile, locks, image and compose file, README."""
+"""Files with which a user starts Sluice: Makefile, locks, image, compose file and README."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.postgres import short_directory
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
-"""What a compose file gives where the environment has no such variable."""
+"""Default that a compose file gives if the environment has no such variable."""
 RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK = "requirements.lock", "requirements-build.lock", "requirements-dev.lock"
 PIPELINE_LOCK = "requirements-pipeline.lock"
 INSTALL_SECONDS = 600
@@ -39,7 +39,7 @@ START_SECONDS = 60
 
 
 def locked(name: str) -> dict[str, tuple[Requirement, int]]:
-    """Requirement and count of hashes by canonical name."""
+    """Return the requirement and its number of hashes, by canonical name."""
     entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", " "))
     found: dict[str, tuple[Requirement, int]] = {}
     for entry in entries:
@@ -52,18 +52,22 @@ def locked(name: str) -> dict[str, tuple[Requirement, int]]:
 
 
 def declared() -> dict[str, list[Requirement]]:
-    """Requirements of pyproject.toml by the lock that must hold them."""
+    """Return the requirements of pyproject.toml by the lock that must hold them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     runtime = [Requirement(text) for text in project["project"]["dependencies"]]
     build = [Requirement(text) for text in project["dependency-groups"]["build"]]
     development = [Requirement(text) for text in project["dependency-groups"]["dev"]]
     system = [Requirement(text) for text in project["build-system"]["requires"]]
-    pipeline = [Requirement(text) for text in project["project"]["optional-dependencies"]["pipeline"]]
+    extras = {
+        name: [Requirement(text) for text in texts]
+        for name, texts in project["project"]["optional-dependencies"].items()
+    }
+    runtime += extras["embedded"]
     return {
         RUNTIME_LOCK: runtime,
         BUILD_LOCK: build + system,
         DEVELOPMENT_LOCK: runtime + build + system + development,
-        PIPELINE_LOCK: runtime + pipeline,
+        PIPELINE_LOCK: runtime + extras["pipeline"] + extras["demo"],
     }
 
 
@@ -106,12 +110,12 @@ def make(*arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess
 
 
 def outside(**more: str) -> dict[str, str]:
-    """The environment of a shell in which neither this suite's make nor its virtual environment is active."""
+    """Return an environment in which neither this suite's make nor its virtual environment is active."""
     hidden = ("MAKE", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "SLUICE_")
     return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | more
 
 
-def test_make_says_what_there_is() -> None:
+def test_make_without_a_target_lists_the_targets() -> None:
     said = make().stdout
     for command in ("run", "test", "check", "bench", "lock"):
         assert f"make {command} " in said
@@ -124,7 +128,7 @@ def test_make_says_what_there_is() -> None:
         (f'case "$*" in *ensurepip*) exit 1;; *) exec {sys.executable} "$@";; esac', "install its venv package"),
     ],
 )
-def test_an_interpreter_that_will_not_do_is_one_clear_line(tmp_path: Path, script: str, message: str) -> None:
+def test_an_unsuitable_interpreter_is_refused_with_one_line(tmp_path: Path, script: str, message: str) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text(f"#!/bin/sh\n{script}\n")
     interpreter.chmod(0o755)
@@ -135,7 +139,7 @@ def test_an_interpreter_that_will_not_do_is_one_clear_line(tmp_path: Path, scrip
 
 @pytest.fixture
 def checkout() -> Iterator[Path]:
-    """The project's own files, as a clone has them."""
+    """Copy the project's own files, as a clone has them."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
@@ -166,7 +170,7 @@ def test_make_run_serves_from_a_fresh_checkout_and_again_at_once(checkout: Path)
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions in order, continuation lines joined."""
+    """Return the Dockerfile's instructions in order, continuation lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
@@ -181,7 +185,7 @@ def stages() -> list[list[tuple[str, str]]]:
 
 
 def image_environment() -> dict[str, str]:
-    """ENV of the final stage."""
+    """Return the ENV values of the final stage."""
     return dict(
         assignment.split("=", 1)
         for name, arguments in stages()[-1]
@@ -196,7 +200,7 @@ def test_the_image_runs_as_a_numbered_user_that_is_not_root() -> None:
     assert int(users[0]) > 0
 
 
-def test_what_the_image_copies_is_in_its_build_context() -> None:
+def test_every_file_that_the_image_copies_is_in_its_build_context() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for name, arguments in stages()[0]:
         if name == "COPY":
@@ -207,19 +211,14 @@ def test_what_the_image_copies_is_in_its_build_context() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(INSTALL_SECONDS)
-def test_the_images_steps_give_a_gateway_that_serves_and_reports_its_health() -> None:
-    """The builder's COPY and RUN steps with /build and /opt moved, then what the final stage starts."""
+def test_the_steps_of_the_image_make_a_gateway_that_serves_and_reports_its_health() -> None:
+    """Run the builder's COPY and RUN steps with /build and /opt moved, then the command of the final stage."""
     with short_directory() as directory:
         build(directory)
         sluice = directory / "opt" / "sluice" / "bin" / "sluice"
         (wheel,) = (directory / "build" / "dist").glob("*.whl")
         packed = zipfile.ZipFile(wheel).namelist()
-        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {
-            "gateway",
-            "pipeline",
-            "protocol",
-            "storage",
-        }
+        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {"sluice"}
         assert any(name.endswith("/LICENSE") for name in packed)
 
         port, metrics_port = free_ports(2)
@@ -250,7 +249,7 @@ def test_the_images_steps_give_a_gateway_that_serves_and_reports_its_health() ->
 def build(directory: Path) -> None:
     work = directory / "build"
     work.mkdir()
-    # `python` of the image is this interpreter.
+    # The image's `python` is this interpreter.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for name, arguments in stages()[0]:
         if name == "COPY":
@@ -269,7 +268,7 @@ def build(directory: Path) -> None:
 
 
 class serving:  # noqa: N801  (reads as a verb: with serving(...))
-    """A command that serves on `bootstrap` for as long as the block lasts, ended by SIGTERM with exit code 0."""
+    """Run a command that serves on `bootstrap` while the block lasts. SIGTERM ends it, and its exit code must be 0."""
 
     def __init__(self, command: list[str], directory: Path, environment: dict[str, str], bootstrap: str) -> None:
         self._command = command
@@ -296,7 +295,7 @@ class serving:  # noqa: N801  (reads as a verb: with serving(...))
         return self._output
 
     def __exit__(self, *_: object) -> None:
-        # The whole session, as Ctrl-C in a terminal reaches make and what it runs.
+        # Signal the whole session. Ctrl-C in a terminal also reaches make and the processes that make runs.
         os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(START_SECONDS)
@@ -333,8 +332,8 @@ def test_the_cluster_profile_has_three_gateways_behind_ports_of_their_own(compos
         assert service["healthcheck"]["test"] == ["CMD", "sluice", "healthcheck"]
 
 
-def test_what_docker_compose_makes_of_the_cluster_profile_is_what_is_told_of_it() -> None:
-    """Three gateways on one database and one store of bytes, each with an address and a port that it has to itself."""
+def test_docker_compose_resolves_the_cluster_profile_as_documented() -> None:
+    """Three gateways share one database and one store of bytes. Each has its own address and port."""
     program = shutil.which("docker-compose")
     if program is None:
         pytest.skip("docker-compose is not installed")
@@ -376,7 +375,7 @@ def test_the_gateway_waits_for_a_healthy_postgres_and_reports_a_round_trip(compo
     assert volume.split(":")[0] in compose["volumes"]
 
 
-def test_the_gateway_takes_every_variable_that_image_and_compose_file_give(compose: dict[str, Any]) -> None:
+def test_every_variable_of_image_and_compose_file_is_a_setting_of_the_gateway(compose: dict[str, Any]) -> None:
     given = {name: value for name, value in image_environment().items() if name.startswith("SLUICE_")}
     for name, value in compose["services"]["gateway"]["environment"].items():
         if value:
@@ -393,7 +392,7 @@ def test_the_gateway_takes_every_variable_that_image_and_compose_file_give(compo
 # --- README -------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_apis_is_what_is_served() -> None:
+def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "gateway.cli", "apis", "--markdown"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The collector of prose finds each kind, and the check fails when a file gains a habit."""
+"""The collector finds each kind of prose, and the check fails if a file gains a habit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the suite is run: which long tests a part holds, and what makes a run with failures pass."""
+"""How the suite runs: which long tests a part holds, and when a run with failures passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = {"a": "a reason"}
         (["b"], [], True, ["flaky: failed first, passed then: b"]),
         (["a", "b"], [], True, ["flaky: failed first, passed then: b", "known to be flaky (a reason): a"]),
         (["a", "b"], ["b"], False, ["failed: b", "known to be flaky (a reason): a"]),
-        # The run has failed otherwise: it was interrupted, or a module could not be imported.
+        # The run failed for another reason: it was interrupted, or a module could not be imported.
         ([], [], False, []),
     ],
 )

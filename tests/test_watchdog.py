@@ -1,4 +1,4 @@
-"""A test that can no longer be interrupted ends the run, and says where it was."""
+"""A test that cannot be interrupted ends the run, and the run says where the test was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.gateway_process import ROOT
 
-# A thread that locks a mutex it holds waits in C, through every signal, with the interpreter's lock.
+# A thread that locks a mutex it already holds waits in C. It ignores every signal and keeps the interpreter's lock.
 STUCK = """
 import ctypes
 import pytest
@@ -22,7 +22,7 @@ def test_that_waits_for_itself():
 """
 
 
-def test_a_test_that_no_signal_reaches_ends_the_run(tmp_path: Path) -> None:
+def test_a_test_that_ignores_signals_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_stuck.py").write_text(STUCK)
     arguments = [sys.executable, "-m", "pytest", "-p", "tests.watchdog", "-o", "timeout=5", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLUICE_TEST_GRACE_S": "2"}

@@ -1,4 +1,4 @@
-"""An issuer of access tokens: keys and signatures by OpenSSL, and a place that publishes the keys."""
+"""An issuer of access tokens: OpenSSL makes its keys and signatures, and a local server publishes the keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def base64url(data: bytes) -> str:
 
 
 class Issuer:
-    """With one RSA key."""
+    """An issuer with one RSA key."""
 
     def __init__(self, directory: Path, kid: str = "first", *, bits: int = 2048, exponent: int = 65537) -> None:
         self.kid = kid
@@ -42,7 +42,8 @@ class Issuer:
     def token(
         self, claims: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None, **more: Any
     ) -> str:
-        """`claims` replaces those that are right, `more` changes some of them; None takes one away."""
+        """Return a signed token. `claims` replaces the correct claims; `more` changes some of them, and None removes
+        one."""
         now = int(time.time())
         right = {"sub": "alice", "iat": now - 1, "exp": now + 300, "aud": AUDIENCE, "iss": ISSUER, "scope": ["a", "b"]}
         said = {name: value for name, value in {**(claims or right), **more}.items() if value is not None}
@@ -55,7 +56,7 @@ class Issuer:
         return _openssl("dgst", f"-sha{algorithm.removeprefix('RS')}", "-sign", str(self.key), given=data)
 
     def sign_raw(self, padded: bytes) -> bytes:
-        """Whatever stands in `padded`, which is as long as the key."""
+        """Sign `padded` without a check of its content. It must be as long as the key."""
         signature = pow(int.from_bytes(padded, "big"), self.private_exponent, self.modulus)
         return signature.to_bytes(len(padded), "big")
 
@@ -80,7 +81,7 @@ def oauth_settings(jwks_url: str, listener: str = "asking") -> dict[str, str]:
 
 
 class Published:
-    """What is answered where, by path, to whoever asks; `asked` counts."""
+    """A server that answers each path with fixed content; `asked` counts requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""How long the event loop is held by one turn of somebody's."""
+"""Measure how long one turn of a task blocks the event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 HELD_MS = 40.0
-"""CPU time. What a request may hold the loop for is half of it (`python -m bench.worst` says what it does); a test that
-shares its machine is only to notice what does not give way at all."""
+"""CPU time in milliseconds. A request may block the loop for half of this (`python -m bench.worst` measures that). A
+test shares its machine, so it only finds code that does not yield at all."""
 
 
 class Turns:
@@ -19,7 +19,7 @@ class Turns:
 
 @asynccontextmanager
 async def watched() -> AsyncGenerator[Turns]:
-    """Of the CPU time between two turns of a task the longest; garbage is collected when there is time."""
+    """Measure the longest CPU time between two turns of a task. The garbage collector is off while it measures."""
     turns = Turns()
 
     async def count() -> None:

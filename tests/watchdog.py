@@ -1,7 +1,7 @@
-"""Ends the run, with every thread's stack, where a test goes on past its own limit.
+"""End the run, with every thread's stack, if a test exceeds its own time limit.
 
-pytest-timeout raises in the main thread. A library that waits in C and keeps the interpreter's lock meanwhile never
-lets it: librdkafka does (`tests/closing.py`), and one such test would hold the whole run for ever.
+pytest-timeout raises in the main thread. A library that waits in C and keeps the interpreter's lock prevents that.
+librdkafka does so (`tests/closing.py`), and one such test would hold the whole run for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Generator
 import pytest
 
 GRACE_S = float(os.environ.get("SLUICE_TEST_GRACE_S", "60"))
-_stderr = os.dup(2)  # this plugin is loaded before pytest takes the descriptor for its own
+_stderr = os.dup(2)  # pytest loads this plugin before it redirects the descriptor.
 
 
 @pytest.hookimpl(wrapper=True)

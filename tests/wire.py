@@ -1,6 +1,6 @@
-"""A Kafka client that knows frames only: what a test wants on the wire, in the order and at the time it wants.
+"""A Kafka client that knows only frames. A test decides what it sends, in which order and at which time.
 
-Built on `protocol`'s client direction. Nothing is retried, reconnected or negotiated.
+It is built on `protocol`'s client direction. It retries, reconnects and negotiates nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _size = struct.Struct(">i")
 
 
 class WireClient:
-    """One connection. Answers come in the order of the requests, as the protocol has it; anything else fails."""
+    """One connection. Answers must come in the order of the requests, as the protocol demands; anything else fails."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str | None) -> None:
         self.client_id = client_id
@@ -53,13 +53,13 @@ class WireClient:
         return answer
 
     def send_only(self, request: Any, version: int) -> int:
-        """Send a request that gets no response (Produce with acks=0); returns its correlation id."""
+        """Send a request that gets no response (Produce with acks=0), and return its correlation id."""
         self._correlation_id += 1
         self.send_bytes(encode_frame(request, version, self._correlation_id, self.client_id))
         return self._correlation_id
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send bytes as they are: half a frame, rubbish, many frames in one segment."""
+        """Send bytes unchanged: half a frame, rubbish, many frames in one segment."""
         self._writer.write(frame)
 
     async def closed_by_peer(self, *, seconds: float = ANSWER_SECONDS) -> None:
@@ -67,21 +67,21 @@ class WireClient:
         await asyncio.wait_for(asyncio.shield(self._receiver), seconds)
 
     async def close(self) -> None:
-        """Close as a client that goes in order does (FIN)."""
+        """Close in the orderly way (FIN)."""
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
         await self._stop_receiving()
 
     async def abort(self) -> None:
-        """Vanish as a killed process behind a reset does (RST)."""
+        """Close by a reset (RST), as a killed process does."""
         connection = self._writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
         await self._stop_receiving()
 
     def stop_reading(self) -> None:
-        """Keep the connection and read nothing more, as a frozen client does."""
+        """Keep the connection open and read nothing more, as a frozen client does."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> WireClient:
@@ -124,7 +124,7 @@ class WireClient:
 
 
 def encode_frame(request: Any, version: int, correlation_id: int, client_id: str | None = "wire") -> bytes:
-    """The whole frame of a request, size included."""
+    """Return the whole frame of a request, size included."""
     schema = message_schema(type(request))
     header = encode_request_header(RequestHeader(int(schema.api_key), version, correlation_id, client_id))
     body = b"".join(codec.encode(request, version))
@@ -132,6 +132,6 @@ def encode_frame(request: Any, version: int, correlation_id: int, client_id: str
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame without its size. IncompleteReadError at the end of the stream."""
+    """Return the next frame without its size. IncompleteReadError at the end of the stream."""
     (size,) = _size.unpack(await reader.readexactly(_size.size))
     return await reader.readexactly(size)

@@ -58,6 +58,8 @@ class Settings:
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
+    postgres_bin: Path | None
+    """Directory of the programs of the embedded Postgres; None: the wheel's or the system's."""
     log_store: Path | str | None
     """Place of record bytes beside Postgres: a directory, or the URL of a bucket; None: only in Postgres.
     `log_place` resolves "auto"."""
@@ -213,6 +215,14 @@ OPTIONS: tuple[Option, ...] = (
         secret=True,
     ),
     Option("data-dir", _directory, ".sluice", "DIR", "where the embedded Postgres lives"),
+    Option(
+        "postgres-bin",
+        _directory,
+        None,
+        "DIR",
+        "directory of the programs (postgres, initdb) that the embedded Postgres runs; without it those of "
+        "sluice-kafka[embedded], else the newest of the system",
+    ),
     Option(
         "log-store",
         _log_store,

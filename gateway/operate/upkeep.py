@@ -70,7 +70,7 @@ async def database_of(settings: Settings) -> AsyncGenerator[str]:
     if settings.database_url is not None:
         yield settings.database_url
         return
-    embedded = EmbeddedPostgres(settings.data_dir)
+    embedded = EmbeddedPostgres(settings.data_dir, programs=settings.postgres_bin)
     url = embedded.running_url()
     if url is not None:
         yield url

@@ -46,6 +46,8 @@ SPARE_CONNECTIONS = 10
 MAX_PORT = 65535
 EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
+_ROOMS = Path(__file__).parents[2]
+"""Directory of this program's packages, which an installed wheel does not put on every process's import path."""
 _OWN_VARIABLES = frozenset({"SLUICE_LISTEN", "SLUICE_ADVERTISE", "SLUICE_METRICS_LISTEN", "SLUICE_WORKERS"})
 OWN_FLAGS = frozenset({"listen", "advertise", "metrics-listen", "workers", "log-store", "log-format"})
 """Options of which each worker gets its own."""
@@ -151,12 +153,16 @@ class Supervisor:
             loop.add_signal_handler(number, self._stopping.set)
         embedded: EmbeddedPostgres | None = None
         environment = {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
+        others = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOMS), *([others] if others else [])])
         try:
             await self._find_ports_free()
             if self._settings.database_url is None:
                 each = self._settings.hot_connections + self._settings.cold_connections + OTHER_CONNECTIONS
                 wanted = len(self._workers) * each + SPARE_CONNECTIONS
-                embedded = EmbeddedPostgres(self._settings.data_dir, connections=wanted)
+                embedded = EmbeddedPostgres(
+                    self._settings.data_dir, connections=wanted, programs=self._settings.postgres_bin
+                )
                 environment["SLUICE_DATABASE_URL"] = await embedded.start()
             await self._run_workers(environment, welcome)
         except (EmbeddedPostgresError, _PortTakenError) as error:
@@ -229,7 +235,8 @@ class Supervisor:
         """Start the worker, wait until it has ended, and return its exit code, negative for a signal."""
         worker.serving_since_s = None
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
+            # -P: modules of the working directory must not hide ours.
+            *(sys.executable, "-P", "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
             *self._flags,
             *worker.flags,
             env=environment,

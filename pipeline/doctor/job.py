@@ -69,7 +69,7 @@ def _packages() -> str:
         except importlib.metadata.PackageNotFoundError as error:
             raise PipelineError(
                 f"The package {name} is not installed in {sys.prefix}.",
-                "Install the extra: pip install 'sluice[pipeline]'.",
+                "Install the extra: pip install 'sluice-kafka[pipeline]'.",
             ) from error
     return ", ".join(found)
 

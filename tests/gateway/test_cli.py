@@ -88,8 +88,9 @@ def test_a_command_that_asks_the_database_lists_no_option_of_a_node(
         main([*command.split(), "--help"])
     assert exited.value.code == 0
     flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    assert flags >= {"--config", "--database-url", "--data-dir", "--log-store"}
-    others = {option.flag for option in OPTIONS} - {"--database-url", "--data-dir", "--log-store"}
+    of_database = {"--database-url", "--data-dir", "--postgres-bin", "--log-store"}
+    assert flags >= {"--config", *of_database}
+    others = {option.flag for option in OPTIONS} - of_database
     assert not flags & others
 
 

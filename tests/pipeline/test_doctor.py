@@ -87,7 +87,7 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", version)
     ((check, cause, step),) = missing()
     assert (check, cause) == ("packages", f"The package pyarrow is not installed in {sys.prefix}.")
-    assert "pip install 'sluice[pipeline]'" in step
+    assert "pip install 'sluice-kafka[pipeline]'" in step
 
 
 def test_a_place_that_takes_no_table(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""The wheel: one importable package, beside a user's own modules of the rooms' names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway_process import free_ports
+from tests.postgres import short_directory
+from tests.test_packaging import ROOT, outside, serving
+
+BUILD_SECONDS = 120
+VERSION = "7.8.9"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-qq", "-w", directory, ROOT]
+    subprocess.run(command, check=True, timeout=BUILD_SECONDS, env=outside(SLUICE_BUILD_VERSION=VERSION))
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Iterator[Path]:
+    """A virtual environment with the wheel and with distributions of others named `storage` and `protocol`.
+
+    The dependencies are those of the environment of the tests, whose editable Sluice is not among them."""
+    with short_directory() as directory:
+        environment = directory / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=BUILD_SECONDS)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+        dependencies = [path for path in sys.path if path.endswith("site-packages")]
+        (packages / "dependencies.pth").write_text("\n".join(dependencies))
+        (packages / "storage.py").write_text("OWNER = 'the user'\n")
+        (packages / "protocol").mkdir()
+        (packages / "protocol" / "__init__.py").write_text("OWNER = 'the user'\n")
+        command = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "-qq"]
+        subprocess.run([*command, "--no-deps", wheel], check=True, timeout=BUILD_SECONDS, env=outside())
+        yield environment
+
+
+def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd="/", env=outside(**environment), capture_output=True, text=True, timeout=BUILD_SECONDS
+    )
+
+
+def test_the_wheel_holds_one_top_level_package_and_no_bytecode(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"sluice", f"sluice_kafka-{VERSION}.dist-info"}
+    assert "sluice/py.typed" in names
+    assert not [name for name in names if "__pycache__" in name]
+    for room in ("gateway", "pipeline", "protocol", "storage"):
+        kept = subprocess.run(["git", "ls-files", room], cwd=ROOT, capture_output=True, text=True, check=True)
+        missing = {f"sluice/_rooms/{name}" for name in kept.stdout.splitlines() if (ROOT / name).exists()} - set(names)
+        assert not missing
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(f"sluice_kafka-{VERSION}.dist-info/METADATA").decode()
+    for line in ("Name: sluice-kafka", f"Version: {VERSION}", "License-Expression: Apache-2.0", "Author: The Sluice"):
+        assert line in metadata
+    for extra in ("embedded", "testing", "pipeline", "demo"):
+        assert f"Provides-Extra: {extra}" in metadata
+    licenses = {name.rpartition("/")[2] for name in archive.namelist() if "/licenses/" in name}
+    assert licenses == {"LICENSE", "NOTICE", "THIRD-PARTY.md"}
+
+
+def test_a_users_modules_of_the_rooms_names_stay_the_users(installed: Path) -> None:
+    python = installed / "bin" / "python"
+    program = "import sluice.testing, storage, protocol; print(storage.OWNER, protocol.OWNER, storage.__file__)"
+    assert run([python, "-c", program]).stdout.startswith(f"the user the user {installed}")
+    assert "No module named 'gateway'" in run([python, "-c", "import sluice.testing, gateway"]).stderr
+
+
+@pytest.mark.parametrize("name", ["sluice", "sluice-kafka"])
+def test_the_installed_command_runs_by_both_names(installed: Path, name: str) -> None:
+    assert run([installed / "bin" / name, "--version"]).stdout == f"sluice {VERSION}\n"
+    assert run([installed / "bin" / "python", "-m", "sluice", "--version"]).stdout == f"sluice {VERSION}\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_installed_gateway_serves_from_a_directory_with_such_modules(installed: Path, workers: int) -> None:
+    port, metrics_port = free_ports(2)
+    with short_directory() as directory:
+        (directory / "storage.py").write_text("raise SystemExit('the working directory was imported')\n")
+        arguments = ["--listen", f"127.0.0.1:{port}", "--metrics-listen", f"127.0.0.1:{metrics_port}"]
+        command = [str(installed / "bin" / "sluice"), "serve", *arguments, "--workers", str(workers)]
+        with serving(command, directory, outside(), f"127.0.0.1:{port + workers - 1}") as said:
+            assert "the working directory was imported" not in said.read_text()
+
+
+def test_the_pipelines_python_workers_find_the_rooms(installed: Path) -> None:
+    """Spark starts them as its own children's children, with the environment of the command."""
+    program = (
+        "import os, subprocess, sys, types, sluice._commands as commands\n"
+        "sys.modules['pipeline'] = types.ModuleType('pipeline')\n"
+        "sys.modules['pipeline.cli'] = types.ModuleType('pipeline.cli')\n"
+        "worker = [sys.executable, '-c', 'import pipeline.cli, storage; print(pipeline.__file__, storage.__file__)']\n"
+        "sys.modules['pipeline.cli'].main = lambda: subprocess.run(worker).returncode\n"
+        "sys.exit(commands.pipeline_main())\n"
+    )
+    answer = run([installed / "bin" / "python", "-c", program], PYTHONPATH=f"{os.sep}nowhere")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("/sluice/_rooms/") == 2
