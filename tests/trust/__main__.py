@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.gateway_process import ROOT
+from tests.trust.report import write_report
 from tests.trust.run import run
 
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
     sys.stdout.flush()
+
+
+def _commit() -> str:
+    """Return the commit of the sources, with a plus sign if they have changes that are not committed."""
+    described = ["git", "describe", "--always", "--abbrev=8", "--dirty=+"]
+    ended = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ended.stdout.strip() or "unknown"
 
 
 def main() -> int:
@@ -37,10 +47,13 @@ def main() -> int:
         for sentence in sentences:
             _say(f"       {sentence}")
     _say(", ".join(f"{count} {name}" for name, count in verdict.counts.items()))
-    arguments.report.mkdir(parents=True, exist_ok=True)
-    verdict.history.write(arguments.report / f"history-{seed}.jsonl")
+    folder = arguments.report / str(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    verdict.history.write(folder / "history.jsonl")
     for name, text in verdict.logs.items():
-        (arguments.report / f"node-{name.rpartition(':')[2]}.log").write_text(text)
+        (folder / f"node-{name.rpartition(':')[2]}.log").write_text(text)
+    write_report(folder / "report.html", verdict, _commit())
+    _say(f"Report: {folder / 'report.html'}")
     return 0 if verdict.passed else 1
 
 

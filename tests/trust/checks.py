@@ -1,7 +1,7 @@
 """Judge a history: pure functions that return one sentence per violation, an empty list if the promise was kept.
 
-The one idea: a check takes events and the final state of the log, and nothing else. It can therefore be tested by values
-(test_checks.py), and a history on disk can be judged again.
+The one idea: a check takes events and the final state of the log, and nothing else. It can therefore be tested by
+values (test_checks.py), and a history on disk can be judged again.
 
 Each function names the promise that it checks. No function may excuse a violation because a fault was under way.
 """
@@ -163,8 +163,8 @@ def owners_never_overlap(
 ) -> list[str]:
     """A member owns a partition from its assignment until it revokes it, and no other member owns it in between.
 
-    `removed` has group and member of those that the coordinator removed because they were silent: such a member learns it
-    late, so its intervals do not count.
+    `removed` has group and member of those that the coordinator removed because they were silent. Such a member learns
+    of it late, so its intervals do not count.
     """
     owners: dict[tuple[str, str, int], set[str]] = defaultdict(set)
     found: list[str] = []
@@ -177,8 +177,8 @@ def owners_never_overlap(
             continue
         if held - {change.member}:
             found.append(
-                f"group {change.group}: {change.member} was given {change.topic}-{change.partition} at {change.at_s:.3f} s "
-                f"while {', '.join(sorted(held - {change.member}))} owned it"
+                f"group {change.group}: {change.member} was given {change.topic}-{change.partition} "
+                f"at {change.at_s:.3f} s while {', '.join(sorted(held - {change.member}))} owned it"
             )
         held.add(change.member)
     return _some(found)
@@ -201,8 +201,8 @@ def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[
             owner = member
         if owner not in (None, commit.member):
             found.append(
-                f"group {commit.group}: {commit.member} committed {commit.topic}-{commit.partition} offset {commit.offset} "
-                f"at {commit.invoked_s:.3f} s, after {owner} had been given it"
+                f"group {commit.group}: {commit.member} committed {commit.topic}-{commit.partition} offset "
+                f"{commit.offset} at {commit.invoked_s:.3f} s, after {owner} had been given it"
             )
     return _some(found)
 
@@ -210,7 +210,10 @@ def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[
 def numbers_never_fall(
     observations: Iterable[Observed], commits: Iterable[OffsetCommitted], produced: Iterable[Produced]
 ) -> list[str]:
-    """A committed offset, a log's start and its end never fall, and an acknowledged commit or record is seen from then on."""
+    """A committed offset, a log's start and its end never fall.
+
+    A read that begins after a commit or a record was acknowledged sees it.
+    """
     lines: dict[tuple[str, str, str, int], list[tuple[float, float, int, str]]] = defaultdict(list)
     for seen in observations:
         key = (seen.quantity.value, seen.group, seen.topic, seen.partition)
@@ -239,7 +242,7 @@ def numbers_never_fall(
 
 
 def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[str], log: Log) -> list[str]:
-    """The last record of a key in a compacted topic is the last acknowledged one, or a later one whose fate is unknown."""
+    """The last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown fate."""
     least: dict[tuple[str, str], int] = {}
     for record in produced:
         if record.topic in topics and record.key is not None and record.outcome is Outcome.OK:

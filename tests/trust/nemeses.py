@@ -1,7 +1,7 @@
-"""Faults. Each is a generator of its own randomness, does its harm, and heals it before it returns.
+"""Faults. Each does its harm, and heals it before it returns.
 
-The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them; a seed chooses which come,
-in which order and how long they last.
+The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them. A seed chooses which
+come, in which order and how long they last.
 """
 
 from __future__ import annotations

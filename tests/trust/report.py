@@ -1,4 +1,4 @@
-"""Write a run's report: one HTML file without scripts, with the verdict, the faults and what clients saw each second."""
+"""Write a run's report: one HTML file without scripts. It has the verdict, the faults and the clients' rates."""
 
 from __future__ import annotations
 

@@ -325,7 +325,11 @@ def describe(bootstrap: str, groups: Mapping[str, str]) -> dict[str, object]:
         state[f"end of {part.topic}-{part.partition}"] = end
     for group, topic in groups.items():
         consumer = asking(bootstrap, group)
-        for partition, offset in (committed(consumer, topic, TOPICS[topic]) or {}).items():
+        deadline_s = time.monotonic() + READ_S
+        while (found := committed(consumer, topic, TOPICS[topic])) is None:
+            if time.monotonic() > deadline_s:
+                raise WorkloadError(f"no node of {bootstrap} tells the committed offsets of {group}")
+        for partition, offset in found.items():
             state[f"committed offset of {group} in {topic}-{partition}"] = offset
         consumer.close()
     return state

@@ -436,6 +436,8 @@ class Observer(Workload):
                 value = answer.result(CALL_S * 2).offset
             except (KafkaException, TimeoutError):
                 continue  # not answered, so nothing was observed
+            if value < 0:
+                continue  # librdkafka tells so of a partition that a part of its requests did not reach
             self._history.add(Observed(quantity, "", part.topic, part.partition, value, invoked_s, time.monotonic()))
 
     def _committed(self, consumer: confluent_kafka.Consumer, group: str, topic: str) -> None:
@@ -459,12 +461,14 @@ def asking(bootstrap: str, group: str) -> confluent_kafka.Consumer:
 
 
 def committed(consumer: confluent_kafka.Consumer, topic: str, partitions: int) -> dict[int, int] | None:
-    """Return the committed offsets by partition, without those that have none; None if no node answered."""
+    """Return the committed offsets by partition, without those that have none; None if any is not answered."""
     try:
         found = consumer.committed([TopicPartition(topic, index) for index in range(partitions)], CALL_S)
     except KafkaException:
         return None
-    return {part.partition: part.offset for part in found if part.error is None and part.offset >= 0}
+    if any(part.error is not None for part in found):
+        return None
+    return {part.partition: part.offset for part in found if part.offset >= 0}
 
 
 class TopicChurn(Workload):
