@@ -1,1 +1,1 @@
-"""A standing checker: workloads, faults and a model that judges what every client was told (docs/trust.md)."""
+"""A standing checker: workloads, faults and a model that judges the answers that clients received (docs/trust.md)."""

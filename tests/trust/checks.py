@@ -42,9 +42,9 @@ Log = Mapping[Place, Entry]
 
 
 def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Every acknowledged record is at the offset that its producer was told.
+    """Every acknowledged record is at the offset of its acknowledgement.
 
-    librdkafka tells no offset if the answer was lost and a later batch of the same producer was acknowledged. Such a
+    librdkafka reports no offset if the answer was lost and a later batch of the same producer was acknowledged. Such a
     record must be somewhere in its partition.
     """
     held = {(place.topic, place.partition, entry.value) for place, entry in log.items()}
@@ -79,7 +79,7 @@ def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
 
 
 def nothing_was_invented(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Every record in the log was sent by a producer that was not told of a failure."""
+    """A producer sent every record in the log, and did not receive an error for it."""
     sent = {
         (record.topic, record.partition, record.value) for record in produced if record.outcome is not Outcome.FAILED
     }

@@ -1,4 +1,4 @@
-"""Record what every client asked for and was told, in the order in which it happened.
+"""Record every request of every client with its answer, in the order of completion.
 
 The one idea: an operation has two times and an outcome. It took effect at one moment between `invoked_s` and
 `completed_s`, or perhaps never if its outcome is unknown. The checks reason about these times alone, so they need no
@@ -42,7 +42,7 @@ class Produced:
     completed_s: float
     outcome: Outcome
     offset: int
-    """The acknowledged offset; -1 if the client was told none."""
+    """The acknowledged offset; -1 if the client reported none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Link:
         self._delay_s = seconds
 
     def cut(self, *directions: Direction) -> None:
-        """Pass nothing on in these directions; connections stay open and nobody is told."""
+        """Pass nothing on in these directions; connections stay open."""
         self._loop.run(self._set(directions, passing=False))
 
     def reset(self) -> None:

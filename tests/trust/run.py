@@ -53,7 +53,7 @@ GROUPS = ("eager", "cooperative", "static", "consumer")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run found. `violations`: sentences by the check's name, an empty list for a promise that was kept."""
+    """The findings of a run. `violations`: sentences by the check's name, an empty list for a promise that was kept."""
 
     seed: int
     seconds: float
@@ -80,7 +80,7 @@ class _Work:
 
 
 def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], None] = print) -> Verdict:
-    """Attack a cluster for `seconds` and judge it. `root`: sources of the nodes. `say` is told of each fault."""
+    """Attack a cluster for `seconds` and judge it. `root`: sources of the nodes. `say` receives a line for each fault."""
     chance = random.Random(seed)
     history = History()
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What clients do while faults are under way. Each workload is threads that write into the history.
+"""Clients at work while faults are under way. Each workload is threads that write into the history.
 
 The one idea: a workload gives up nothing. A call that fails is made again, or recorded as unknown, so that after the
 faults every workload can finish and the checks can demand everything that was promised.
@@ -402,7 +402,7 @@ class _Worker:
 
 
 class Observer(Workload):
-    """Reads committed offsets and both ends of logs over and over, and records what it was told."""
+    """Reads committed offsets and both ends of logs over and over, and records the answers."""
 
     def __init__(self, history: History, bootstrap: str, topics: Mapping[str, int], groups: Mapping[str, str]) -> None:
         """`topics`: partitions by topic. `groups`: topic by group."""
