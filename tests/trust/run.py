@@ -80,7 +80,10 @@ class _Work:
 
 
 def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], None] = print) -> Verdict:
-    """Attack a cluster for `seconds` and judge it. `root`: sources of the nodes. `say` receives a line for each fault."""
+    """Attack a cluster for `seconds` and judge it.
+
+    `root`: sources of the nodes. `say` receives a line for each fault.
+    """
     chance = random.Random(seed)
     history = History()
     began_s = time.monotonic()
