@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -97,6 +97,9 @@ from storage.transactions import TransactionStore
 from storage.types import Address, CoordinatorLease, Partition, Topic
 from storage.users import UserStore
 
+if TYPE_CHECKING:
+    from gateway.testing.faults import Faults
+
 logger = structlog.get_logger(__name__)
 
 DATABASE_PATIENCE_S = 30.0
@@ -122,13 +125,17 @@ class StartError(Exception):
 class App:
     """One node. `start` once, `stop` once; both on the same event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        """Take the settings and, in a node that a test starts, the faults of its requests."""
         self.settings = settings
+        self._faults = faults
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
+        self.groups: Groups | None = None
+        """The groups of a node that serves."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -446,6 +453,8 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
         )
+        if self._faults is not None:
+            stages = self._faults.within(stages)
         unstable = broker.unstable_api_versions_enable
         by_role = {
             role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
@@ -469,6 +478,7 @@ class App:
             guards(self._sasl(requests, Users(services.users, services.delegation))),
             requests,
         )
+        self.groups = groups
         self.bootstrap = membership.address
         self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)
