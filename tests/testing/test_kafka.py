@@ -123,7 +123,9 @@ def test_reset_leaves_neither_topics_nor_groups_nor_faults(kafka: Kafka) -> None
         eventually(lambda: member.values == ["a"], "the record was not read")
         kafka.fail_next("Produce", times=100)
         kafka.reset()
+    kafka.reset()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    assert admin.list_consumer_groups(request_timeout=PATIENCE_S).result().valid == []
     assert not [name for name in admin.list_topics(timeout=PATIENCE_S).topics if not name.startswith("__")]
     again = kafka.create_topic(topic)
     assert produce(kafka, again, "b") == [None]
