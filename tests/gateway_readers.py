@@ -1,8 +1,7 @@
-"""The group of readers on a real gateway on which a scenario is played: topics, settings and a way to check the group's
-state.
+"""The group of readers on a real gateway on which a scenario is played: its topics, its settings and its state.
 
-The one idea: the scenario asks the gateway for the group's state (ConsumerGroupDescribe), whatever kind its members
-are. No scenario sleeps for a fixed time, and a state that must last is checked for a moment. Subclasses say how a
+The one idea: the scenario asks the gateway for the group's state (ConsumerGroupDescribe), so members may be of any
+kind. No scenario sleeps for a fixed time, and a state that must last is checked for a moment. Subclasses say how a
 reader speaks: by frames in `frames/readers.py`, by a stock client in `clients/readers.py`.
 """
 

@@ -72,7 +72,7 @@ class _AskedTopic:
 class _AskedGroup:
     group_id: str
     topics: Sequence[_AskedTopic] | None
-    """None: everything that the group has committed."""
+    """The requested topics, or None for everything that the group has committed."""
     member_id: str | None = None
     member_epoch: int = -1
 
@@ -82,9 +82,10 @@ class _AskedGroup:
 
 
 async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
-    """Never committed, unknown partition, unknown group: offset −1 and no error; null topics ask for everything.
+    """Fetch offsets. For an offset never committed, an unknown partition or an unknown group, the answer is offset −1
+    without an error. Null topics ask for everything.
 
-    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8.
+    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8 on.
     """
     if context.version >= MANY_GROUPS_FROM:
         asked = [await _asked_group(group) async for group in in_pieces(request.groups)]
@@ -133,7 +134,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
 def refuse_offset_fetch(
     request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
 ) -> OffsetFetchResponse:
-    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
+    """Refuse on each partition in version 1, at the top level in 2-7, on each group from 8 on."""
     if version >= 8:
         return OffsetFetchResponse(
             groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
@@ -328,7 +329,7 @@ async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, 
 async def _all_topics(
     stored: Mapping[tuple[UUID, int], CommittedOffset], context: RequestContext
 ) -> list[_FetchedTopic]:
-    """Those that may be shown."""
+    """Return all committed topics that the client may see."""
     catalog = context.services.catalog
     by_topic: dict[UUID, list[_Fetched]] = {}
     async for committed in in_pieces(stored.values()):
@@ -355,11 +356,11 @@ async def _asked_topics(
 
     def allowed(one: _AskedTopic) -> tuple[_AskedTopic, Topic | None, ErrorCode]:
         topic, missing = allowed_topic(one, by_id, context, AclOperation.DESCRIBE)
-        # Of a name that is unknown it is said that nothing was committed.
+        # For an unknown name the answer is that nothing was committed.
         return one, topic, ErrorCode.NONE if missing is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else missing
 
     topics = await mapped(allowed, asked)
-    if by_id:  # unknown ids come after all others, as in Kafka
+    if by_id:  # Unknown ids come after all others, as in Kafka.
         known = [each async for each in in_pieces(topics) if each[1] is not None]
         topics = known + [each async for each in in_pieces(topics) if each[1] is None]
     return [

@@ -1,1 +1,1 @@
-"""Faults under load against a real gateway and a real Postgres: what was acknowledged must be there afterwards."""
+"""Faults under load against a real gateway and a real Postgres: afterwards every acknowledged record must be there."""

@@ -1,7 +1,8 @@
 """A load that remembers what was acknowledged: records with their offsets, and committed offsets.
 
-The one idea: acknowledgements go into plain sets as they arrive; after a fault the log is read from the start and
-compared with them. An idempotent producer retries through the fault, so each acknowledged record is there exactly once.
+The one idea: acknowledgements go into plain sets as they arrive. After a fault the log is read from the start and
+compared with these sets. An idempotent producer retries through the fault, so each acknowledged record is there exactly
+once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import confluent_kafka
 
 
 class Load(threading.Thread):
-    """Produces until stopped and commits a rising offset for each partition beside it."""
+    """Produce until stopped, and commit a rising offset for each partition."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, pause_s: float = 0.005) -> None:
-        """`pause_s`: between 50 records and the next, so that what a long load leaves can be judged."""
+        """`pause_s` is the pause after each 50 records. It limits what a long load has to compare."""
         super().__init__(daemon=True)
         self.bootstrap, self.topic, self.partitions = bootstrap, topic, partitions
         self._pause_s = pause_s
@@ -47,7 +48,7 @@ class Load(threading.Thread):
                 "group.id": self.group,
                 "enable.auto.commit": False,
                 "log_level": 0,
-                # A commit holds this thread, and a node that sleeps answers nothing and closes nothing.
+                # A commit blocks this thread, and a sleeping node neither answers nor closes the connection.
                 "socket.timeout.ms": 5_000,
             }
         )
@@ -58,7 +59,7 @@ class Load(threading.Thread):
                 place = number % self.partitions
                 try:
                     producer.produce(self.topic, value, partition=place, on_delivery=self.on_delivery)
-                except BufferError:  # as many as it may hold wait for a node that is away
+                except BufferError:  # The queue is full of records that wait for an unavailable node.
                     producer.poll(0.1)
                     break
                 number += 1
@@ -92,7 +93,7 @@ class Load(threading.Thread):
         try:
             answered = committer.commit(offsets=wanted, asynchronous=False)
         except confluent_kafka.KafkaException:
-            return  # refused or unanswered: not acknowledged, so nothing is promised
+            return  # The commit was refused or not answered, so it is not acknowledged and promises nothing.
         for partition in answered or ():
             if partition.error is None:
                 self.committed[partition.partition] = partition.offset
@@ -111,7 +112,7 @@ class Load(threading.Thread):
 
 
 def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], bytes]:
-    """Every record of the topic by (partition, offset), up to the high watermarks of this moment."""
+    """Return every record of the topic by (partition, offset), up to the present high watermarks."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False}
     )
@@ -122,7 +123,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
         }
         consumer.assign([confluent_kafka.TopicPartition(topic, index, 0) for index in range(partitions)])
         records: dict[tuple[int, int], bytes] = {}
-        # A long load takes long to read on a machine that is busy: what ends the wait is that nothing comes.
+        # Reading a long load takes long on a busy machine. The wait ends only when no record arrives.
         came_s = time.monotonic()
         while len(records) < sum(ends.values()):
             messages = consumer.consume(5000, 1)
@@ -142,7 +143,8 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
 
 
 def assert_nothing_lost(load: Load) -> None:
-    """Every acknowledged record is at its offset, once; every acknowledged commit, or a later one, stands."""
+    """Assert that every acknowledged record is at its offset, once, and that every acknowledged commit, or a later one,
+    is there."""
     assert not load.failed, load.failed[:5]
     assert load.acknowledged
     records = read_all(load.bootstrap, load.topic, load.partitions)

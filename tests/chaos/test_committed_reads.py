@@ -1,7 +1,9 @@
-"""What readers with read_committed are told, by a model of the log: random transactions on a real Postgres, whose
-results reach a node's tail late, out of order or never; what the tail answers is what Postgres answers.
+"""Reads with read_committed, checked against a model of the log.
 
-    SLUICE_TRANSACTION_SEEDS=200 python -m pytest tests/chaos/test_committed_reads.py
+Random transactions run on a real Postgres. Their results reach a node's tail late, out of order or never. The tail must
+return what Postgres returns.
+
+SLUICE_TRANSACTION_SEEDS=200 python -m pytest tests/chaos/test_committed_reads.py
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ PARTITIONS = 2
 PRODUCERS = 3
 TAIL_BYTES = (0, 800, 3_000, 20_000, 10**6)
 RECENT = 40
-"""Offsets from which the tail is read again and again."""
+"""Number of recent offsets from which the tail is read again and again."""
 READ_BYTES = (1, 200, 600, 10**6)
 
 
 class Told(Protocol):
-    """Something that a node learns when it comes to it."""
+    """Something that a node learns when its event loop runs it."""
 
     def __call__(self) -> None: ...
 
@@ -63,7 +65,7 @@ class ModelBatch:
     base_offset: int
     last_offset: int
     values: list[bytes]
-    """None of a marker."""
+    """Values of the records; a marker has none."""
     transaction: ModelTransaction | None = None
 
 
@@ -77,7 +79,7 @@ class ModelTransaction:
 
 @dataclass
 class ModelLog:
-    """One partition's log as it should be."""
+    """The expected log of one partition."""
 
     batches: list[ModelBatch] = field(default_factory=list[ModelBatch])
     transactions: list[ModelTransaction] = field(default_factory=list[ModelTransaction])
@@ -110,7 +112,8 @@ class ModelLog:
         self.batches.append(ModelBatch(offset, offset, []))
 
     def committed_between(self, offset: int, end_offset: int) -> list[bytes]:
-        """What a consumer gets of the batches from the one that holds `offset` up to `end_offset`."""
+        """Return the values that a consumer receives from the batches between the one that contains `offset` and
+        `end_offset`."""
         return [
             value
             for batch in self.batches
@@ -131,7 +134,7 @@ class ModelLog:
 
 
 class Run:
-    """Random calls by a seed. `tell` keeps what has happened until the node's event loop would come to it."""
+    """Random calls by a seed. `tell` keeps events until the node's event loop would process them."""
 
     def __init__(self, seed: int, database: Database, log: LogStore, roller: Roller, topic: Topic) -> None:
         self.chance = random.Random(seed)
@@ -143,7 +146,7 @@ class Run:
         self.under_way: dict[int, set[PartitionKey]] = {}
         self.untold: list[Told] = []
         self.elsewhere = self.chance.choice((0.0, 0.2, 0.5))
-        """How many transactions another node ends."""
+        """Share of the transactions that another node ends."""
         self.disorder = self.chance.choice((0.0, 0.02, 0.2, 0.5))
         self.settled = False
         self.count = 0
@@ -168,7 +171,7 @@ class Run:
         self.look()
 
     async def settle(self) -> None:
-        """All that is still to be told is, and the node reads where the logs end."""
+        """Process all pending events, and let the node read where the logs end."""
         while self.untold:
             self.untold.pop(0)()
         states = await self.log.states(self.keys)
@@ -176,7 +179,7 @@ class Run:
             self.tail.observe(key, states[key], 0.0)
         self.settled = True
 
-    # --- what others do -----------------------------------------------------------------------------------------------
+    # --- other clients and nodes --------------------------------------------------------------------------------------
 
     async def write_plain(self) -> None:
         key = self.chance.choice(self.keys)
@@ -236,7 +239,7 @@ class Run:
             self._tell(partial(self.tail.observe, key, state, 0.0))
 
     async def lose(self) -> None:
-        """Another node did it, or the answer never came."""
+        """Another node did it, or the answer never arrived."""
         if self.untold:
             self.untold.pop(self.chance.randrange(len(self.untold)))
 
@@ -288,28 +291,28 @@ class Run:
             aborted=aborted,
         )
 
-    # --- what readers are told ----------------------------------------------------------------------------------------
+    # --- answers to readers -------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Both ways, of one place."""
+        """Read one place both from the tail and from Postgres."""
         key = self.chance.choice(self.keys)
         model = self.models[key]
         first = model.log_start if self.chance.random() < 0.3 else max(model.log_start, model.end - RECENT)
         offset = self.chance.randint(first, model.end)
         max_bytes = self.chance.choice(READ_BYTES)
         cold = await self._read_cold(key, offset, max_bytes)
-        # Postgres judges by the chunk how much fits, so either may end first.
+        # Postgres decides by the chunk how much fits, so either read may end first.
         for batch, stored in zip(self.read_warm(key, offset, max_bytes) or (), cold, strict=False):
             assert bytes(batch) == bytes(stored.records)
 
     def look(self) -> None:
-        """From each of the recent offsets, as the tail has it."""
+        """Read from each of the recent offsets in the tail."""
         for key, model in self.models.items():
             for offset in range(max(model.log_start, model.end - RECENT), model.end + 1):
                 self.read_warm(key, offset, self.chance.choice(READ_BYTES))
 
     def read_warm(self, key: PartitionKey, offset: int, max_bytes: int) -> Sequence[Buffer] | None:
-        """The tail may know less than Postgres, and nothing else."""
+        """Read from the tail. It may know less than Postgres, but nothing else."""
         model = self.models[key]
         found = self.tail.read(key, offset, max_bytes, at_least_one=True, now_s=0.0, committed=True)
         if found is None or found.known.log_start_offset > offset:
@@ -350,7 +353,7 @@ class Run:
         batches: Sequence[Buffer],
         aborted: Sequence[AbortedTransaction],
     ) -> None:
-        """A consumer takes what was committed of it, and nothing else."""
+        """Assert that a consumer receives the committed records of these batches, and no others."""
         stored = [StoredBatch(*_span(batch), 0, bytes(batch)) for batch in batches]
         taken = [record.value for record in committed_records(stored, aborted)]
         assert taken == model.committed_between(offset, end_offset)
@@ -372,7 +375,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
-async def test_the_tail_tells_readers_what_postgres_does(
+async def test_the_tail_returns_the_same_committed_records_as_postgres(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)

@@ -1,5 +1,8 @@
-"""Physical copies of a data directory, started elsewhere: of a node that was stopped, of one moment of a node that
-runs, and of its Postgres first and its segments later, which is another history."""
+"""Copies of a data directory, started elsewhere.
+
+One is of a stopped node, one of a single moment of a running node. The third has a Postgres that is older than its
+segments, which makes it another history.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.postgres import short_directory
 PARTITIONS = 4
 DEADLINE_S = 60.0
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "log.store.inline.max.bytes": "1000"}
-"""So that most bytes lie in segments."""
+"""Settings by which most bytes lie in segments."""
 
 Records = dict[tuple[int, int], bytes]
 
@@ -39,8 +42,11 @@ def elsewhere() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(directory: Path) -> Iterator[GatewayProcess]:
-    """A node with its own Postgres on a copy, once it has buried the nodes of the original: it names them until their
-    registration has lapsed, and here they live."""
+    """Start a node with its own Postgres on a copy.
+
+    Wait until the copy drops the original's nodes: it names them until their registration has expired, and here they
+    still live.
+    """
     node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
     node.start()
     try:
@@ -72,7 +78,7 @@ def epochs(node: GatewayProcess) -> set[int]:
 
 
 def is_whole(node: GatewayProcess) -> subprocess.CompletedProcess[str]:
-    """What `sluice check` says of a node that runs."""
+    """Run `sluice check` against a running node."""
     command = [sys.executable, "-m", "gateway.cli", "check", "--data-dir", str(node.data_dir)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -85,7 +91,7 @@ def loaded(gateway: GatewayProcess, count: int) -> Load:
 
 
 def assert_goes_on(node: GatewayProcess, topic: str, before: Records) -> None:
-    """It takes records behind those it has."""
+    """Assert that the node appends records behind those it has."""
     more = Load(node.bootstrap, topic, PARTITIONS)
     more.start()
     more.wait_for(500)
@@ -115,10 +121,10 @@ def test_a_copy_of_a_stopped_node_serves_what_the_node_did(gateway_factory: Gate
 
 
 @pytest.mark.long
-def test_a_copy_of_one_moment_of_a_running_node_has_all_that_was_acknowledged(
+def test_a_copy_of_one_moment_of_a_running_node_has_every_acknowledged_record(
     gateway_factory: GatewayFactory, elsewhere: Path
 ) -> None:
-    """As a snapshot of the file system is. Both processes stand still, so that `cp` sees one moment."""
+    """The copy is like a snapshot of the file system. Both processes stand still, so `cp` sees one moment."""
     gateway = gateway_factory(SETTINGS, embedded=True)
     load = loaded(gateway, 2000)
     gateway.pause_postgres()
@@ -131,7 +137,7 @@ def test_a_copy_of_one_moment_of_a_running_node_has_all_that_was_acknowledged(
     load.stop()
     assert_nothing_lost(load)
     original = read_all(gateway.bootstrap, load.topic, PARTITIONS)
-    gateway.kill()  # The copy still names it: who asked the copy would be sent here.
+    gateway.kill()  # The copy still names the original, to which it would redirect clients.
     with started(elsewhere) as node:
         records = read_all(node.bootstrap, load.topic, PARTITIONS)
         missing = [value for value, place in acknowledged.items() if records.get(place) != value]

@@ -1,4 +1,4 @@
-"""kill −9 of the gateway, of Postgres, and Postgres gone for ten seconds, all under load."""
+"""kill −9 of the gateway, kill −9 of Postgres, and ten seconds without Postgres, all under load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTITIONS = 4
 
 
 @pytest.mark.parametrize("kills", first_always([1, 3], 1))
-def test_kill_9_of_the_gateway_loses_nothing_acknowledged(gateway_factory: GatewayFactory, kills: int) -> None:
+def test_kill_9_of_the_gateway_loses_no_acknowledged_record(gateway_factory: GatewayFactory, kills: int) -> None:
     gateway = gateway_factory()
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     load = Load(gateway.bootstrap, topic, PARTITIONS)
@@ -30,7 +30,7 @@ def test_kill_9_of_the_gateway_loses_nothing_acknowledged(gateway_factory: Gatew
 
 
 @pytest.mark.parametrize("kills", first_always([1, 2], 1))
-def test_kill_9_of_the_embedded_postgres_loses_nothing_acknowledged(
+def test_kill_9_of_the_embedded_postgres_loses_no_acknowledged_record(
     gateway_factory: GatewayFactory, kills: int
 ) -> None:
     gateway = gateway_factory(embedded=True)
@@ -46,8 +46,9 @@ def test_kill_9_of_the_embedded_postgres_loses_nothing_acknowledged(
 
 
 @pytest.mark.parametrize("seconds", first_always([2, 10], 1))
-def test_postgres_gone_for_seconds(gateway_factory: GatewayFactory, seconds: int) -> None:
-    """Stopped (SIGSTOP), so that nothing answers, then back: producers wait, nothing acknowledged is lost."""
+def test_a_stopped_postgres_loses_no_acknowledged_record(gateway_factory: GatewayFactory, seconds: int) -> None:
+    """Postgres is stopped (SIGSTOP), so it does not answer, and then continues. Producers wait, and no acknowledged
+    record is lost."""
     gateway = gateway_factory(embedded=True)
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     load = Load(gateway.bootstrap, topic, PARTITIONS)

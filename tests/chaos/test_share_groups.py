@@ -1,5 +1,7 @@
-"""Members of a share group that acknowledge, release, vanish and come back, through kills of the gateway: what was
-acknowledged comes no more, and everything is in the end."""
+"""Members of a share group acknowledge, release, vanish and return, through kills of the gateway.
+
+Acknowledged records are not delivered again, and in the end every record is acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ PASSING = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.COORDINATOR_NOT
 
 
 class Books:
-    """What members were given, and what the gateway has said that it knows to be settled."""
+    """Records that members received, and records that the gateway confirmed as acknowledged."""
 
     def __init__(self) -> None:
         self.settled: set[int] = set()
         self.in_doubt: set[int] = set()
-        """Acknowledged without an answer: it may be settled."""
+        """Offsets whose acknowledgement was not answered: they may be acknowledged."""
 
     def given(self, offsets: range) -> None:
         again = self.settled.intersection(offsets)
@@ -49,7 +51,7 @@ class Books:
 
 
 class Worker:
-    """One member after another on one connection after another."""
+    """One member after another, on one connection after another."""
 
     def __init__(self, gateway: GatewayProcess, group_id: str, topic: str, books: Books, seed: str) -> None:
         self._gateway = gateway
@@ -78,7 +80,7 @@ class Worker:
                 await self._acknowledge(reader, offsets)
 
     async def _acknowledge(self, reader: Reader, offsets: range) -> None:
-        # So seldom otherwise that nothing is delivered as often as the limit.
+        # Releases are so rare that no record reaches the delivery limit.
         accepts = self._chance.random() < 0.9
         if accepts:
             self._books.in_doubt.update(offsets)
@@ -95,7 +97,7 @@ async def lag(client: WireClient, group_id: str) -> int:
 
 
 @pytest.mark.parametrize("seed", first_always([1, 2], 1))
-async def test_what_was_acknowledged_comes_no_more(gateway_factory: GatewayFactory, seed: int) -> None:
+async def test_an_acknowledged_record_is_not_delivered_again(gateway_factory: GatewayFactory, seed: int) -> None:
     gateway = gateway_factory(LIMITS)
     chance, books = random.Random(seed), Books()
     group_id, topic = fresh("share"), fresh("topic")

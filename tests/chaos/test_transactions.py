@@ -1,4 +1,4 @@
-"""Transactions while gateways and Postgres are killed: every one is whole or absent, for every reader.
+"""Transactions while gateways and Postgres are killed: for every reader each transaction is whole or absent.
 
 SLUICE_TRANSACTION_RUNS=20 python -m pytest tests/chaos/test_transactions.py
 """
@@ -63,7 +63,9 @@ def run(seed: int, nodes: Sequence[GatewayProcess], faults: Sequence[Fault], cou
 
 
 @pytest.mark.parametrize("seed", range(1, RUNS + 1))
-def test_one_node_with_its_postgres(gateway_factory: GatewayFactory, seed: int) -> None:
+def test_transactions_of_a_killed_node_with_its_postgres_are_whole_or_absent(
+    gateway_factory: GatewayFactory, seed: int
+) -> None:
     node = gateway_factory(SETTINGS, embedded=True)
 
     def kill_gateway() -> None:
@@ -75,10 +77,10 @@ def test_one_node_with_its_postgres(gateway_factory: GatewayFactory, seed: int) 
 
 @pytest.mark.parametrize("seed", range(1, RUNS + 1))
 @pytest.mark.parametrize("faults", first_always([1, FAULTS], 1))
-def test_two_nodes_on_one_postgres(
+def test_transactions_of_two_killed_nodes_on_one_postgres_are_whole_or_absent(
     gateway_factory: GatewayFactory, restorable: RestorablePostgres, faults: int, seed: int
 ) -> None:
-    """A backend that is killed takes all sessions with it."""
+    """A killed backend ends all sessions."""
     nodes = [gateway_factory(database_url=restorable.url) for _ in range(2)]
 
     def restart(node: GatewayProcess) -> None:

@@ -1,7 +1,7 @@
-"""Producers in transactions that remember what became of each, and a reader with read_committed beside them.
+"""Transactional producers that remember the outcome of each transaction, and a reader with read_committed.
 
-The one idea: a transaction is all of its records or none, so what a reader must end with follows from what each
-producer was told: committed, aborted, or nothing. Records name their producer, their transaction and their place in it.
+The one idea: a transaction is all of its records or none. So the expected end of a reader follows from what each
+producer learned: committed, aborted, or nothing. Records name their producer, their transaction and their place in it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 PATIENCE_S = 60.0
 CALL_S = 5.0
-"""How long one call of a client may take before it is made again."""
+"""Seconds that one call of a client may take before it is repeated."""
 
 Place = tuple[int, int, int]
-"""Of a record: its producer, the transaction, and where in it."""
+"""Place of a record: its producer, its transaction, and its index there."""
 
 
 class Outcome(Enum):
@@ -36,7 +36,7 @@ class _AbortRequiredError(Exception):
 
 
 class Progress:
-    """How many transactions have ended, of all producers together."""
+    """Number of ended transactions of all producers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -56,21 +56,21 @@ class Progress:
 
 
 class TransactionalProducer(threading.Thread):
-    """Commits or aborts one transaction after the other until it is told to stop."""
+    """Commit or abort one transaction after the other until stopped."""
 
     def __init__(self, number: int, seed: int, bootstrap: str, topic: str, partitions: int, progress: Progress) -> None:
         super().__init__(daemon=True)
         self.number = number
         self._progress = progress
         self.planned: list[Counter[tuple[int, Place]]] = []
-        """Per transaction its records with their partitions."""
+        """Records and their partitions, by transaction."""
         self.outcomes: list[Outcome] = []
         self.failure: BaseException | None = None
         self._chance = random.Random(seed * 1_000 + number)
         self._servers, self._topic, self._partitions = bootstrap, topic, partitions
         self._transactional_id = f"{topic}-{number}"
         self._asked = False
-        """Whether the client was told to commit the transaction that is under way."""
+        """True if the client was asked to commit the present transaction."""
         self._stop_requested = threading.Event()
 
     def run(self) -> None:
@@ -80,7 +80,7 @@ class TransactionalProducer(threading.Thread):
                 self.planned.append(Counter())
                 outcome = self._run_transaction(producer)
                 if outcome is None:
-                    # Who begins anew has what was open aborted.
+                    # A new producer aborts the transaction that its predecessor left open.
                     producer = self._fresh()
                     outcome = Outcome.UNKNOWN if self._asked else Outcome.ABORTED
                 self.outcomes.append(outcome)
@@ -116,7 +116,7 @@ class TransactionalProducer(threading.Thread):
         return producer
 
     def _run_transaction(self, producer: confluent_kafka.Producer) -> Outcome | None:
-        """None: the client can do nothing more."""
+        """Run one transaction. None means that the client can do nothing more."""
         self._asked = False
         try:
             producer.begin_transaction()
@@ -150,7 +150,7 @@ class TransactionalProducer(threading.Thread):
 
 
 class CommittedReader(threading.Thread):
-    """Reads every partition from its first record on with read_committed, until it has come to given ends."""
+    """Read every partition from its first record with read_committed, up to given ends."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         super().__init__(daemon=True)
@@ -189,7 +189,7 @@ class CommittedReader(threading.Thread):
             self._consumer.close()
 
     def finish(self, ends: Sequence[int]) -> list[list[Place]]:
-        """The records of each partition up to its end, once all are read."""
+        """Wait until all is read, and return the records of each partition up to its end."""
         self._deadline_s = time.monotonic() + PATIENCE_S
         self._ends = ends
         self.join(2 * PATIENCE_S)
@@ -223,7 +223,7 @@ class CommittedReader(threading.Thread):
 
 
 def ends_of(bootstrap: str, topic: str, partitions: int) -> list[int]:
-    """Where each partition's log ends."""
+    """Return the end of each partition's log."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
     try:
         return [consumer.get_watermark_offsets(TopicPartition(topic, index), 30)[1] for index in range(partitions)]
@@ -232,8 +232,8 @@ def ends_of(bootstrap: str, topic: str, partitions: int) -> list[int]:
 
 
 def assert_whole(records: Sequence[Sequence[Place]], producers: Sequence[TransactionalProducer]) -> Counter[Outcome]:
-    """Each transaction is there as a whole, once and in order, or not at all, as its producer was told; how many of
-    each outcome."""
+    """Assert that each transaction is there as a whole, once and in order, or is absent, as its producer learned.
+    Return the number of each outcome."""
     seen: dict[tuple[int, int], Counter[tuple[int, Place]]] = {}
     for partition, places in enumerate(records):
         for place in places:
@@ -259,7 +259,7 @@ def assert_whole(records: Sequence[Sequence[Place]], producers: Sequence[Transac
 
 
 def _insist(call: Callable[[], object]) -> None:
-    """Makes the call until it has succeeded or cannot."""
+    """Repeat the call until it succeeds or cannot succeed."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -1,6 +1,7 @@
-"""Closes librdkafka consumers in the middle of rebalances: `python -m tests.clients.closers BOOTSTRAP ROUNDS THREADS`.
+"""Close librdkafka consumers in the middle of rebalances: `python -m tests.clients.closers BOOTSTRAP ROUNDS THREADS`.
 
-A program of its own, for a close that hangs takes the interpreter with it. Prints `closed ROUNDS` at the end.
+This is a program of its own, because a close that hangs blocks the whole interpreter. It prints `closed ROUNDS` at the
+end.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def rebalance_and_close(bootstrap: str, chance: random.Random) -> None:
     first = member(bootstrap, group, topic)
     poll_until_owned(first, PARTITIONS)
     second = member(bootstrap, group, topic)
-    # At some moment of the rebalance; or when both have their share, which one of them need not have been told.
+    # Close at a random moment of the rebalance, or when both own their share. One of the two may not have noticed yet.
     at, linger_s = chance.choice((time.monotonic() + 0.6 * chance.random(), None)), chance.choice((0.001, 0.05))
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < (deadline if at is None else at):

@@ -1,11 +1,11 @@
 """One `ConsumerThread` per client library, all reporting to a `Scoreboard`.
 
-Each consumes with auto-commit as its library does by default, so offsets are committed when partitions are handed
-over and when the consumer closes: in an orderly rebalance nothing may be read twice.
+Each consumer commits automatically, as its library does by default. So it commits offsets when it hands partitions over
+and when it closes, and an orderly rebalance must repeat no record.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
-# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+# The type stubs of these client libraries are incomplete, or belong to an older release.
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ NO_SETTINGS: Mapping[str, str | int] = {}
 
 
 class ConfluentConsumer(ConsumerThread):
-    """librdkafka: `assignor` is range, roundrobin or cooperative-sticky; `settings` override its configuration."""
+    """A librdkafka consumer: `assignor` is range, roundrobin or cooperative-sticky; `settings` override its
+    configuration."""
 
     def __init__(
         self,
@@ -47,8 +48,9 @@ class ConfluentConsumer(ConsumerThread):
         self.bootstrap, self.topic, self.group, self.assignor = bootstrap, topic, group, assignor
         self.settings = settings
         self.awaits_partitions = False
-        """Set by a test that has seen the server hold its partitions back: it closes at once. It would leave only when
-        it has them otherwise, and no event that closing could wait for is on its way."""
+        """A test sets this after it has seen the coordinator withhold the consumer's partitions. The consumer then
+        closes at once. Otherwise it would leave only after it has received them. No event is on its way for which
+        closing could wait."""
 
     def open(self) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -88,7 +90,7 @@ class ConfluentConsumer(ConsumerThread):
 
     def close_consumer(self) -> None:
         if "group.instance.id" in self.settings:
-            self.consumer.close()  # a static member stays in its group
+            self.consumer.close()  # A static member stays in its group.
         elif self.awaits_partitions:
             self.consumer.close()
         else:
@@ -96,7 +98,8 @@ class ConfluentConsumer(ConsumerThread):
 
 
 class ConfluentConsumerProtocol(ConfluentConsumer):
-    """librdkafka with `group.protocol=consumer` (KIP-848): `assignor` is uniform or range, the coordinator's."""
+    """A librdkafka consumer with `group.protocol=consumer` (KIP-848): `assignor` names the coordinator's, uniform or
+    range."""
 
     def open(self) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -114,7 +117,8 @@ class ConfluentConsumerProtocol(ConfluentConsumer):
 
 
 class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
-    """kafka-python: `assignor` is range, roundrobin or cooperative-sticky, or several of them with commas between."""
+    """A kafka-python consumer: `assignor` is range, roundrobin or cooperative-sticky, or several of them with commas
+    between."""
 
     ASSIGNORS: ClassVar[dict[str, type[AbstractPartitionAssignor]]] = {
         "range": RangePartitionAssignor,
@@ -145,7 +149,7 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
         self.board.remove(self.name, {partition.partition for partition in revoked})
 
     def poll_once(self) -> None:
-        # Within this time it also commits before a rebalance; what does not make it in time is read twice.
+        # Within this time the consumer also commits before a rebalance. A record whose commit is later is read twice.
         for records in self.consumer.poll(1000).values():
             for record in records:
                 self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value))
@@ -155,7 +159,7 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
 
 
 class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
-    """aiokafka in a loop of its own: `assignor` is range or roundrobin."""
+    """An aiokafka consumer in an event loop of its own: `assignor` is range or roundrobin."""
 
     ASSIGNORS: ClassVar = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin}
 

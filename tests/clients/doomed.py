@@ -1,7 +1,8 @@
-"""A consumer in a process of its own, to be killed: `python -m tests.clients.doomed BOOTSTRAP TOPIC GROUP [KEY=VALUE]`.
+"""Run a consumer in a process that a test will kill: `python -m tests.clients.doomed BOOTSTRAP TOPIC GROUP
+[KEY=VALUE]`.
 
-Prints the partitions it is assigned, comma-separated, at each assignment, and `lost` before those that it has lost;
-further arguments are librdkafka's settings.
+At each assignment it prints the assigned partitions, comma-separated. It prints `lost` before partitions that it lost.
+Further arguments are librdkafka's settings.
 """
 
 from __future__ import annotations

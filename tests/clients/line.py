@@ -1,7 +1,7 @@
-"""What stands between a gateway and clients that are to fall silent: it passes bytes on until one of them is muted.
+"""A proxy between a gateway and its clients that can mute one client.
 
-The one idea: clients have a listener of their own that is advertised as this line's address, and each connection is
-known by the client id in its first request. Nobody is told of a mute: connections stay open, and nothing passes.
+The one idea: clients use a listener of their own, whose advertised address is this proxy's. The client id in the first
+request identifies a connection. A mute closes no connection: no byte passes any more.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.postgres import LoopThread
 
 READ_BYTES = 64 * 1024
 _FIRST = struct.Struct(">ihhih")
-"""Of a request: its size, key, version and correlation id, and how long the client id is that follows."""
+"""Head of a request: size, key, version, correlation id, and the length of the client id that follows."""
 
 
 class Line:
-    """Listens on a port of its own, of `address`; what comes there goes to `upstream_port` of this host."""
+    """Listen on a port of `address`, and pass connections on to `upstream_port` of this host."""
 
     def __init__(self, loop: LoopThread, upstream_port: int) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Line:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def mute(self, name: str) -> None:
-        """Nothing of this client passes in either direction, nor will it on connections to come."""
+        """Pass nothing of this client in either direction, on present and on later connections."""
         self._loop.run(self._mute(name))
 
     async def _mute(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Line:
         self._passing[name].clear()
 
     def unmute(self, name: str) -> None:
-        """If it was muted, its connections are cut; on others it passes."""
+        """Let later connections of this client pass. If the client was muted, its present connections are cut."""
         self._loop.run(self._unmute(name))
 
     async def _unmute(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""Readers that are stock clients, librdkafka with `group.protocol=consumer`; a scenario says when they read and commit.
+"""Readers that are stock clients: librdkafka with `group.protocol=consumer`. A scenario says when they read and commit.
 
-The one idea: a consumer is paused but while it reads, so that it is served what its application is given and no more.
-What it owns is what its callbacks were told, in the order in which they were. Its heartbeats are its own.
+The one idea: a consumer is paused except while it reads, so the gateway serves it no more than its application
+receives. Its callbacks say what it owns, in their order. librdkafka's own thread sends its heartbeats.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from tests.readers import Partition
 
 MORTAL_MS = 4_000
 HEARTBEAT_MS = 300
-"""Of 100 ms, members joined anew when the machine let a gateway stand still for a second: librdkafka had given up on
-answers that brought it new epochs."""
+"""Milliseconds. At 100 ms members joined anew when the machine let a gateway stand still for a second: librdkafka had
+given up on answers that carried new epochs."""
 READ_S = 20.0
-"""For as long a record may be on its way."""
+"""Seconds that a record may be on its way."""
 LOOK_S = 0.05
 ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1}
-"""librdkafka holds one batch then; it asks for the next a second later (`fetch.queue.backoff.ms`), unless paused."""
+"""With these settings librdkafka holds one batch. It asks for the next a second later (`fetch.queue.backoff.ms`),
+unless it is paused."""
 
 
 class Client:
-    """One consumer. `tells` who listens, until it is nobody's any more."""
+    """One consumer. It reports to `tells` until `forget` is called."""
 
     def __init__(self, readers: StockReaders, name: str, bootstrap: str, group_id: str) -> None:
         self.client_id = fresh(f"{group_id}-{name}")
@@ -62,12 +63,13 @@ class Client:
         if self._readers is None:
             consumer.incremental_assign(partitions)
             return
-        # Whoever is resumed while it asks where to begin asks twice, and begins twice.
+        # librdkafka asks again where to begin, and begins twice, if it is resumed while it still asks.
         begin = consumer.committed(partitions, timeout=READ_S)
         for each in begin:
             assert each.error is None, each
             each.offset = max(each.offset, 0)
-            consumer.get_watermark_offsets(each, cached=True)  # what librdkafka has not heard of it cannot pause
+            # librdkafka cannot pause a partition that it has not heard of yet.
+            consumer.get_watermark_offsets(each, cached=True)
         consumer.pause(begin)
         consumer.incremental_assign(begin)
         self._readers.gained(self._name, begin)
@@ -98,7 +100,7 @@ class StockReaders(GatewayReaders):
         mortal: bool = False,
         one_at_a_time: bool = False,
     ) -> None:
-        """`line`: leads to the gateway, for those who are to fall silent."""
+        """`line` leads to the gateway. Readers that must fall silent use it."""
         configs = {
             "group_handoff_timeout_ms": str(timeout_ms),
             "consumer_heartbeat_interval_ms": str(HEARTBEAT_MS),
@@ -112,12 +114,12 @@ class StockReaders(GatewayReaders):
         self._called = {called: topic for topic, called in self._names.items()}
         self._clients: dict[str, Client] = {}
         self._idle: dict[str, Client] = {}
-        """Of those who have left: who comes again by that name goes on as the same member."""
+        """Clients of readers that left. A reader that returns by the same name goes on as the same member."""
         self._silent: list[Client] = []
         self._committed: dict[Partition, int] = {}
         self._done: dict[tuple[str, Partition], int] = {}
-        """Behind the last record that each was given and has not committed. One that is given back a partition begins
-        anew at what is committed, and has done what it had done."""
+        """Offset behind the last record that each reader received and has not committed. A reader that receives a
+        partition again begins at the committed offset, but its finished work stays finished."""
 
     def close(self) -> None:
         clients = [*self._clients.values(), *self._idle.values(), *self._silent]
@@ -129,7 +131,7 @@ class StockReaders(GatewayReaders):
                 self._line.unmute(client.client_id)
                 stack.callback(close, client.consumer)
             for client in clients:
-                client.consumer.unsubscribe()  # all at once; each is waited for after that
+                client.consumer.unsubscribe()  # Unsubscribe all at once; `close` then waits for each.
 
     # --- what callbacks say -------------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class StockReaders(GatewayReaders):
             self._serve(name, 0)
 
     def _serve(self, name: str, timeout_s: float) -> Partition | None:
-        """What was read, if anything."""
+        """Poll once, and return the partition of the record, if any came."""
         message = self._clients[name].consumer.poll(timeout_s)
         if message is None:
             return None
@@ -182,7 +184,8 @@ class StockReaders(GatewayReaders):
         return topic, partition
 
     async def read(self, name: str, at_most: int | None = None) -> set[Partition]:
-        """Of what it is not about to lose: what it is served and lets go of unseen would be waited for."""
+        """Read only from partitions that the reader will keep. If it released records it was served and never saw, the
+        coordinator would wait for their commit."""
         reader, consumer = self.readers[name], self._clients[name].consumer
         targets = {each.member_id: each.target_assignment for each in (await self.describe()).members}
         kept = self.partitions_of(targets[self.member_id(name)].topic_partitions)
@@ -224,7 +227,8 @@ class StockReaders(GatewayReaders):
             del self._done[name, partition]
 
     def _stored(self, name: str, offsets: list[confluent_kafka.TopicPartition]) -> bool:
-        """Not while its next heartbeat is to tell it a new epoch."""
+        """Return whether the commit succeeded. It fails while the next heartbeat has yet to bring the member a new
+        epoch."""
         try:
             committed = self._clients[name].consumer.commit(offsets=offsets, asynchronous=False)
         except confluent_kafka.KafkaException as refused:
@@ -249,8 +253,10 @@ class StockReaders(GatewayReaders):
         self._run(self._arrive(names))
 
     async def _arrive(self, names: Collection[str]) -> None:
-        """Until they are members and have what they are given at once, and for a moment more. The others do nothing
-        meanwhile, whatever their heartbeats were told, and so what is theirs stays theirs."""
+        """Wait until these readers are members, own what the coordinator can assign at once, and keep it for a moment.
+
+        The others do nothing while it waits, even if their heartbeats ask for it, and so keep what they own.
+        """
         clock = asyncio.get_running_loop().time
         since_s = None
         while True:
@@ -307,12 +313,13 @@ class StockReaders(GatewayReaders):
         return {HandoffEnd(row["reason"]) for row in self._run(self._journaled(reasons))}
 
     def history(self) -> str:
-        """For the report of a failure."""
+        """Return the group's events for the report of a failure."""
         events = "select at_ms, kind, reason, detail, generation_id, client_id from journal_event where group_id = $1"
         return "\n".join(" ".join(map(str, row)) for row in self._run(self._journaled(f"{events} order by seq")))
 
     async def _journaled(self, query: str) -> list[asyncpg.Record]:
-        """The journal is written in the order of what happens: once a commit that follows is in it, all else is."""
+        """Return rows of the journal. The journal is written in the order of events: once it contains a commit made
+        now, it contains all earlier events."""
         follows, (called, *_) = fresh("follows"), self._names.values()
         partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
         commit = OffsetCommitRequest(

@@ -1,8 +1,8 @@
-"""What the consumers of one test saw, and waiting for it.
+"""A record of what the consumers of one test saw, with waits for a settled state.
 
-The one idea: every consumer, whatever its library, reports assignments and deliveries to one `Scoreboard`; tests wait
-on its condition for a settled state of *all* consumers and then assert, so that no test looks at an intermediate
-snapshot and none sleeps.
+The one idea: every consumer, of any library, reports assignments and deliveries to one `Scoreboard`. Tests wait on its
+condition for a settled state of *all* consumers and then assert. So no test looks at an intermediate state, and none
+sleeps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Delivery:
 
 
 class Scoreboard:
-    """Thread-safe record of ownership and deliveries of one topic."""
+    """Ownership and deliveries of one topic, safe for threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -50,7 +50,7 @@ class Scoreboard:
             self._changed.notify_all()
 
     def lose(self, member: str, partitions: set[int]) -> None:
-        """Partitions that were taken away without a chance to commit: right only after a real eviction."""
+        """Note partitions that a member lost without a chance to commit. This is correct only after a real eviction."""
         with self._changed:
             self.owned[member] = self.owned.get(member, frozenset()) - partitions
             self.lost.append((member, frozenset(partitions)))
@@ -80,7 +80,8 @@ class Scoreboard:
             assert not self.failures, self.failures
 
     def wait_settled(self, members: set[str], partitions: int, timeout_s: float = 60) -> None:
-        """Every partition has exactly one owner, all `members` own a balanced share and nobody else is left."""
+        """Wait until every partition has exactly one owner, all `members` own a balanced share, and there is no other
+        owner."""
         low, high = partitions // len(members), -(-partitions // len(members))
 
         def settled() -> bool:
@@ -101,7 +102,7 @@ class Scoreboard:
         )
 
     def revoked_of(self, member: str) -> frozenset[int]:
-        """All that it was asked to give up."""
+        """All partitions that the member was asked to revoke."""
         return frozenset().union(*(partitions for name, partitions in self.revoked if name == member))
 
     def duplicates(self) -> list[tuple[int, int]]:
@@ -110,8 +111,7 @@ class Scoreboard:
 
 
 class Ownership(Scoreboard):
-    """Also notes partitions that somebody is given while another has them, and those that are given anew to who has
-    them."""
+    """Note partitions that a member receives while another owns them, or receives although it owns them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Ownership(Scoreboard):
 
 
 class ConsumerThread(threading.Thread, ABC):
-    """A consumer that polls until told to stop, then closes in an orderly way (LeaveGroup included)."""
+    """A consumer that polls until a test stops it, then closes in an orderly way (LeaveGroup included)."""
 
     def __init__(self, name: str, board: Scoreboard) -> None:
         super().__init__(name=name, daemon=True)
@@ -152,7 +152,7 @@ class ConsumerThread(threading.Thread, ABC):
                     self.poll_once()
             finally:
                 self.close_consumer()
-        except Exception as error:  # the thread's last frame: whatever happened belongs on the board
+        except Exception as error:  # This is the thread's last frame: the board must hold any exception.
             self.board.fail(self.name, error)
         finally:
             self.board.gone(self.name)

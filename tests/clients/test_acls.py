@@ -1,7 +1,7 @@
-"""librdkafka's admin client makes ACLs, and a producer and a consumer of its are refused and let in by them."""
+"""librdkafka's admin client creates ACLs, and they permit or refuse its producer and consumer."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
-# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+# The type stubs of these client libraries are incomplete, or belong to an older release.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ME = "User:ANONYMOUS"
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """What has no ACL is everybody's here, so that there can be a first one."""
+    """A gateway on which everyone may use a resource without ACLs, so that there can be a first ACL."""
     with gateways(postgres) as start:
         yield start({**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"})
 
@@ -57,7 +57,7 @@ def delivered(bootstrap: str, topic: str) -> KafkaError | None:
 
 
 def consumed(bootstrap: str, topic: str, group: str) -> bytes | int:
-    """The first record, or the code of what stands in its way."""
+    """Return the first record, or the code of the error that prevents it."""
     settings = {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
     consumer = Consumer(settings)
     try:
@@ -70,7 +70,7 @@ def consumed(bootstrap: str, topic: str, group: str) -> bytes | int:
         consumer.close()
 
 
-def test_acls_are_made_described_and_deleted(guarded: GatewayProcess) -> None:
+def test_acls_are_created_described_and_deleted(guarded: GatewayProcess) -> None:
     admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
     name = f"acl-{uuid.uuid4().hex[:12]}"
     made = [binding(ResourceType.TOPIC, name, each) for each in (AclOperation.READ, AclOperation.WRITE)]
@@ -84,7 +84,7 @@ def test_acls_are_made_described_and_deleted(guarded: GatewayProcess) -> None:
     assert admin.describe_acls(asked).result(TIMEOUT_S) == []
 
 
-def test_without_an_authorizer_there_are_none(gateway: GatewayProcess) -> None:
+def test_acl_requests_without_an_authorizer_are_refused(gateway: GatewayProcess) -> None:
     admin = AdminClient({"bootstrap.servers": gateway.bootstrap})
     with pytest.raises(KafkaException) as refused:
         add(admin, binding(ResourceType.TOPIC, "t", AclOperation.READ))
@@ -92,7 +92,7 @@ def test_without_an_authorizer_there_are_none(gateway: GatewayProcess) -> None:
     assert refused.value.args[0].str() == "No Authorizer is configured."
 
 
-def test_who_is_refused_is_let_in_by_an_acl(guarded: GatewayProcess) -> None:
+def test_a_refused_client_is_permitted_after_an_acl_is_created(guarded: GatewayProcess) -> None:
     bootstrap = guarded.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topic, group = create_topic(bootstrap, 1), f"group-{uuid.uuid4().hex[:12]}"

@@ -1,7 +1,7 @@
 """The admin clients of kafka-python and librdkafka against a gateway: topics, partitions, settings, sizes."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
-# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+# The type stubs of these client libraries are incomplete, or belong to an older release.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def error_name(future) -> str:
 # --- librdkafka -----------------------------------------------------------------------------------------------------
 
 
-def test_librdkafka_creates_grows_and_deletes(librdkafka: AdminClient) -> None:
+def test_librdkafka_creates_grows_and_deletes_topics(librdkafka: AdminClient) -> None:
     name = fresh()
     created = librdkafka.create_topics([NewTopic(name, 2, 1, config={"retention.ms": "1000"})])
     assert created[name].result(TIMEOUT_S) is None
@@ -76,7 +76,7 @@ def test_librdkafka_creates_grows_and_deletes(librdkafka: AdminClient) -> None:
     assert error_name(librdkafka.delete_topics([name])[name]) == "UNKNOWN_TOPIC_OR_PART"
 
 
-def test_librdkafka_is_refused(librdkafka: AdminClient) -> None:
+def test_librdkafka_receives_errors_for_wrong_admin_requests(librdkafka: AdminClient) -> None:
     name = fresh()
     refused = librdkafka.create_topics([NewTopic(name, 1, 1, config={"retention.ms": "soon"}), NewTopic("a b", 1, 1)])
     with pytest.raises(KafkaException, match=r"retention\.ms"):
@@ -125,7 +125,7 @@ def test_librdkafka_describes_cluster_topics_and_broker(librdkafka: AdminClient)
     configs = librdkafka.describe_configs([broker])[broker].result(TIMEOUT_S)
     assert configs["num.partitions"].value == "1"
     assert configs["advertised.listeners"].value.endswith(str(cluster.nodes[0].port))
-    # It is there once somebody has looked for a group's coordinator.
+    # The topic exists once a client has looked for a group's coordinator.
     librdkafka.describe_consumer_groups([name])[name].result(TIMEOUT_S)
     offsets = librdkafka.list_topics(timeout=TIMEOUT_S).topics["__consumer_offsets"]
     assert len(offsets.partitions) == 50
@@ -134,7 +134,7 @@ def test_librdkafka_describes_cluster_topics_and_broker(librdkafka: AdminClient)
 # --- kafka-python ---------------------------------------------------------------------------------------------------
 
 
-def test_kafka_python_creates_describes_and_deletes(kafka_python: KafkaAdminClient) -> None:
+def test_kafka_python_creates_describes_and_deletes_topics(kafka_python: KafkaAdminClient) -> None:
     name = fresh()
     kafka_python.create_topics({name: {"num_partitions": 3, "replication_factor": 1}})
     with pytest.raises(TopicAlreadyExistsError):
@@ -149,7 +149,7 @@ def test_kafka_python_creates_describes_and_deletes(kafka_python: KafkaAdminClie
     assert name not in kafka_python.list_topics()
 
 
-def test_kafka_python_settings(kafka_python: KafkaAdminClient) -> None:
+def test_kafka_python_describes_and_alters_settings(kafka_python: KafkaAdminClient) -> None:
     name = fresh()
     kafka_python.create_topics({name: {"configs": {"segment.ms": "500"}}})
     resource = PythonResource("topic", name)
@@ -170,7 +170,7 @@ def test_kafka_python_settings(kafka_python: KafkaAdminClient) -> None:
     assert name in str(kafka_python.list_config_resources())
 
 
-def test_kafka_python_broker_settings_and_sizes(kafka_python: KafkaAdminClient) -> None:
+def test_kafka_python_describes_broker_settings_and_log_sizes(kafka_python: KafkaAdminClient) -> None:
     cluster = kafka_python.describe_cluster()
     assert cluster["cluster_id"]
     kafka_python.alter_configs([PythonResource("broker", "1", {"log.retention.ms": "123456789"})])
@@ -188,10 +188,10 @@ def test_kafka_python_broker_settings_and_sizes(kafka_python: KafkaAdminClient) 
     assert name in str(kafka_python.describe_log_dirs())
 
 
-def test_kafka_python_looks_at_transactions_and_aborts_one(
+def test_kafka_python_describes_transactions_and_aborts_one(
     kafka_python: KafkaAdminClient, gateway: GatewayProcess
 ) -> None:
-    """Of all stock admin clients here it alone can. To abort in one partition is to abort all of it."""
+    """Only kafka-python among these admin clients can do this. Aborting in one partition aborts the transaction."""
     topic, name = fresh(), fresh()
     kafka_python.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
     producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": name})

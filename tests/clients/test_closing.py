@@ -1,4 +1,4 @@
-"""A librdkafka consumer that closes in the middle of a rebalance does close (decision 0012)."""
+"""A librdkafka consumer that closes in the middle of a rebalance does end (decision 0012)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROUNDS, THREADS = 144, 24
 
 
 @pytest.mark.timeout(300)
-def test_who_closes_in_a_rebalance_is_not_left_waiting(gateway: GatewayProcess) -> None:
+def test_a_close_in_the_middle_of_a_rebalance_ends(gateway: GatewayProcess) -> None:
     program = [sys.executable, "-m", "tests.clients.closers", gateway.bootstrap, str(ROUNDS), str(THREADS)]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout.splitlines()[-1:] == [f"closed {ROUNDS}"], ended.stderr[-3000:]
 
 
-async def test_a_member_is_told_when_it_is_let_go(gateway: GatewayProcess) -> None:
+async def test_a_leaving_member_is_answered_after_the_grace(gateway: GatewayProcess) -> None:
     group = fresh("leaving")
     async with member(gateway.bootstrap, group) as stays, member(gateway.bootstrap, group) as goes:
         await settle(stays, goes)
@@ -35,15 +35,15 @@ async def test_a_member_is_told_when_it_is_let_go(gateway: GatewayProcess) -> No
         assert (await goes.leave()).members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-async def test_a_member_that_hangs_up_as_it_leaves_has_left(gateway: GatewayProcess) -> None:
+async def test_a_member_that_disconnects_during_its_leave_has_left(gateway: GatewayProcess) -> None:
     group = fresh("hanging-up")
     async with member(gateway.bootstrap, group) as stays:
         async with member(gateway.bootstrap, group) as goes:
             await settle(stays, goes)
             leaving = asyncio.create_task(goes.leave())
-            await asyncio.sleep(0)  # the request is written
+            await asyncio.sleep(0)  # Let the request be written.
         leaving.cancel()
-        # Well before the grace of a closed connection, and its session, have run out.
+        # This is well before the end of the grace of a closed connection, and of the member's session.
         for _ in range(100):
             if await stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
                 return

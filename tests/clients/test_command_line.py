@@ -1,4 +1,4 @@
-"""kcat and kafka-python's admin command line, typed as a person would."""
+"""kcat and kafka-python's admin command line, used as a person would."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_kcat_consumes_in_a_group_and_resumes(gateway: GatewayProcess, kcat: str
         assert read == text
 
 
-def test_kafka_python_admin_command_line(gateway: GatewayProcess) -> None:
+def test_kafka_pythons_command_line_administers_topics_and_groups(gateway: GatewayProcess) -> None:
     topic = f"cli-{uuid.uuid4().hex[:8]}"
     admin = (sys.executable, "-m", "kafka.admin", "-b", gateway.bootstrap)
     run(*admin, "topics", "create", "--topic", topic, "--num-partitions", "3")

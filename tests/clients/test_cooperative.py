@@ -1,11 +1,11 @@
-"""What members of a group are asked to give up, and what they lose, with librdkafka.
+"""Which partitions librdkafka's members revoke, and which they lose.
 
-The one idea: a callback is the whole of what an application sees of a rebalance. Partitions are handed to it one by
-one, in increments; they are lost to it only if the group has thrown it out, and then to nobody else.
+The one idea: callbacks are all that an application sees of a rebalance. The application receives partitions one by one,
+in increments. It loses them only if the coordinator has removed its member, and then no other member loses any.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types know less of its administrator than it can do.
+# kafka-python's types declare less of its admin client than it can do.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SESSION_S = 6
 REFRESH = {"topic.metadata.refresh.interval.ms": 500}
 KINDS = ["range", "cooperative-sticky"]
 REFUSALS = ("Unknown member", "generation id is not valid")
-"""How librdkafka spells UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION."""
+"""librdkafka's texts for UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION."""
 TOPIC_FACTOR = 100
 
 
@@ -43,7 +43,7 @@ TOPIC_FACTOR = 100
 
 
 class Reader(ConfluentConsumer):
-    """Of topics that are named `…-0`, `…-1` and so on: partition 2 of the second one is 102 on the board."""
+    """A reader of topics named `…-0`, `…-1` and so on. Partition 2 of the second topic is 102 on the board."""
 
     def on_assign(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
         self.board.add(self.name, self.numbered(partitions))
@@ -55,7 +55,7 @@ class Reader(ConfluentConsumer):
         return {TOPIC_FACTOR * int(each.topic.rpartition("-")[2]) + each.partition for each in partitions}
 
     def change_to(self, *topics: str) -> None:
-        """From the thread that polls."""
+        """Change the subscription, from the polling thread."""
         self.changes.put(topics)
 
     def open(self) -> None:
@@ -63,7 +63,7 @@ class Reader(ConfluentConsumer):
         super().open()
 
     def poll_once(self) -> None:
-        # Who is closing would take its leaving back.
+        # A subscribe would cancel the leave of a closing consumer.
         if not self.changes.empty() and not self.stopping:
             topics = list(self.changes.get())
             self.consumer.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
@@ -71,7 +71,7 @@ class Reader(ConfluentConsumer):
 
 
 class Scene:
-    """Two cooperative members that own the topic `name(0)`, and may come to own others."""
+    """Two cooperative members that own the topic `name(0)` and may come to own others."""
 
     def __init__(self, gateway: GatewayProcess, *, pattern: bool = False) -> None:
         self.bootstrap, self.group = gateway.bootstrap, f"g-{uuid.uuid4().hex[:8]}"
@@ -99,7 +99,8 @@ class Scene:
         return {TOPIC_FACTOR * number + partition for number in numbers for partition in range(PARTITIONS)}
 
     def wait_shared(self, *numbers: int) -> None:
-        """Every partition of these topics, and no other, has exactly one owner, and each member owns as many."""
+        """Wait until every partition of these topics, and no other, has exactly one owner, and each member owns as
+        many."""
         wanted = sorted(self.partitions(*numbers))
         half = len(wanted) // len(self.readers)
 
@@ -145,7 +146,7 @@ def test_a_topic_that_a_pattern_matches_comes_as_an_increment(gateway: GatewayPr
 
 
 def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProcess) -> None:
-    """Each member in its turn reads a topic more, which is all its then, and reads it no more."""
+    """Each member in turn subscribes to one more topic, owns all of it, and then unsubscribes from it."""
     with scene_on(gateway) as scene:
         scene.create(1)
         for reader in scene.readers:
@@ -165,7 +166,7 @@ def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProce
 
 
 class Refusals(logging.Handler):
-    """Answers of the coordinator that end a membership, as the client logs them."""
+    """Collect the coordinator's answers that end a membership, as the client logs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class Refusals(logging.Handler):
 
 
 class Listener(ConfluentConsumer):
-    """Also hears what librdkafka says of its group."""
+    """A consumer that also collects librdkafka's messages about its group."""
 
     def open(self) -> None:
         self.refusals = Refusals()
@@ -216,7 +217,7 @@ class Members(Rolling):
 
 
 @pytest.mark.parametrize("assignor", KINDS)
-def test_nobody_is_refused_while_members_come_and_go(gateway_factory: GatewayFactory, assignor: str) -> None:
+def test_no_member_is_refused_while_members_join_and_leave(gateway_factory: GatewayFactory, assignor: str) -> None:
     members = Members(gateway_factory(), assignor)
     with members.load():
         members.join("a")
@@ -235,10 +236,10 @@ def test_nobody_is_refused_while_members_come_and_go(gateway_factory: GatewayFac
 
 
 @pytest.mark.parametrize("assignor", KINDS)
-def test_who_is_removed_loses_its_partitions_and_nobody_else_does(
+def test_a_removed_member_loses_its_partitions_and_no_other_member_does(
     gateway_factory: GatewayFactory, assignor: str
 ) -> None:
-    """An administrator removes it; its client hears of that by the code that its next heartbeat gets."""
+    """An administrator removes the member. Its client learns this from the error code of its next heartbeat."""
     members = Members(gateway_factory(), assignor)
     try:
         members.join("removed")
@@ -264,10 +265,10 @@ def test_who_is_removed_loses_its_partitions_and_nobody_else_does(
 
 
 @pytest.mark.parametrize("assignor", KINDS)
-def test_who_is_silent_for_its_session_loses_its_partitions_and_nobody_else_does(
+def test_a_member_whose_session_expires_loses_its_partitions_and_no_other_member_does(
     gateway_factory: GatewayFactory, assignor: str
 ) -> None:
-    """Stopped, with its connections open, and let go on when another has its partitions."""
+    """The process is stopped with open connections. It continues when another member owns its partitions."""
     members = Members(gateway_factory(), assignor)
     settings = (f"session.timeout.ms={SESSION_S * 1000}", f"partition.assignment.strategy={assignor}")
     arguments = (members.gateway.bootstrap, members.topic, members.group, *settings)

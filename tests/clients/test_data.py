@@ -1,7 +1,7 @@
 """Produce and consume with stock clients: every codec, headers, keys, nulls, large records, positions and times."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
-# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+# The type stubs of these client libraries are incomplete, or belong to an older release.
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def read_with_confluent(bootstrap: str, topic: str, count: int) -> list[confluen
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_confluent_round_trip(gateway: GatewayProcess, topic: str, codec: str, idempotent: bool) -> None:
+def test_confluent_kafka_reads_what_it_produced(
+    gateway: GatewayProcess, topic: str, codec: str, idempotent: bool
+) -> None:
     offsets = produce_with_confluent(gateway.bootstrap, topic, codec, idempotent=idempotent)
     assert offsets == list(range(len(RECORDS)))
     messages = read_with_confluent(gateway.bootstrap, topic, len(RECORDS))
@@ -89,7 +91,7 @@ def test_confluent_round_trip(gateway: GatewayProcess, topic: str, codec: str, i
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_kafka_python_round_trip(gateway: GatewayProcess, topic: str, codec: str) -> None:
+def test_kafka_python_reads_what_it_produced(gateway: GatewayProcess, topic: str, codec: str) -> None:
     producer = kafka.KafkaProducer(
         bootstrap_servers=gateway.bootstrap,
         compression_type=None if codec == "none" else codec,
@@ -110,7 +112,7 @@ def test_kafka_python_round_trip(gateway: GatewayProcess, topic: str, codec: str
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_aiokafka_round_trip(gateway: GatewayProcess, topic: str, codec: str) -> None:
+async def test_aiokafka_reads_what_it_produced(gateway: GatewayProcess, topic: str, codec: str) -> None:
     headers = [("h", b"1"), ("h", b"2")]
     async with aiokafka.AIOKafkaProducer(
         bootstrap_servers=gateway.bootstrap,
@@ -143,7 +145,7 @@ def test_a_record_of_one_megabyte_passes_and_a_larger_one_is_refused(gateway: Ga
     assert len(message.value() or b"") == 1_048_000
 
 
-def test_seek_position_and_offsets_for_times(gateway: GatewayProcess, topic: str) -> None:
+def test_a_consumer_seeks_by_offset_and_by_time(gateway: GatewayProcess, topic: str) -> None:
     producer = kafka.KafkaProducer(bootstrap_servers=gateway.bootstrap, acks="all")
     base_ms = int(time.time() * 1000) - 100_000
     for index in range(10):

@@ -1,4 +1,4 @@
-"""Consumer groups with stock clients: 1 → 2 → 4 → 1 members, one owner per partition, nothing lost, nothing twice."""
+"""Consumer groups of stock clients with 1 → 2 → 4 → 1 members: one owner per partition, each record read once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS = 4
 
 
 class Feed:
-    """Produces numbered records evenly over the partitions and remembers them."""
+    """Produce numbered records evenly over the partitions, and remember them."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
@@ -76,7 +76,7 @@ def test_one_owner_per_partition_through_1_2_4_1_members(gateway: GatewayProcess
 
 
 def test_cooperative_members_keep_what_they_retain(gateway: GatewayProcess) -> None:
-    """KIP-429: 6 → 3+3 → 2+2+2 with librdkafka, and no member is asked to give up a partition it keeps."""
+    """KIP-429 with librdkafka, 6 → 3+3 → 2+2+2 partitions. No member is asked to revoke a partition that it keeps."""
     topic = create_topic(gateway.bootstrap, 6)
     board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
     members: list[ConsumerThread] = []
@@ -99,8 +99,8 @@ def test_cooperative_members_keep_what_they_retain(gateway: GatewayProcess) -> N
 
 
 @pytest.mark.parametrize("kind", ["confluent-range", "kafka-python-range", "aiokafka-range"])
-def test_commit_and_resume(gateway: GatewayProcess, kind: str) -> None:
-    """What one consumer committed by closing is not read again by the next; what came after is read once."""
+def test_the_next_consumer_resumes_at_the_committed_offset(gateway: GatewayProcess, kind: str) -> None:
+    """The next consumer does not read again what the first committed by closing. It reads later records once."""
     client, assignor = CONSUMERS[kind]
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     board, feed, group = Scoreboard(), Feed(gateway.bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
@@ -139,8 +139,8 @@ def test_three_consumers_on_one_partition_read_each_record_once(gateway: Gateway
     assert len(board.deliveries) == 9
 
 
-def test_a_pattern_of_the_consumer_protocol_finds_topics_to_come(gateway: GatewayProcess) -> None:
-    """librdkafka sends what begins with `^` as a pattern, which the coordinator matches by RE2."""
+def test_a_pattern_of_the_consumer_protocol_matches_topics_created_later(gateway: GatewayProcess) -> None:
+    """librdkafka sends a topic name that begins with `^` as a pattern, and the coordinator matches it by RE2."""
     board, group, prefix = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}", f"logs-{uuid.uuid4().hex[:8]}"
     settings: dict[str, str | int] = {"topic.metadata.refresh.interval.ms": 1_000}
     client = ConfluentConsumerProtocol("c1", board, gateway.bootstrap, f"^{prefix}-.*", group, "uniform", settings)

@@ -1,8 +1,8 @@
-"""Partitions that are drained before they are given away: what a join repeats where work is not committed yet, and
-who does not wait meanwhile."""
+"""Partitions are drained before another member receives them: what a rebalance repeats if work is not committed yet,
+and which requests do not wait."""
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types know less of its administrator than it can do.
+# kafka-python's types declare less of its admin client than it can do.
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 
 BUSY_RECORDS = 20_000
 WORK_S = 0.001
-"""On each record: far less is read than lies in a client's queue."""
+"""Seconds of work on each record. The application processes far fewer records than its client has queued."""
 BUSY_RECORDS_PER_S = 20
 SOON_S = 15.0
-"""Half of what a handoff may take."""
+"""Half of the time that a handoff may take."""
 AT_ONCE_S = 2.0
 
 
@@ -68,7 +68,7 @@ def producing(bootstrap: str, topic: str, records_per_s: float) -> Iterator[None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind: str) -> None:
-    """The first consumer was given everything and has committed nothing when the second one joins."""
+    """The first consumer has received everything and committed nothing when the second one joins."""
     gateway = gateway_factory(QUICK)
     topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Scoreboard()
     set_of_group(gateway.bootstrap, group, group_handoff_mode="drain")
@@ -91,7 +91,8 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
         second.thread.stop()
         first.thread.stop()
     assert not board.failures
-    # An eager consumer reads again what it keeps, too: it begins anew at what is committed. That is no handoff.
+    # An eager consumer also repeats records of partitions that it keeps, because it begins again at the committed
+    # offset. That is no handoff.
     given = {
         name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in ("first", "second")
     }
@@ -102,7 +103,7 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative"])
 def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: GatewayFactory, kind: str) -> None:
-    """28 of the acceptance list: a session of six seconds, and what its member waits for takes two of them."""
+    """Point 28 of the acceptance list: the session lasts six seconds, and the awaited work takes two of them."""
     session_s = 6.0
     stage = Stage(gateway_factory(QUICK), kind)
     admin = AdminClient({"bootstrap.servers": stage.gateway.bootstrap})
@@ -141,8 +142,9 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_only_prefetched_is_not_waited_for(gateway: GatewayProcess, kind: str) -> None:
-    """26 of the acceptance list: all of a busy topic was served, and little of it delivered."""
+def test_prefetched_records_do_not_delay_a_handoff(gateway: GatewayProcess, kind: str) -> None:
+    """Point 26 of the acceptance list: the gateway has served all of a busy topic, and the application has received
+    little of it."""
     client, assignor = KINDS[kind]
     base: type[ConfluentConsumer] = client
 
@@ -172,11 +174,11 @@ def test_what_was_only_prefetched_is_not_waited_for(gateway: GatewayProcess, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_prefetched_and_thrown_away_is_not_waited_for_in_mode_drain(
+def test_discarded_prefetched_records_do_not_delay_a_handoff_in_mode_drain(
     gateway_factory: GatewayFactory, kind: str
 ) -> None:
-    """Records come faster than the first consumer works, so that it holds more than it is given. It commits what it was
-    given when a partition is revoked, and nothing before."""
+    """Records arrive faster than the first consumer works, so it queues more than its application receives. It commits
+    what its application received when a partition is revoked, and nothing before."""
     gateway = gateway_factory(QUICK)
     topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Ownership()
     set_of_group(gateway.bootstrap, group, group_handoff_mode="drain")
@@ -220,8 +222,8 @@ def test_what_was_prefetched_and_thrown_away_is_not_waited_for_in_mode_drain(
     assert counted(gateway, "group_handoffs_forced_total") == {"": 0.0}
 
 
-def test_who_only_looks_at_a_group_never_waits(gateway_factory: GatewayFactory) -> None:
-    """29 of the acceptance list: administrators of two clients, while partitions are waited for."""
+def test_an_admin_client_that_describes_a_waiting_group_does_not_wait(gateway_factory: GatewayFactory) -> None:
+    """Point 29 of the acceptance list: two admin clients describe the group while its members wait for partitions."""
     stage = Stage(gateway_factory(QUICK), "eager")
     bootstrap, group = stage.gateway.bootstrap, stage.group
     admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "same-for-all"})
@@ -254,10 +256,10 @@ def test_who_only_looks_at_a_group_never_waits(gateway_factory: GatewayFactory) 
         stage.stop()
 
 
-def test_who_cannot_be_told_to_ask_again_goes_on_when_it_can_be_held_no_longer(
+def test_a_client_that_cannot_retry_continues_when_the_coordinator_can_hold_it_no_longer(
     gateway_factory: GatewayFactory,
 ) -> None:
-    """29 of the acceptance list: aiokafka takes UNSTABLE_OFFSET_COMMIT for its end, and asks for no stable offset."""
+    """Point 29 of the acceptance list: aiokafka gives up at UNSTABLE_OFFSET_COMMIT, so it cannot retry."""
     stage = Stage(gateway_factory(QUICK), "eager")
     target = AiokafkaConsumer("second", stage.board, stage.gateway.bootstrap, stage.topic, stage.group, "range")
     try:

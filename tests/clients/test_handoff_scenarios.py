@@ -1,7 +1,7 @@
-"""Iggy's scenarios of a handoff, with stock consumers: who comes, leaves or says nothing while others wait."""
+"""Iggy's handoff scenarios with stock consumers: members join, leave or fall silent while others wait."""
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types know less of its administrator than it can do.
+# kafka-python's types declare less of its admin client than it can do.
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EVICTED = (confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID, confluent_kafka.KafkaEr
 
 
 @pytest.mark.parametrize("kind", ["eager", "consumer"])
-def test_a_source_that_commits_nothing_is_waited_for_as_long_as_is_set(
+def test_a_source_that_commits_nothing_delays_the_handoff_until_the_configured_timeout(
     gateway_factory: GatewayFactory, kind: str
 ) -> None:
-    """Iggy's 15; 24 of the acceptance list."""
+    """Iggy's scenario 15; point 24 of the acceptance list."""
     stage = Stage(gateway_factory(QUICK), kind, group_handoff_timeout_ms="3000")
     try:
         stage.read_everything()
@@ -37,8 +37,8 @@ def test_a_source_that_commits_nothing_is_waited_for_as_long_as_is_set(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_source_that_leaves_is_not_waited_for(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's 21."""
+def test_a_source_that_leaves_delays_no_handoff(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's scenario 21."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -52,8 +52,8 @@ def test_a_source_that_leaves_is_not_waited_for(gateway_factory: GatewayFactory,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_target_that_leaves_gives_its_place_back(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's 24 and 26: the one that comes in its place waits for the same."""
+def test_the_successor_of_a_target_that_leaves_waits_too(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's scenarios 24 and 26: the successor waits for the same partition."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -72,8 +72,8 @@ def test_a_target_that_leaves_gives_its_place_back(gateway_factory: GatewayFacto
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_never_read_goes_at_once(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's 20: there are no records."""
+def test_a_partition_that_was_never_read_moves_at_once(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's scenario 20: the partition has no records."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         stage.start("first")
@@ -89,7 +89,7 @@ def test_what_was_never_read_goes_at_once(gateway_factory: GatewayFactory, kind:
 
 @pytest.mark.parametrize("kind", ["cooperative", "consumer"])
 def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's 33; with interval checks of ownership."""
+    """Iggy's scenario 33, with a check of the intervals of ownership."""
     stage = Stage(gateway_factory(QUICK), kind, partitions=16)
     try:
         for name in "abcd":
@@ -106,8 +106,8 @@ def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFac
 
 
 @pytest.mark.parametrize("kind", ["cooperative", "consumer"])
-def test_partitions_that_come_while_others_are_waited_for(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's 14; 32 of the acceptance list."""
+def test_partitions_added_during_a_handoff_are_assigned(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's scenario 14; point 32 of the acceptance list."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -123,8 +123,9 @@ def test_partitions_that_come_while_others_are_waited_for(gateway_factory: Gatew
 
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
-def test_who_was_removed_cannot_commit_and_comes_back(gateway: GatewayProcess, assignor: str) -> None:
-    """34 of the acceptance list: its next heartbeat is later than its commit, which is the first it hears of it."""
+def test_a_removed_member_cannot_commit_and_joins_again(gateway: GatewayProcess, assignor: str) -> None:
+    """Point 34 of the acceptance list: the member's next heartbeat is later than its commit, so the refused commit is
+    how it learns of its removal."""
     topic, group = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway.bootstrap, topic)
     consumer = confluent_kafka.Consumer(

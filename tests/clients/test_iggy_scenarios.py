@@ -1,15 +1,15 @@
-"""Apache Iggy's 33 scenarios with a stock client: no partition has two owners at any time, and no record is lost.
+"""Apache Iggy's 33 scenarios with a stock client: no partition ever has two owners, and no record is lost.
 
-What is left to frames (`tests/frames/test_iggy_scenarios.py`), since no stock client shows it:
+Some parts cannot be played by a stock client. `tests/frames/test_iggy_scenarios.py` plays them with frames:
 
-| scenario | what | why |
+| scenario | part | why |
 |---|---|---|
-| 01, 05, 16 | members that never heartbeat | a client's thread does; here what lies between falls silent |
-| 16 | the last that came heartbeats first | the moment of a heartbeat is the client's own |
-| 17 | who lost everything comes back by its old id | a new client has a new id: the old member expires first |
-| 22 | served are two, given one | librdkafka is held to one: what it is served and never commits is waited for |
+| 01, 05, 16 | members that never send a heartbeat | a client's own thread sends them; here the proxy mutes the client |
+| 16 | the last to join sends the first heartbeat | the client chooses the moment of a heartbeat |
+| 17 | a member that lost everything returns by its old id | a new client has a new id: the old member expires first |
+| 22 | two partitions are served, one is received | librdkafka may hold only one: else it is waited for |
 
-Ten of them are acted by eager and cooperative members, too (`test_handoff_scenarios.py`).
+Eager and cooperative members also act ten of the scenarios (`test_handoff_scenarios.py`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ from tests.iggy import SCENARIOS, Scenario, Stage
 from tests.postgres import Databases, LoopThread
 
 AT_ONCE = 6
-"""Scenarios; they mostly wait for heartbeats, sessions and deadlines."""
+"""Scenarios that run concurrently. They mostly wait for heartbeats, sessions and deadlines."""
 LONGEST_S = 150
 HOLDS_BACK = ("22",)
-"""In which a reader is to have been served no more than it was given, though there is more."""
+"""Scenarios in which the gateway serves a reader no more than its application receives, although there is more."""
 NEVER_READ = ("01", "16", "28", "29", "30", "31", "32")
-"""In which a reader lets go of records that it never asked for. A gateway that has kept its books for less than
-`RECENT_S` takes it to have been served them by another node, and waits; these are played once it knows better."""
+"""Scenarios in which a reader releases records that it never asked for.
+
+A gateway that has tracked fetches for less than `RECENT_S` assumes that another node served them, and waits. So these
+scenarios run after that time.
+"""
 
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest, postgres: Databases) -> Iterator[Mapping[str, Future[None]]]:
-    """Those that this run is to see, by the names of their tests."""
+    """The scenarios that this run selects, by the names of their tests."""
     wanted = [each for each in request.session.items if isinstance(each, pytest.Function) and each.path == request.path]
     early = sorted(wanted, key=lambda each: each.callspec.id[:2] in NEVER_READ)
     ports = free_ports(2)
@@ -76,7 +79,7 @@ def played(request: pytest.FixtureRequest, postgres: Databases) -> Iterator[Mapp
 
 
 def one_reads(stage: Stage) -> None:
-    """From here on the gateway keeps books of what it serves."""
+    """Let one reader read. From here on the gateway tracks what it serves."""
     scene = stage(1)
     scene.come("a")
     scene.produce()
@@ -106,5 +109,7 @@ def play(
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_iggys_scenario(played: Mapping[str, Future[None]], scenario: Scenario, request: pytest.FixtureRequest) -> None:
+def test_iggys_scenario_with_a_stock_client(
+    played: Mapping[str, Future[None]], scenario: Scenario, request: pytest.FixtureRequest
+) -> None:
     played[request.node.name].result(LONGEST_S)

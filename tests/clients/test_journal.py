@@ -1,4 +1,4 @@
-"""What a gateway writes into its journal while stock consumers come, work, go and fail (docs/journal.md)."""
+"""Events that a gateway writes into its journal while stock consumers join, work, leave and fail (docs/journal.md)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def events(gateway: GatewayProcess, group: str) -> Rows:
 
 
 def journal_of(gateway: GatewayProcess, group: str, until: Callable[[Rows], bool]) -> Rows:
-    """The group's events, once they say what is waited for: the writer is behind what happens."""
+    """Return the group's events once they satisfy `until`, because the journal's writer lags behind the events."""
     deadline = time.monotonic() + PATIENCE_S
     while not until(found := events(gateway, group)):
         assert time.monotonic() < deadline, [(row["kind"], row["reason"]) for row in found]
@@ -113,7 +113,9 @@ def poll_until(members: Sequence[confluent_kafka.Consumer], done: Callable[[], b
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_who_came_owned_committed_and_left(gateway: GatewayProcess, topic: str, protocol: str) -> None:
+def test_the_journal_records_joins_ownership_commits_and_leaves(
+    gateway: GatewayProcess, topic: str, protocol: str
+) -> None:
     group, given = f"g-{uuid.uuid4().hex[:8]}", PROTOCOLS[protocol]
     first = consumer(gateway, group, topic, "first", **given)
     poll_until([first], lambda: len(first.assignment()) == PARTITIONS)
@@ -170,14 +172,14 @@ def test_who_came_owned_committed_and_left(gateway: GatewayProcess, topic: str, 
     assert [row["seq"] for row in numbers] == list(range(1, len(numbers) + 1)), "numbers without holes"
 
 
-def test_a_heartbeat_that_was_missed(gateway: GatewayProcess, capsys: Any) -> None:
+def test_the_journal_records_a_missed_heartbeat(gateway: GatewayProcess, capsys: Any) -> None:
     group, session_ms = fresh("late"), 6_000
 
     async def scene() -> str:
         async with member(gateway.bootstrap, group, session_timeout_ms=session_ms) as one:
             await settle(one)
             assert await one.heartbeat() == ErrorCode.NONE
-            # The time itself is what is looked at.
+            # The passing of time itself is under test.
             await asyncio.sleep(session_ms * 0.7 / 1000)
             assert await one.heartbeat() == ErrorCode.NONE
             await one.leave()
@@ -191,7 +193,9 @@ def test_a_heartbeat_that_was_missed(gateway: GatewayProcess, capsys: Any) -> No
     assert any(f"{member_id} was silent for " in row["what"] for row in history(capsys, gateway, group))
 
 
-def test_who_is_lost_and_what_it_commits_in_vain(gateway_factory: GatewayFactory, capsys: Any) -> None:
+def test_the_journal_records_a_lost_member_and_its_refused_commits(
+    gateway_factory: GatewayFactory, capsys: Any
+) -> None:
     gateway = gateway_factory({"group.min.session.timeout.ms": "100", "group.connection.grace.ms": "-1"})
     group, name = fresh("lost"), fresh("lost-topic")
     filled(gateway, name, 1, 5)
@@ -203,7 +207,7 @@ def test_who_is_lost_and_what_it_commits_in_vain(gateway_factory: GatewayFactory
         ):
             await settle(silent, lively)
             old = silent.generation_id
-            # Its session ends, and whoever is left makes the next generation.
+            # Its session ends, and the remaining member starts the next generation.
             await told_to_rejoin(lively)
             assert (await lively.join()).error_code == ErrorCode.NONE
             assert await silent.commit(name, 3) == ErrorCode.UNKNOWN_MEMBER_ID
@@ -235,7 +239,7 @@ def test_who_is_lost_and_what_it_commits_in_vain(gateway_factory: GatewayFactory
 
 
 async def told_to_rejoin(waiting: Member) -> None:
-    """Beats as a client does, until an answer says that there is a rebalance."""
+    """Send heartbeats as a client does until an answer announces a rebalance."""
     for _ in range(int(PATIENCE_S / BEAT_S)):
         if await waiting.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
             return
@@ -250,7 +254,9 @@ def history(capsys: Any, gateway: GatewayProcess, group: str) -> list[dict[str, 
     return json.loads(capsys.readouterr().out)
 
 
-def test_history_is_found_behind_the_data_directory(gateway_factory: GatewayFactory, capsys: Any) -> None:
+def test_the_history_command_finds_the_database_by_the_data_directory(
+    gateway_factory: GatewayFactory, capsys: Any
+) -> None:
     gateway = gateway_factory(embedded=True)
     group = fresh("embedded")
 
@@ -278,7 +284,9 @@ def counted(gateway: GatewayProcess, name: str) -> float:
     return float(found[1])
 
 
-def test_a_journal_that_is_gone_costs_a_counter_and_no_rebalance(gateway_factory: GatewayFactory, capsys: Any) -> None:
+def test_a_lost_journal_table_raises_a_counter_and_causes_no_rebalance(
+    gateway_factory: GatewayFactory, capsys: Any
+) -> None:
     gateway = gateway_factory()
     group = fresh("gone")
 
@@ -308,7 +316,7 @@ def test_a_journal_that_is_gone_costs_a_counter_and_no_rebalance(gateway_factory
     assert after[0]["kind"] == "loaded", "who reads on must be told anew what is so"
 
 
-def test_a_journal_that_is_off_is_empty(gateway_factory: GatewayFactory) -> None:
+def test_a_disabled_journal_stays_empty(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"group.journal.enable": "false"})
 
     async def scene() -> None:

@@ -1,7 +1,7 @@
-"""An application changes its group protocol member by member, and changes it back, while records flow: stock clients.
+"""An application of stock clients changes its group protocol member by member and back again, while records flow.
 
-The one idea: members stop and start in order, as a rolling deployment does it, with auto-commit. So whatever moves is
-committed before it moves, and nothing may be lost or come twice, on the way there and on the way back.
+The one idea: members stop and start in order, as in a rolling deployment, with auto-commit. So every partition is
+committed before it moves. No record may be lost or repeated, on the way there or back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 class Rolling:
-    """An application of a few members, each replaced in its turn."""
+    """An application of a few members that are replaced in turn."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.gateway = gateway
@@ -52,7 +52,7 @@ class Rolling:
         self.board.wait_settled({member.name for member in self.members}, PARTITIONS)
 
     def replace(self, kind: str) -> None:
-        """The eldest goes, one of `kind` comes; both while the others read."""
+        """Stop the eldest member and start one of `kind`, while the others read."""
         self.members.pop(0).stop()
         self.start(kind)
         self.settle()
@@ -64,7 +64,7 @@ class Rolling:
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Records all the while; afterwards each has been read, once."""
+        """Produce records throughout; afterwards each must have been read exactly once."""
         over = threading.Event()
         failures: list[BaseException] = []
 

@@ -1,6 +1,6 @@
-"""Stock clients that authenticate by access tokens, and go on with new ones."""
+"""Stock clients authenticate by access tokens, and continue with new ones."""
 
-# The stubs of these clients name only a part of what they have.
+# The type stubs of these clients declare only a part of their API.
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def librdkafka(node: Secured, token: Callable[[], str], lifetime_s: float, error
     )
 
 
-def test_confluent_kafka_goes_on_with_new_tokens(node: Secured, issuer: Issuer) -> None:
+def test_confluent_kafka_continues_with_new_tokens(node: Secured, issuer: Issuer) -> None:
     topic = fresh("oauth")
     errors: list[KafkaError] = []
     producer = librdkafka(node, lambda: issuer.token(exp=int(time.time()) + 5), 5, errors)
@@ -63,7 +63,7 @@ def test_confluent_kafka_goes_on_with_new_tokens(node: Secured, issuer: Issuer) 
     assert not errors
 
 
-def test_confluent_kafka_with_a_token_of_somebody_else(node: Secured, issuer: Issuer) -> None:
+def test_confluent_kafka_with_a_token_for_another_audience_is_refused(node: Secured, issuer: Issuer) -> None:
     errors: list[KafkaError] = []
     producer = librdkafka(node, lambda: issuer.token(aud="another"), 300, errors)
     deadline_s = time.monotonic() + 30
@@ -81,7 +81,7 @@ def python(node: Secured, provider: Any) -> dict[str, Any]:
     }
 
 
-def test_kafka_python(node: Secured, issuer: Issuer) -> None:
+def test_kafka_python_authenticates_by_token_and_an_expired_one_is_refused(node: Secured, issuer: Issuer) -> None:
     class Provider(PythonTokenProvider):
         def __init__(self, **changed: Any) -> None:
             self._changed = changed
@@ -96,8 +96,9 @@ def test_kafka_python(node: Secured, issuer: Issuer) -> None:
         KafkaProducer(**python(node, Provider(exp=1, iat=0)), bootstrap_timeout_ms=3_000).partitions_for("t")
 
 
-async def test_aiokafka(node: Secured, issuer: Issuer) -> None:
-    """Of a refused token it takes the reason for its being let in, before Kafka, too: there is nothing to see."""
+async def test_aiokafka_authenticates_by_token(node: Secured, issuer: Issuer) -> None:
+    """If aiokafka's token is refused, it takes the reason of the refusal for a success, before Kafka as well. So this
+    test cannot check a refusal."""
 
     class Provider(AbstractTokenProvider):
         async def token(self) -> str:

@@ -1,4 +1,4 @@
-"""The observer and its guard with stock clients: nothing to say while they behave, one owner when a leader does not."""
+"""The observer and its guard with stock clients: no report while they behave, and one owner if a leader does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = 6
 
 
 class EagerLeader(CooperativeStickyAssignor):
-    """Says that it is cooperative and moves partitions at once, whoever still claims them."""
+    """An assignor that claims to be cooperative, but moves partitions while their owners still claim them."""
 
     def assign(self, cluster: Any, members: Any) -> Any:
         return StickyPartitionAssignor.assign(self, cluster, members)  # pyright: ignore[reportCallIssue]
@@ -34,7 +34,7 @@ class RudeConsumer(KafkaPythonConsumer):
 
 
 def violations(gateway: GatewayProcess) -> dict[str, float]:
-    """By kind, as the node counts them."""
+    """Violations by kind, as the node counts them."""
     with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith("sluice_group_protocol_violations_total{"))
@@ -53,12 +53,12 @@ def withheld(gateway: GatewayProcess) -> float:
     [
         (("confluent-cooperative-sticky",) * 3, set[str]()),
         (("confluent-range", "confluent-range", "kafka-python-range"), set[str]()),
-        # kafka-python may join again with the claim that it had before it gave up partitions, which costs a round.
+        # kafka-python may join again with the claims from before it revoked partitions, which costs a generation.
         (("kafka-python-cooperative-sticky", "confluent-cooperative-sticky"), {"undelivered_claim"}),
     ],
     ids=["cooperative", "eager", "mixed-clients"],
 )
-def test_what_is_said_of_stock_clients(
+def test_stock_clients_cause_only_the_known_violations(
     gateway_factory: GatewayFactory, kinds: tuple[str, ...], may_be_seen: set[str]
 ) -> None:
     gateway = gateway_factory({"group.cooperative.guard": "true"})
@@ -82,14 +82,14 @@ def test_what_is_said_of_stock_clients(
 
 
 class Misused(ConfluentConsumer):
-    """Calls assign in the callback of a cooperative protocol, which librdkafka refuses."""
+    """A consumer that calls assign in the callback of a cooperative protocol, which librdkafka refuses."""
 
     def on_assign(self, consumer: Any, partitions: Any) -> None:
         with contextlib.suppress(confluent_kafka.KafkaException):
             consumer.assign(partitions)
 
 
-def test_a_member_that_misuses_assign_is_named_with_its_client(
+def test_a_member_that_misuses_assign_is_reported_with_its_client_id(
     gateway_factory: GatewayFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = gateway_factory({"group.initial.rebalance.delay.ms": "0"})
@@ -112,7 +112,9 @@ def test_a_member_that_misuses_assign_is_named_with_its_client(
 
 
 @pytest.mark.parametrize("guard", [True, False], ids=["guarded", "reported"])
-def test_a_leader_that_moves_what_is_claimed(gateway_factory: GatewayFactory, guard: bool) -> None:
+def test_a_leader_that_moves_a_claimed_partition_is_reported_or_corrected_by_the_guard(
+    gateway_factory: GatewayFactory, guard: bool
+) -> None:
     gateway = gateway_factory({"group.cooperative.guard": "true"} if guard else {})
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
@@ -127,7 +129,7 @@ def test_a_leader_that_moves_what_is_claimed(gateway_factory: GatewayFactory, gu
         follower.stop()
         leader.stop()
     assert not board.failures
-    # With the guard nothing was moved in the end.
+    # With the guard, no partition moved in the end.
     assert ("moved_while_claimed" in violations(gateway)) is not guard
     assert ("withheld from" in gateway.log_text()) is guard
     assert (withheld(gateway) > 0) is guard

@@ -1,4 +1,4 @@
-"""The security quickstart as a person copies and pastes it; only its ports are replaced."""
+"""The security quickstart, copied and pasted as a person would; only its ports are replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 150
 
 
 def block(heading: str) -> str:
-    """The first shell block behind a heading of docs/security.md."""
+    """Return the first shell block behind a heading of docs/security.md."""
     text = (ROOT / "docs" / "security.md").read_text()
     found = re.search(rf"^## {heading}$.*?^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -39,7 +39,7 @@ def test_the_security_quickstart_works_by_copy_and_paste(tmp_path: Path) -> None
         "SLUICE_METRICS_LISTEN": "off",
     }
     asked = f"sluice topics list -b localhost:{free} --command-config admin.properties"
-    # A session of its own, so that what the block leaves behind can be ended, and nothing else.
+    # The block gets a session of its own, so the test can end exactly the processes that the block leaves behind.
     shell = subprocess.Popen(
         ["bash", "-e", "-c", f"{script}\n{asked}"],
         cwd=tmp_path,
@@ -76,7 +76,7 @@ def test_the_security_quickstart_works_by_copy_and_paste(tmp_path: Path) -> None
 
 
 def end(group: int) -> None:
-    """End the processes of a group, and wait until none is left."""
+    """End the processes of a group, and wait until all have ended."""
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)

@@ -1,11 +1,10 @@
-"""What users of another gateway's consumer groups met with stock clients (SeaweedFS #9143 and its follow-ups), met no
-more.
+"""Failures of another gateway's consumer groups that users met with stock clients (SeaweedFS #9143 and its follow-ups).
 
-By values the same is in `tests/coordinator/test_seaweed.py`.
+None of them may occur here. `tests/coordinator/test_seaweed.py` checks the same by values.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# The types that kafka-python tells of itself are of an older release.
+# kafka-python's type stubs belong to an older release.
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class Crowd:
 
     @contextmanager
     def doomed(self, **settings: str | int) -> Iterator[subprocess.Popen[str]]:
-        """A member in a process of its own that owns everything."""
+        """Run a member that owns everything, in a process of its own."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.clients.doomed", self.bootstrap, self.topic, self.group),
@@ -96,7 +95,7 @@ def crowd_on(gateway: GatewayProcess, partitions: int) -> Iterator[Crowd]:
             made.stop(name)
 
 
-def test_one_client_id_two_members(crowd: Crowd) -> None:
+def test_two_consumers_with_one_client_id_are_two_members(crowd: Crowd) -> None:
     for name in ("c1", "c2"):
         crowd.start(name, "kafka-python-range")
     crowd.settle()
@@ -106,8 +105,8 @@ def test_one_client_id_two_members(crowd: Crowd) -> None:
     assert {member.client_id for member in described.members} == {"same-for-all"}
 
 
-def test_a_member_that_comes_back_keeps_its_assignment(gateway: GatewayProcess) -> None:
-    """A static member that restarts within its session gets what it had; the other one notices nothing."""
+def test_a_static_member_that_restarts_keeps_its_assignment(gateway: GatewayProcess) -> None:
+    """A static member that restarts within its session keeps its assignment, and the other member notices nothing."""
     with crowd_on(gateway, 4) as crowd:
         crowd.start("stays", group_instance_id="stays")
         crowd.settle()
@@ -121,8 +120,9 @@ def test_a_member_that_comes_back_keeps_its_assignment(gateway: GatewayProcess) 
         assert [name for name, _ in crowd.board.revoked if name == "stays"] == []
 
 
-def test_nobody_ends_with_an_empty_assignment(gateway: GatewayProcess) -> None:
-    """Four members at once, five times: whoever asks before the leader has assigned is not sent away with nothing."""
+def test_no_member_ends_with_an_empty_assignment(gateway: GatewayProcess) -> None:
+    """Four members join at once, five times. A member that asks before the leader has assigned must not get an empty
+    answer."""
     for _ in range(5):
         with crowd_on(gateway, 4) as crowd:
             for index in range(4):
@@ -131,7 +131,7 @@ def test_nobody_ends_with_an_empty_assignment(gateway: GatewayProcess) -> None:
 
 
 def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
-    """Members are asked to revoke, so they can commit; nothing is declared lost behind their backs."""
+    """Members are asked to revoke, so they can commit. No partition is lost without that."""
     for count in range(1, 4):
         crowd.start(f"c{count}")
         crowd.settle()
@@ -143,8 +143,8 @@ def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kafka-python-range", "confluent-range", "aiokafka-range"])
-def test_who_leaves_is_gone_at_once(gateway: GatewayProcess, kind: str) -> None:
-    """LeaveGroup 5 (kafka-python) and 1 (librdkafka, aiokafka); nobody waits for a session of five minutes."""
+def test_a_member_that_leaves_is_removed_at_once(gateway: GatewayProcess, kind: str) -> None:
+    """LeaveGroup 5 (kafka-python) and 1 (librdkafka, aiokafka). No member waits for a session of five minutes."""
     with crowd_on(gateway, 4) as crowd:
         patient: dict[str, Any] = {"session_timeout_ms": 300_000, "max_poll_interval_ms": 300_000}
         crowd.start("stays", **patient)
@@ -184,7 +184,7 @@ def test_an_admin_removes_several_members_at_once(gateway: GatewayProcess) -> No
         crowd.start("c")
         crowd.settle()
         for name in ("a", "b"):
-            crowd.stop(name)  # a static member says nothing when it goes
+            crowd.stop(name)  # A static member sends no request when it closes.
         admin = kafka.KafkaAdminClient(bootstrap_servers=crowd.bootstrap)
         try:
             results = admin.remove_group_members(
@@ -196,7 +196,7 @@ def test_an_admin_removes_several_members_at_once(gateway: GatewayProcess) -> No
         crowd.settle("c", timeout_s=20)
 
 
-def test_a_killed_member_is_gone_after_its_session(crowd: Crowd) -> None:
+def test_a_killed_member_is_removed_after_its_session(crowd: Crowd) -> None:
     with crowd.doomed(session_timeout_ms=6000) as process:
         process.kill()
         crowd.start("heir")
@@ -204,7 +204,7 @@ def test_a_killed_member_is_gone_after_its_session(crowd: Crowd) -> None:
 
 
 def test_a_killed_members_partitions_move_long_before_its_session_ends(gateway_factory: GatewayFactory) -> None:
-    """Its kernel closes the connection; nobody speaks for it within the grace."""
+    """The kernel closes the killed member's connection, and no process speaks for the member within the grace."""
     gateway = gateway_factory({"group.connection.grace.ms": "500"})
     with (
         crowd_on(gateway, 4) as crowd,
@@ -215,8 +215,8 @@ def test_a_killed_members_partitions_move_long_before_its_session_ends(gateway_f
         crowd.settle("heir", timeout_s=20)
 
 
-def test_commit_in_the_revoke_callback_counts(gateway: GatewayProcess) -> None:
-    """What a member commits while it is asked to revoke is where the next owner starts."""
+def test_a_commit_in_the_revoke_callback_is_where_the_next_owner_starts(gateway: GatewayProcess) -> None:
+    """The next owner starts at the offset that a member commits in its revoke callback."""
     with crowd_on(gateway, 1) as crowd:
         producer = kafka.KafkaProducer(bootstrap_servers=crowd.bootstrap)
         for index in range(10):

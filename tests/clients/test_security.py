@@ -1,6 +1,6 @@
-"""Stock clients that must say who they are: right and wrong passwords, over every mechanism, on two nodes."""
+"""Stock clients that must authenticate: correct and wrong passwords, every mechanism, two nodes."""
 
-# The stubs of these clients name only a part of what they have.
+# The type stubs of these clients declare only a part of their API.
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.secured import MECHANISMS, USERS, Secured, start_secured
 
 DAVE, PASSWORD = "dave,=", "päss word"
 DAN = "dan"
-"""With DAVE's password: kafka-python does not escape what SCRAM wants escaped in a name."""
+"""A user with DAVE's password: kafka-python does not escape the characters of a name that SCRAM wants escaped."""
 Nodes = tuple[Secured, Secured]
 
 
 @pytest.fixture(scope="module")
 def nodes(postgres: Databases) -> Iterator[Nodes]:
-    """Two on one database; `dave` was made by the command line on the second, before anybody could authenticate."""
+    """Two nodes on one database. The command line created `dave` on the second before any client could authenticate."""
     with gateways(postgres) as factory:
         first = start_secured(factory)
         second = start_secured(factory, database_url=first.gateway.database_url)
@@ -92,7 +92,7 @@ def python(node: Secured, mechanism: str, user: str, password: str) -> dict[str,
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_confluent_kafka(nodes: Nodes, mechanism: str) -> None:
+def test_confluent_kafka_authenticates_by_each_mechanism(nodes: Nodes, mechanism: str) -> None:
     topic = fresh("secured")
     user, password = identity(mechanism)
     producer = Producer(librdkafka(nodes[0], mechanism, user, password))
@@ -109,12 +109,12 @@ def test_confluent_kafka(nodes: Nodes, mechanism: str) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("user", [None, "nobody"])
-def test_confluent_kafka_with_a_wrong_password(nodes: Nodes, mechanism: str, user: str | None) -> None:
+def test_confluent_kafka_with_a_wrong_password_is_refused(nodes: Nodes, mechanism: str, user: str | None) -> None:
     authenticate_with_a_wrong_password(nodes[0], mechanism, user or identity(mechanism)[0], "wrong")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_kafka_python(nodes: Nodes, mechanism: str) -> None:
+def test_kafka_python_authenticates_by_each_mechanism(nodes: Nodes, mechanism: str) -> None:
     user, password = identity(mechanism)
     user = user.replace(DAVE, DAN)
     producer = KafkaProducer(**python(nodes[0], mechanism, user, password))
@@ -125,7 +125,7 @@ def test_kafka_python(nodes: Nodes, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_aiokafka(nodes: Nodes, mechanism: str) -> None:
+async def test_aiokafka_authenticates_by_each_mechanism(nodes: Nodes, mechanism: str) -> None:
     topic = fresh("secured")
     user, password = identity(mechanism)
     async with AIOKafkaProducer(**python(nodes[0], mechanism, user, password)) as producer:
@@ -137,8 +137,8 @@ async def test_aiokafka(nodes: Nodes, mechanism: str) -> None:
         await AIOKafkaProducer(**python(nodes[0], mechanism, user, "wrong")).start()
 
 
-def test_users_are_made_and_taken_away_by_clients(nodes: Nodes) -> None:
-    """As by Kafka's AdminClient, through librdkafka's."""
+def test_users_are_created_and_deleted_by_an_admin_client(nodes: Nodes) -> None:
+    """librdkafka's admin client creates and deletes users, as Kafka's AdminClient does."""
     admin = AdminClient(librdkafka(nodes[0], "PLAIN", "alice", USERS["alice"]))
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5_000)
     (made,) = admin.alter_user_scram_credentials([UserScramCredentialUpsertion("erin", info, b"erin's")]).values()
@@ -156,7 +156,7 @@ def test_users_are_made_and_taken_away_by_clients(nodes: Nodes) -> None:
         admin.describe_user_scram_credentials(["erin"])["erin"].result(30)
 
 
-def test_a_client_goes_on_when_its_session_ends(postgres: Databases) -> None:
+def test_a_client_reauthenticates_when_its_session_ends(postgres: Databases) -> None:
     with gateways(postgres) as factory:
         node = start_secured(factory, {"connections.max.reauth.ms": "2500"})
         topic = fresh("secured")
@@ -172,7 +172,7 @@ def test_a_client_goes_on_when_its_session_ends(postgres: Databases) -> None:
         assert not errors
 
 
-def test_users_on_the_command_line(nodes: Nodes) -> None:
+def test_the_command_line_creates_lists_and_deletes_users(nodes: Nodes) -> None:
     added = users(nodes[0], "add", "frank", "--mechanism", "SCRAM-SHA-256", "--password-stdin", said="frank's\n")
     assert (added.returncode, added.stdout) == (0, "frank authenticates by SCRAM-SHA-256\n")
     assert "frank's" not in added.stdout + added.stderr
@@ -185,7 +185,7 @@ def test_users_on_the_command_line(nodes: Nodes) -> None:
     assert users(nodes[0], "add", "frank", "--password-stdin").stderr == "sluice: the password is empty\n"
 
 
-def test_no_password_is_told_or_logged(nodes: Nodes) -> None:
+def test_no_password_is_returned_or_logged(nodes: Nodes) -> None:
     for mechanism in MECHANISMS:
         user, password = identity(mechanism)
         producer = Producer(librdkafka(nodes[0], mechanism, user, password))

@@ -1,6 +1,6 @@
-"""Stock clients over TLS: right and wrong certificates, on either side, with and without passwords."""
+"""Stock clients over TLS: correct and wrong certificates, on either side, with and without passwords."""
 
-# The stubs of these clients name only a part of what they have.
+# The type stubs of these clients declare only a part of their API.
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ DN = "/O=Sluice, Inc./OU=a+OU=b/CN=alice"
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two on one database; OPEN, TLS (certificates asked for), MUTUAL (demanded) and BOTH (SASL_SSL) on each."""
+    """Two nodes on one database, each with four listeners: OPEN, TLS (certificates requested), MUTUAL (certificates
+    required) and BOTH (SASL_SSL)."""
 
     gateways: tuple[GatewayProcess, GatewayProcess]
     ports: tuple[list[int], list[int]]
@@ -107,11 +108,11 @@ def nodes(postgres: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 HELLO = bytes.fromhex("0000000d 0012 0000 00000007 0003") + b"tls"
-"""ApiVersions in version 0."""
+"""An ApiVersions request in version 0."""
 
 
 class Visitor:
-    """A connection to a TLS listener that does not ask who answers."""
+    """A connection to a TLS listener that does not verify the server."""
 
     def __init__(self, port: int) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -128,7 +129,7 @@ class Visitor:
 
 
 def test_certificates_change_while_a_node_serves(postgres: Databases, tmp_path: Path) -> None:
-    """Connections that are there go on; the next see the other certificate, after a restart as well (KIP-226)."""
+    """Open connections continue. Later ones see the new certificate, after a restart as well (KIP-226)."""
     authority = Authority(tmp_path, "authority")
     first, second = (authority.issue("/CN=localhost") for _ in range(2))
     name = "listener.name.tls.ssl.keystore.location"
@@ -169,11 +170,11 @@ def test_certificates_change_while_a_node_serves(postgres: Databases, tmp_path: 
         node.kill()
         node.start()
         assert shown_to_a_visitor() == der(second)
-        # The same file with another certificate in it is read anew.
+        # The node reads the file again although only its content changed.
         second.whole.write_text(first.whole.read_text())
         alter(AlterConfigOpType.SET, str(second.whole))
         assert shown_to_a_visitor() == der(first)
-        # Who changes something else is not asked about files that are gone.
+        # A change of another setting does not need certificate files that are gone.
         second.whole.unlink()
         alter(AlterConfigOpType.SET, "2000000", of="message.max.bytes")
         alter(AlterConfigOpType.DELETE, None)
@@ -204,7 +205,7 @@ def as_alice() -> dict[str, str]:
 
 def round_trip(producing: dict[str, Any], consuming: dict[str, Any]) -> None:
     topic = fresh("tls")
-    # Megabytes, so that answers are longer than what is encrypted at once.
+    # Megabytes, so that answers are longer than one piece of encryption.
     values = [os.urandom(900_000) for _ in range(12)]
     producer = Producer(producing)
     for value in values:
@@ -226,7 +227,7 @@ def round_trip(producing: dict[str, Any], consuming: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("listener", ["TLS", "MUTUAL", "BOTH"])
-def test_confluent_kafka(nodes: Nodes, listener: str) -> None:
+def test_confluent_kafka_over_tls_reads_what_it_produced(nodes: Nodes, listener: str) -> None:
     more = {"TLS": {}, "MUTUAL": shown(nodes.client), "BOTH": as_alice()}[listener]
     round_trip({**librdkafka(nodes, listener), **more}, {**librdkafka(nodes, listener, 1), **more})
 
@@ -245,7 +246,7 @@ def failed(nodes: Nodes) -> float:
     return counted(nodes.gateways[0], "protocol_errors_total").get("tls_handshake", 0)
 
 
-def test_confluent_kafka_with_wrong_certificates(nodes: Nodes) -> None:
+def test_confluent_kafka_with_wrong_certificates_is_refused(nodes: Nodes) -> None:
     tls_errors = ("_SSL", "_TRANSPORT", "_ALL_BROKERS_DOWN")
     stranger = {"ssl.ca.location": str(nodes.other.certificate)}
     assert "verify" in refused({**librdkafka(nodes, "TLS"), **stranger}, ("_SSL",))
@@ -258,7 +259,7 @@ def test_confluent_kafka_with_wrong_certificates(nodes: Nodes) -> None:
     refused({**librdkafka(nodes, "BOTH"), **as_alice(), "sasl.password": "wrong"}, ("_AUTHENTICATION",))
 
 
-def test_kafka_python(nodes: Nodes) -> None:
+def test_kafka_python_over_tls_produces_and_refuses_a_wrong_authority(nodes: Nodes) -> None:
     topic = fresh("tls")
     config: dict[str, Any] = {
         "bootstrap_servers": nodes.address("MUTUAL"),
@@ -278,7 +279,7 @@ def test_kafka_python(nodes: Nodes) -> None:
         KafkaProducer(**wrong, bootstrap_timeout_ms=3_000).partitions_for(topic)
 
 
-async def test_aiokafka(nodes: Nodes) -> None:
+async def test_aiokafka_over_tls_reads_what_it_produced(nodes: Nodes) -> None:
     topic = fresh("tls")
     config: dict[str, Any] = {
         "security_protocol": "SASL_SSL",
@@ -301,11 +302,11 @@ def raw(nodes: Nodes, listener: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def test_who_does_not_speak_tls_is_counted_and_told_of(nodes: Nodes) -> None:
+def test_a_client_that_does_not_speak_tls_is_counted_and_logged(nodes: Nodes) -> None:
     before = failed(nodes)
     with raw(nodes, "TLS") as plain:
         plain.sendall(bytes.fromhex("0000000f001200000000000100057072") + b"obe")
-        while plain.recv(1024):  # an alert, then the end
+        while plain.recv(1024):  # The gateway sends an alert, then closes.
             pass
     until(lambda: failed(nodes) == before + 1, "counted")
     assert "a TLS handshake failed" in nodes.gateways[0].log_text()
@@ -317,7 +318,7 @@ def test_who_does_not_speak_tls_is_counted_and_told_of(nodes: Nodes) -> None:
     assert "the client speaks TLS" in nodes.gateways[0].log_text()
 
 
-def test_a_handshake_that_does_not_end_is_ended(nodes: Nodes) -> None:
+def test_a_handshake_that_does_not_finish_is_closed(nodes: Nodes) -> None:
     began_s = time.monotonic()
     with raw(nodes, "TLS") as silent:
         assert silent.recv(1) == b""
@@ -348,8 +349,10 @@ def test_only_enabled_versions_are_spoken(nodes: Nodes) -> None:
         ("BOTH", True, "User:alice"),
     ],
 )
-def test_who_a_client_is(nodes: Nodes, listener: str, certificate: bool, principal: str) -> None:
-    """As the log has it of a change that the client makes."""
+def test_a_clients_principal_comes_from_its_certificate_or_its_password(
+    nodes: Nodes, listener: str, certificate: bool, principal: str
+) -> None:
+    """The principal is taken from the log line about a change that the client makes."""
     more = {**(shown(nodes.client) if certificate else {}), **(as_alice() if listener == "BOTH" else {})}
     admin = AdminClient({**librdkafka(nodes, listener), **more})
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
@@ -426,7 +429,7 @@ def login(user: str, password: str) -> str:
         ("BOTH", {"security.protocol": "SSL"}, "or SASL \\(security.protocol=SASL_SSL\\): see FILE"),
     ],
 )  # fmt: skip
-def test_a_command_that_is_kept_out_says_what_to_change(
+def test_a_command_that_is_refused_says_what_to_change(
     nodes: Nodes,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,9 +1,9 @@
 """Two rolling bounces from range to cooperative-sticky under load (KIP-429), by stock clients.
 
-The one idea: in the first bounce each member comes back with both protocols and is eager as long as it lists both; the
-coordinator chooses range until the last who knows nothing else has gone. In the second each comes back with the
-cooperative one alone. librdkafka refuses to list both, so it is there before the first bounce and after the second;
-kafka-python goes the whole way, with an assignor that may be used in both ways, as Java's is.
+The one idea: in the first bounce each member returns with both protocols, and is eager as long as it lists both. The
+coordinator chooses range until the last member that knows nothing else has gone. In the second bounce each member
+returns with the cooperative protocol alone. librdkafka refuses to list both, so its member takes part before the first
+bounce and after the second. kafka-python goes the whole way, with an assignor that works in both modes, as Java's does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AFTER = ("confluent-cooperative-sticky", "kafka-python-cooperative-sticky", "con
 
 
 class EitherWay(CooperativeStickyAssignor):
-    """Beside an eager assignor it is eager: its member has let go of everything before it joins."""
+    """An assignor that is eager beside an eager assignor: its member revokes everything before it joins."""
 
     def supported_protocols(self) -> list[RebalanceProtocol]:
         return [RebalanceProtocol.COOPERATIVE, RebalanceProtocol.EAGER]
@@ -74,7 +74,7 @@ class Upgrade(Rolling):
         return member
 
     def read_more(self) -> None:
-        """Each member that is there reads something that was produced since."""
+        """Wait until each present member has read a record produced from now on."""
         seen = len(self.board.deliveries)
         names = {member.name for member in self.members}
         self.board.wait_for(
@@ -88,12 +88,12 @@ class Upgrade(Rolling):
         return counted(self.gateway, "group_protocol_violations_total").get(HALF_WAY, 0.0)
 
     def groups_half_way(self) -> float:
-        """Of its gateway; there is no other group."""
+        """Return the number of groups in mixed mode on the gateway, which has no other group."""
         return counted(self.gateway, "groups_mixed_mode")[""]
 
 
 def test_librdkafka_refuses_to_list_both() -> None:
-    """Once it does not, it can go the whole way above."""
+    """If librdkafka ever accepts both, its member can go the whole way in the test below."""
     with pytest.raises(confluent_kafka.KafkaException, match="online migration"):
         confluent_kafka.Consumer({"group.id": "g", "partition.assignment.strategy": "cooperative-sticky,range"})
 

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[repor
 
 
 def create_topic(bootstrap: str, partitions: int, name: str | None = None) -> str:
-    """Creates a topic and waits until it exists; its name."""
+    """Create a topic, wait until it exists, and return its name."""
     name = name or f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)

@@ -1,7 +1,7 @@
-"""Consumers that commit when they are told that their work is done, and a group of them in mode `drain`.
+"""Consumers that commit when a test finishes their work, and a group of them in mode `drain`.
 
-The one idea: a consumer hands its records to somebody else and commits when it is told that the work is done, as one
-with a pool of workers does. What is read twice is then what was given away before that.
+The one idea: a consumer hands its records to a worker and commits when the worker is done, as an application with a
+pool of workers does. So a record is read twice if its partition moved before that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ KINDS: dict[str, tuple[type[ConfluentConsumer], str]] = {
 
 
 class Worker:
-    """A consumer with a pool of workers: `finish` commits all that it was given, whoever owns it by then."""
+    """A consumer with a pool of workers. `finish` commits every record that it received, even if another member owns
+    the partition by then."""
 
     def __init__(self, kind: str, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str) -> None:
         client, assignor = KINDS[kind]
@@ -100,7 +101,7 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
 
 
 class Stage:
-    """A group in mode `drain` of workers that commit when told to, on a gateway of its own."""
+    """A group of workers in mode `drain`, on a gateway of its own. A test says when they commit."""
 
     def __init__(self, gateway: GatewayProcess, kind: str, *, partitions: int = PARTITIONS, **configs: str) -> None:
         self.gateway, self.kind, self.partitions = gateway, kind, partitions
@@ -116,7 +117,7 @@ class Stage:
         return worker
 
     def read_everything(self, name: str = "first") -> Worker:
-        """Produces records, and one member is given them all; none is committed."""
+        """Produce records and let one member receive them all without a commit."""
         produce(self.gateway.bootstrap, self.topic)
         worker = self.start(name)
         self.board.wait_for(lambda: len(self.board.deliveries) == RECORDS, "all records")

@@ -21,12 +21,12 @@ Cluster = Callable[..., list[GatewayProcess]]
 
 @pytest.fixture
 def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
-    """Starts so many gateways on the test's database, and waits until they share the shards."""
+    """Start several gateways on the test's database, and wait until they share the shards."""
     with gateways(postgres) as factory:
         running: list[GatewayProcess] = []
 
         def start(count: int, **settings: str) -> list[GatewayProcess]:
-            """So many more; those that were started."""
+            """Start `count` more gateways and return them."""
             started = [factory(settings, database_url=database_url) for _ in range(count)]
             running.extend(started)
             balanced(running)
@@ -36,7 +36,7 @@ def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
 
 
 def metric(node: GatewayProcess, name: str) -> float:
-    """A sample of the node's metrics by its name and labels; 0 where there is none."""
+    """Return a sample of the node's metrics by its name and labels, or 0 if there is no such sample."""
     with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
@@ -44,7 +44,7 @@ def metric(node: GatewayProcess, name: str) -> float:
 
 
 def balanced(nodes: list[GatewayProcess]) -> list[int]:
-    """Waits until the nodes hold all shards in even shares; how many each holds."""
+    """Wait until the nodes hold all shards in even shares, and return how many each holds."""
     deadline = time.monotonic() + BALANCED_S
     while True:
         held = [int(metric(node, "sluice_coordinator_leases")) for node in nodes]

@@ -1,4 +1,4 @@
-"""The sources of releases before this one, out of the repository's own history."""
+"""The sources of earlier releases, from the repository's own history."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from tests.gateway_process import ROOT
 
 COMMIT = "63584a4c489954668972f3ab8fd68aaa8010177c"
-"""The last state in which migration 0003 was the newest. To be moved on with each release."""
+"""The last commit whose newest migration is 0003. Each release must move this on."""
 
 WITH_NAMED_PARTITIONS = "7eadad18740c6b32e05adef50e6f569f133ba07c"
-"""The last one of transaction.version 1."""
+"""The last commit that served only transaction.version 1."""
 
 ROOMS = ("gateway", "protocol", "storage")
 
 
 def unpack(directory: Path, commit: str = COMMIT) -> Path:
-    """Its rooms below `directory`. AssertionError where the commit cannot be had: what is not tested must not pass."""
+    """Write the commit's rooms below `directory`. AssertionError if the commit is not available: a test that did not
+    run must not pass."""
     if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
-        # A clone of the newest commits only.
+        # The clone contains only the newest commits.
         _git("fetch", "--quiet", "--depth=1", "origin", commit)
     archive = _git("archive", "--format=tar", commit, *ROOMS)
     assert archive.returncode == 0, f"the release {commit} is not in the history: {archive.stderr.decode()}"
@@ -31,7 +32,7 @@ def unpack(directory: Path, commit: str = COMMIT) -> Path:
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    # A checkout that belongs to somebody else, as a container's may, is still this one.
+    # Git also has to accept a checkout that belongs to another user, as a container's may.
     return subprocess.run(
         ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments], capture_output=True, timeout=120
     )

@@ -1,7 +1,7 @@
-"""What stands between a node and Postgres in the tests: it passes bytes on, late, not at all, or in one direction only.
+"""A proxy between a node and Postgres that can delay bytes, drop them, or pass them in one direction only.
 
-The one idea: a connection is two pumps, and every pump asks the proxy's present mood before it passes something on, so
-that a fault hits connections that are open as well as those to come.
+The one idea: a connection is two pumps, and every pump checks the proxy's present fault before it passes a piece on. So
+a fault affects open connections as well as later ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SOCKET_NAME = ".s.PGSQL.5432"
 
 
 class PostgresProxy:
-    """Listens on a Unix socket of its own. `url` is where a node finds the database through it."""
+    """Listen on a Unix socket of its own. `url` is the address by which a node reaches the database through the
+    proxy."""
 
     def __init__(self, loop: LoopThread, database_url: str, directory: Path) -> None:
         self.url = _through(database_url, directory)
@@ -34,7 +35,7 @@ class PostgresProxy:
         self._passing = asyncio.Event()
         self._silent = False
         self.swallowed = 0
-        """Notifications that did not get through."""
+        """Number of notifications that the proxy dropped."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server = loop.run(self._listen())
 
@@ -63,7 +64,8 @@ class PostgresProxy:
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, messages: _Messages | None = None
     ) -> None:
-        """`messages` takes the bytes of the server apart, so that one can be left out."""
+        """Pass bytes on. With `messages`, split the server's bytes into messages, so that single ones can be
+        dropped."""
         with contextlib.suppress(OSError, RuntimeError):
             while data := await source.read(READ_BYTES):
                 if messages is not None:
@@ -86,25 +88,25 @@ class PostgresProxy:
     # --- faults, from any thread ----------------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Every piece takes so much longer from now on; 0: as it comes."""
+        """Delay every piece by so many seconds from now on; 0 ends the delay."""
         self._delay_s = seconds
 
     def drop(self) -> None:
-        """Nothing passes in either direction, and nobody is told."""
+        """Hold all bytes back in both directions. Connections stay open."""
         self._loop.run(self._call(self._passing.clear))
 
     def heal(self) -> None:
-        """All passes again, what was held first."""
+        """Pass all bytes again, those that were held back first."""
         self._delay_s = 0.0
         self._silent = False
         self._loop.run(self._call(self._passing.set))
 
     def silence(self) -> None:
-        """Notifications are lost from now on and all else passes: who listens believes that it hears."""
+        """Drop notifications from now on and pass everything else, so that a listener believes it still listens."""
         self._silent = True
 
     def half_close(self) -> None:
-        """Ends one direction of every open connection: each side is told that the other says no more."""
+        """End one direction of every open connection: each side sees that the other sends no more."""
 
         def end() -> None:
             for writer in list(self._writers):
@@ -114,7 +116,7 @@ class PostgresProxy:
         self._loop.run(self._call(end))
 
     def reset(self) -> None:
-        """Cuts every open connection."""
+        """Cut every open connection."""
 
         def cut() -> None:
             for writer in list(self._writers):
@@ -134,7 +136,7 @@ class PostgresProxy:
 
 
 class _Messages:
-    """What a server sends on one connection, in whole messages: a type byte, and the length of the rest."""
+    """The bytes that a server sends on one connection, in whole messages: a type byte, and the length of the rest."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -155,7 +157,7 @@ class _Messages:
 
 @contextlib.contextmanager
 def proxied(database_url: str) -> Iterator[PostgresProxy]:
-    """A proxy before the database, for as long as the context lasts."""
+    """Run a proxy before the database for as long as the context lasts."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-"))
     directory.chmod(0o711)
     loop = LoopThread()
@@ -179,7 +181,7 @@ def _address(url: str) -> Path | tuple[str, int]:
 
 
 def _through(url: str, directory: Path) -> str:
-    """The URL with the proxy's directory for its host."""
+    """Return the URL with the proxy's directory as its host."""
     parts = urlsplit(url)
     others = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("host", "port", "sslmode")]
     who, _, _ = parts.netloc.rpartition("@")

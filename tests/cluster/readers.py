@@ -1,4 +1,5 @@
-"""A cooperative group of librdkafka consumers that writes down what it was given and read, and is judged by it."""
+"""A cooperative group of librdkafka consumers that records what it was assigned and read. The test checks this
+record."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from tests.closing import close
 from tests.compat.checker import check, read_log
 
 FINISH_S = 90.0
-"""Within it a tenth of the records that are waited for is to come."""
+"""Seconds within which a tenth of the outstanding records must arrive."""
 
 Place = tuple[int, int]
 
 
 class Readers:
-    """`members` consumers, a thread each. They process with commits of their own, as an application that must not
-    read twice would: at each revocation and now and then in between."""
+    """Run `members` consumers, a thread each.
+
+    They commit by themselves at each revocation and now and then in between, as an application does that must not read
+    a record twice.
+    """
 
     def __init__(self, bootstrap: str, topic: str, members: int) -> None:
         self.topic = topic
@@ -33,7 +37,8 @@ class Readers:
             "partition.assignment.strategy": "cooperative-sticky",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            # A member whose JoinGroup waits at a node that sleeps sends no heartbeats elsewhere and stays all the same.
+            # A member whose JoinGroup waits at a sleeping node sends no heartbeats to another node, and must remain a
+            # member.
             "session.timeout.ms": 120_000,
             "heartbeat.interval.ms": 500,
             "reconnect.backoff.ms": 50,
@@ -54,7 +59,7 @@ class Readers:
             thread.start()
 
     def finish(self, places: Collection[Place]) -> None:
-        """Waits until every one of `places` (partition, offset) was read, ends the group and judges what it wrote."""
+        """Wait until every one of `places` (partition, offset) was read, end the group, and check its record."""
         wanted = len(places)
         with self._progress:
             self._missing = set(places) - self.delivered
@@ -84,7 +89,7 @@ class Readers:
             try:
                 consumer.commit(asynchronous=False)
             except confluent_kafka.KafkaException as error:
-                # Refused or unanswered: what was read since is read again by whoever comes next.
+                # The commit was refused or not answered, so the next owner reads the records since the last one again.
                 self._errors.append(str(error))
 
         def on_assign(_: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:

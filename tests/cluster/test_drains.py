@@ -1,4 +1,4 @@
-"""What is drained while other nodes serve, too: a mark releases nothing that another may have served since."""
+"""Drains while several nodes serve: a mark releases no record that another node may have served since."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NONE, UNSTABLE = ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT
 LONGER_THAN_A_LOOK_S = 1.5
 
 
-def test_what_another_node_served_is_waited_for(cluster: Cluster) -> None:
-    """The live nodes were others a moment ago: who leads the partition now may not have led it since the mark."""
+def test_a_drain_waits_for_records_that_another_node_may_have_served(cluster: Cluster) -> None:
+    """The set of live nodes changed a moment ago, so another node may have led the partition since the mark."""
     here, elsewhere = nodes = cluster(2)
     balanced(nodes)
     asyncio.run(read_on_elsewhere(here, elsewhere, group_coordinated_by(here, nodes)))

@@ -1,4 +1,4 @@
-"""Which node exports the metrics of the cluster, and which does when it dies."""
+"""Which node exports the metrics of the cluster, and which node takes over when it dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.conftest import Cluster
 from tests.gateway_process import GatewayProcess
 
 FAILOVER_S = 30.0
-"""Far above a lease and a pass; the test measures no time."""
+"""Seconds; far longer than a lease and a pass, because the test measures no time."""
 
 
 def exported(node: GatewayProcess) -> list[str]:
@@ -20,7 +20,7 @@ def exported(node: GatewayProcess) -> list[str]:
 
 
 def exporter_among(nodes: list[GatewayProcess], topic: str) -> GatewayProcess:
-    """Wait until one of the nodes exports the topic; no look may see two."""
+    """Wait until one of the nodes exports the topic. There must never be two."""
     deadline = time.monotonic() + FAILOVER_S
     while True:
         found = [node for node in nodes if exported(node)]

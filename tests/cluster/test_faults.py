@@ -1,4 +1,4 @@
-"""Nodes that Postgres, the network between or a clock fails: stock clients go on, and nothing acknowledged is lost."""
+"""Postgres, the network or a clock fails a node: stock clients continue, and no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def bootstrap_of(nodes: Sequence[GatewayProcess]) -> str:
 def under_load(
     nodes: Sequence[GatewayProcess], *, members: int = 3, pause_s: float = 0.005
 ) -> Iterator[tuple[Load, Readers]]:
-    """A producer that remembers what was acknowledged and a group that writes down what it was given; judged after."""
+    """Run a producer that remembers acknowledged records, and a group that records what it reads. Compare both
+    afterwards."""
     bootstrap = bootstrap_of(nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
     load = Load(bootstrap, topic, PARTITIONS, pause_s=pause_s)
@@ -81,12 +82,12 @@ def proxied_nodes(
 
 
 def wait(seconds: float) -> None:
-    """The length of a fault."""
+    """Wait for the length of a fault."""
     threading.Event().wait(seconds)
 
 
 @pytest.mark.parametrize("fault", ["delay", "drop", "half-close", "reset"])
-def test_a_node_whose_way_to_postgres_fails_loses_nothing(
+def test_a_node_that_loses_its_connection_to_postgres_loses_no_record(
     proxied_nodes: Callable[[int], list[tuple[GatewayProcess, PostgresProxy]]], fault: str
 ) -> None:
     nodes = proxied_nodes(3)
@@ -97,7 +98,7 @@ def test_a_node_whose_way_to_postgres_fails_loses_nothing(
                 load.wait_for(300)
             elif fault == "drop":
                 proxy.drop()
-                wait(LEASE_S + 2.0)  # past its leases: others take its groups
+                wait(LEASE_S + 2.0)  # This is longer than its leases last, so other nodes acquire its groups.
             elif fault == "half-close":
                 proxy.half_close()
             else:
@@ -109,7 +110,7 @@ def test_a_node_whose_way_to_postgres_fails_loses_nothing(
         balanced([node for node, _ in nodes])
 
 
-def test_postgres_restarts_under_three_nodes(gateway_factory: GatewayFactory) -> None:
+def test_a_restart_of_postgres_under_three_nodes_loses_no_record(gateway_factory: GatewayFactory) -> None:
     loop = LoopThread()
     with short_directory() as directory:
         server = EmbeddedPostgres(directory / "server")
@@ -140,8 +141,8 @@ async def _migrate(url: str) -> None:
         await database.close()
 
 
-async def test_a_listening_session_that_is_ended_is_opened_again(cluster: Cluster, database_url: str) -> None:
-    """Whoever listens for wake-ups loses its session now and then; readers elsewhere still hear of appends."""
+async def test_a_terminated_listening_session_is_opened_again(cluster: Cluster, database_url: str) -> None:
+    """Each listening session for wake-ups is ended now and then. Readers on other nodes still learn of appends."""
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 
@@ -171,8 +172,8 @@ def _serve_a_load(nodes: Sequence[GatewayProcess]) -> None:
         pass
 
 
-async def test_a_commit_that_postgres_keeps_costs_no_lease(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """It holds the lease of its group for longer than the lease lasts: renewals go on beside it."""
+async def test_a_commit_that_postgres_holds_costs_no_lease(gateway_factory: GatewayFactory, database_url: str) -> None:
+    """Postgres holds the commit for longer than the group's lease lasts, and renewals continue beside it."""
     node = gateway_factory(database_url=database_url, environment={"SLUICE_NODE_TTL_MS": "3000"})
     group, topic = fresh("kept"), await asyncio.to_thread(create_topic, node.bootstrap, 1)
     postgres = await asyncpg.connect(database_url)
@@ -201,8 +202,11 @@ async def test_a_commit_that_postgres_keeps_costs_no_lease(gateway_factory: Gate
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")
-def test_clocks_that_are_an_hour_apart(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """Leases, sessions and retention go by Postgres' clock: a node whose own is wrong takes nothing, drops nothing."""
+def test_a_node_whose_clock_is_an_hour_off_acquires_no_lease_and_drops_no_record(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    """Leases, sessions and retention follow Postgres' clock. A node with a wrong clock acquires no lease and drops no
+    record."""
 
     def off_by(hours: str) -> GatewayProcess:
         return gateway_factory(
@@ -221,8 +225,11 @@ def test_clocks_that_are_an_hour_apart(gateway_factory: GatewayFactory, database
 
 
 @pytest.mark.timeout(300)
-async def test_a_node_that_sleeps_far_beyond_its_leases_speaks_for_nobody(cluster: Cluster, database_url: str) -> None:
-    """SIGSTOP for 20 s: what a node was about to do is refused, and so is what it was sent meanwhile."""
+async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
+    cluster: Cluster, database_url: str
+) -> None:
+    """SIGSTOP for 20 s: afterwards Postgres refuses what the node was about to write. Requests that arrived in the
+    meantime are refused too."""
     nodes = cluster(3)
     group, topic = fresh("asleep"), await asyncio.to_thread(create_topic, nodes[0].bootstrap, 1)
     asleep = await coordinator_of(group, nodes)
@@ -248,14 +255,14 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_speaks_for_nobody(cluste
             clients[0].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=one.member_id), 4
             ),
-            # Its answer waits while the node sleeps: longer than 20 s where the machine is busy.
+            # The answer waits while the node sleeps, longer than 20 s on a busy machine.
             asyncio.ensure_future(one.commit(topic, 1, seconds=240)),
             clients[1].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=two.member_id), 4
             ),
         ]
         await goes_on(one, others, LEASE_S + 10.0)
-        # The group lives on elsewhere: another generation, and offsets of its own.
+        # The group lives on at another node with another generation and other offsets.
         owner = await coordinator_of(group, others)
         assert owner in others
         for member in (one, two):
@@ -282,14 +289,14 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_speaks_for_nobody(cluste
         for client in clients:
             await client.close()
         await asyncio.to_thread(load.wait_for, 500)
-        # What is read and written throughout is judged here.
+        # The context's end compares what was produced and read throughout.
         await asyncio.to_thread(stack.close)
     await postgres.close()
 
 
 @pytest.mark.timeout(2 * CHURN_S + 240)
-def test_nodes_that_come_and_go_under_load(cluster: Cluster) -> None:
-    """Three nodes stop, die, sleep and come back in turn; SLUICE_TEST_CHURN_SECONDS makes it longer."""
+def test_nodes_that_stop_and_return_under_load_lose_no_record(cluster: Cluster) -> None:
+    """Three nodes stop, die, sleep and return in turn. SLUICE_TEST_CHURN_SECONDS makes the test longer."""
     generator = random.Random(8)
     nodes = cluster(3)
     with under_load(nodes, pause_s=0.05) as (load, _):

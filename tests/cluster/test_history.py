@@ -1,5 +1,5 @@
-"""Postgres is put back to an earlier state under running gateways: nothing of the lost history is served, and clients
-are told where theirs ends."""
+"""Postgres is restored to an earlier state under running gateways. No node serves the lost history, and clients learn
+where their history ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 
 async def until_ok(client: WireClient, topic: str, value: bytes = b"old") -> int:
-    """The offset of a record that is taken once Postgres is back."""
+    """Produce until a record succeeds once Postgres is back, and return its offset."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         answer = (await client.send(produce(topic, value), 9)).responses[0].partition_responses[0]
@@ -55,14 +55,14 @@ async def epoch_of(client: WireClient, topic: str) -> int:
 
 
 async def epoch_after(client: WireClient, topic: str, before: int) -> int:
-    """The epoch once the node has read it: until then it names the one it knew."""
+    """Return the leader epoch once the node has read the new one. Until then the node names the one that it knew."""
     async with asyncio.timeout(DEADLINE_S):
         while (epoch := await epoch_of(client, topic)) <= before:  # noqa: ASYNC110 - another process knows
             await asyncio.sleep(0.05)
     return epoch
 
 
-async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(
+async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node(
     restorable: RestorablePostgres, tmp_path: Path
 ) -> None:
     nodes = []
@@ -81,7 +81,8 @@ async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(
             restorable.save()
             await until_ok(on_a, "t")
             for _ in range(LOST - 1):
-                await until_ok(on_b, "t")  # who has acknowledged nothing misses nothing before it renews itself
+                # A node that acknowledged no lost record misses nothing before it renews itself.
+                await until_ok(on_b, "t")
             before = await epoch_of(on_a, "t")
             assert (await fetched(on_a, "t", KEPT, before)).records
             given = (
@@ -96,8 +97,8 @@ async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(
             for client in (on_a, on_b):
                 stale = await fetched(client, "t", KEPT + LOST, before)
                 assert stale.error_code == ErrorCode.FENCED_LEADER_EPOCH
-                # Right after an outage a node may be a moment behind the other's appends; and a produce that was
-                # repeated because its outcome was unknown may have been taken twice.
+                # Right after an outage a node may lag a moment behind the other's appends. A produce of unknown outcome
+                # that was repeated may also be stored twice.
                 deadline = time.monotonic() + DEADLINE_S
                 while not (part := await fetched(client, "t", KEPT + 1, after)).records:
                     assert time.monotonic() < deadline, part

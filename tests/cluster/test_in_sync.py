@@ -1,4 +1,5 @@
-"""eligible.leader.replicas.version 0 in processes: who is in sync follows who is killed, stops and comes back."""
+"""eligible.leader.replicas.version 0 with real processes: the in-sync replicas follow kills, stops and returns of
+nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ async def level(client: WireClient, level: int) -> None:
 
 
 async def elected(client: WireClient, topic: str) -> int:
-    """What an unclean election of the first partition says."""
+    """Hold an unclean election of the first partition, and return its error code."""
     asked = (TopicPartitions(topic=topic, partitions=(0,)),)
     answer = await client.send(ElectLeadersRequest(election_type=UNCLEAN, topic_partitions=asked), 2)
     return answer.replica_election_results[0].partition_result[0].error_code
@@ -37,7 +38,7 @@ async def written(client: WireClient, topic: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_only_who_is_in_sync_leads_until_somebody_asks_for_another(start: Start, how: str) -> None:
+async def test_only_an_in_sync_replica_leads_until_an_unclean_election(start: Start, how: str) -> None:
     zero, one, two = (start(number) for number in range(3))
     topic, elsewhere = fresh("in-sync"), fresh("elsewhere")
     async with connected(zero) as (client,):

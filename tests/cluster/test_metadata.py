@@ -1,4 +1,4 @@
-"""Topics, partitions and groups that one node makes, changes or deletes, as clients of the others see them."""
+"""Topics, partitions and groups that one node creates, changes or deletes, as clients of the other nodes see them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.wire import WireClient
 PATIENCE_S = 30.0
 NAMES = ("first", "second")
 NO_TICK = {"reconcile.periodic.interval.ms": "30000"}
-"""What is known within PATIENCE_S / 3 was not found by the safety tick."""
+"""The periodic pass is off: a change that is known within PATIENCE_S / 3 was found another way."""
 
 
 @contextlib.asynccontextmanager
@@ -55,7 +55,8 @@ async def connected(nodes: Sequence[GatewayProcess]) -> AsyncIterator[list[WireC
 
 
 async def partitions_of(client: WireClient, topic: str) -> int:
-    """As many as the node knows of, 0 where it knows no such topic: a name that it knows is answered from memory."""
+    """Return the number of partitions that the node knows, or 0 for an unknown topic. The node answers a known name
+    from memory."""
     answer = await client.send(
         MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False), 9
     )
@@ -75,11 +76,11 @@ async def seconds_until_known(client: WireClient, topic: str, partitions: int, w
     return time.monotonic() - started
 
 
-def test_what_one_node_created_is_written_and_read_through_another_at_once(
+def test_a_topic_that_one_node_created_is_usable_through_another_at_once(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """18 of the acceptance list: a thousand of a thousand, by a client that waits for no topic to become known, through
-    a node that is told nothing."""
+    """Point 18 of the acceptance list: a thousand of a thousand writes succeed. The client waits for no topic to become
+    known, and the node receives no notification."""
     settings = {"auto.create.topics.enable": "false", **NO_TICK}
     a = gateway_factory(settings, database_url=database_url)
     with proxied(database_url) as proxy:
@@ -93,7 +94,8 @@ def test_what_one_node_created_is_written_and_read_through_another_at_once(
 
 
 def write_to_new_topics(a: GatewayProcess, b: GatewayProcess, names: Sequence[str]) -> tuple[list[KafkaError], int]:
-    """Creates topics through `a`, fifty at a time, and sends `b` a record for each: refusals, and how many it took."""
+    """Create topics through `a`, fifty at a time, and send `b` a record for each. Return the refusals and the number of
+    records that succeeded."""
     failed: list[KafkaError] = []
     written = 0
 
@@ -120,7 +122,7 @@ def write_to_new_topics(a: GatewayProcess, b: GatewayProcess, names: Sequence[st
     return failed, written
 
 
-async def test_changes_are_known_on_other_nodes_by_their_hint(cluster: Cluster) -> None:
+async def test_a_notification_makes_a_change_known_on_other_nodes(cluster: Cluster) -> None:
     nodes = cluster(2, **NO_TICK)
     took: list[float] = []
     async with connected(nodes) as (a, b):
@@ -136,10 +138,10 @@ async def test_changes_are_known_on_other_nodes_by_their_hint(cluster: Cluster) 
     assert statistics.median(took) < 0.2
 
 
-async def test_without_hints_a_change_is_known_after_an_interval(
+async def test_a_change_without_notification_is_known_after_an_interval(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """Notifications are lost, and the node believes that it hears."""
+    """Notifications are lost, and the node believes that it still listens."""
     a = gateway_factory(database_url=database_url)
     with proxied(database_url) as proxy:
         b = gateway_factory({"reconcile.periodic.interval.ms": "2000"}, database_url=proxy.url)
@@ -155,7 +157,7 @@ async def test_without_hints_a_change_is_known_after_an_interval(
                 await grow(on_a, topic, count)
                 took.append(await seconds_until_known(on_b, topic, count))
                 assert metric(b, 'sluice_reconcile_passes_total{trigger="notified"}') == before
-            # Who asks for what has just been made waits for as long as it takes to find out.
+            # A request for a new topic waits until the node has looked for it.
             proxy.delay(0.2)
             late = fresh("late")
             await create_by_frame(on_a, late)
@@ -166,12 +168,13 @@ async def test_without_hints_a_change_is_known_after_an_interval(
             proxy.delay(0.0)
         assert proxy.swallowed >= 3
         print("known without a hint after " + ", ".join(f"{seconds:.2f}" for seconds in took) + " s")
-        assert max(took) < 2.0 + 1.5  # an interval, a pass, and what the machine has to do besides
+        assert max(took) < 2.0 + 1.5  # One interval, one pass, and time for other work of the machine.
         b.close()
 
 
 async def test_no_change_is_missed_while_a_listening_session_is_replaced(cluster: Cluster, database_url: str) -> None:
-    """39 of the acceptance list: what is committed while nobody listens is looked for as soon as somebody does."""
+    """Point 39 of the acceptance list: while no session listens, changes are committed. The node looks for them as soon
+    as a session listens again."""
     nodes = cluster(2, **NO_TICK)
     postgres = await asyncpg.connect(database_url)
     try:
@@ -192,7 +195,7 @@ async def test_no_change_is_missed_while_a_listening_session_is_replaced(cluster
 
 
 async def test_a_node_that_starts_late_serves_every_topic_at_its_first_request(cluster: Cluster) -> None:
-    """40 of the acceptance list."""
+    """Point 40 of the acceptance list."""
     (early,) = cluster(1)
     names = [fresh("early") for _ in range(60)]
     async with connected([early]) as (client,):
@@ -200,7 +203,7 @@ async def test_a_node_that_starts_late_serves_every_topic_at_its_first_request(c
             await create_by_frame(client, name, 3)
             await client.send(one_record(name), 9)
     (late,) = cluster(1)
-    late.restart()  # what is asked first must not have waited until the shards were shared
+    late.restart()  # The first request must not have waited until the shards were shared.
     async with connected([late]) as (client,):
         waiting = [
             *(
@@ -219,8 +222,9 @@ async def test_a_node_that_starts_late_serves_every_topic_at_its_first_request(c
     assert [answer.responses[0].partition_responses[0].base_offset for answer in produced] == [1] * 60
 
 
-async def test_a_topic_that_is_made_again_holds_nothing_of_the_one_before(cluster: Cluster) -> None:
-    """41 of the acceptance list: producers on both nodes never stop, and the name changes hands under them."""
+async def test_a_topic_that_is_created_again_holds_no_record_of_its_predecessor(cluster: Cluster) -> None:
+    """Point 41 of the acceptance list: producers on both nodes never stop while the topic is deleted and created
+    again."""
     nodes = cluster(2)
     topic = fresh("again")
     sent_s: dict[bytes, float] = {}
@@ -275,7 +279,7 @@ async def test_a_topic_that_is_made_again_holds_nothing_of_the_one_before(cluste
 
 
 async def refused(client: WireClient, topic_id: uuid.UUID) -> None:
-    """Until a fetch by the id of a topic that is gone says so."""
+    """Wait until a fetch by the id of a deleted topic is refused."""
     partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2**20)
     request = FetchRequest(
         max_wait_ms=100,
@@ -298,7 +302,7 @@ def group_coordinated_by(node: GatewayProcess, nodes: Sequence[GatewayProcess]) 
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
 def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: str) -> None:
-    """48 of the acceptance list."""
+    """Point 48 of the acceptance list."""
     a, b = nodes = cluster(2)
     topic, group = create_topic(a.bootstrap, PARTITIONS), group_coordinated_by(a, nodes)
     board = Scoreboard()
@@ -317,8 +321,8 @@ def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: 
 
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
-def test_work_is_drained_where_another_node_served_the_records(cluster: Cluster, kind: str) -> None:
-    """37 of the acceptance list: the coordinator has served none of the fetches that it waits for."""
+def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, kind: str) -> None:
+    """Point 37 of the acceptance list: the coordinator has served none of the fetches whose commits it waits for."""
     a, b = nodes = cluster(2)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
@@ -352,8 +356,8 @@ def test_work_is_drained_where_another_node_served_the_records(cluster: Cluster,
     ("kind", "end"), [("cooperative", "commits"), ("consumer", "commits"), ("eager", "says nothing")]
 )
 def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster, kind: str, end: str) -> None:
-    """37 of the acceptance list: whoever gains a partition waits for the old owner's commit, and no longer than that or
-    the bound of a handoff."""
+    """Point 37 of the acceptance list: a member that gains a partition waits for the old owner's commit. It waits no
+    longer than that or the handoff's timeout."""
     a, b = nodes = cluster(2)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
@@ -372,7 +376,7 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
         until(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
         assert all(each.member == "first" for each in board.deliveries)
         if end == "commits":
-            # That nobody else is alive is no sign that nobody else has served.
+            # Another node may have served records although it is not alive any more.
             until(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
             assert counted(a, "group_handoffs_pending") == {"": 2.0}
             first.finish()
@@ -407,7 +411,7 @@ def topic_led_by(node: GatewayProcess) -> str:
 
 
 def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> None:
-    """49 of the acceptance list: one that is made again under the name inherits nothing."""
+    """Point 49 of the acceptance list: a group that is created again under the same name inherits nothing."""
     a, b = nodes = cluster(2)
     topic = create_topic(a.bootstrap, 2)
     places = [TopicPartition(topic, index) for index in range(2)]
@@ -441,13 +445,13 @@ def commit(node: GatewayProcess, group: str, offsets: list[TopicPartition]) -> N
         consumer.commit(offsets=offsets, asynchronous=False)
 
 
-async def test_an_idle_cluster_asks_as_much_whatever_it_holds(cluster: Cluster, database_url: str) -> None:
-    """44 of the acceptance list: no query per partition, per group or per parked fetch."""
+async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster: Cluster, database_url: str) -> None:
+    """Point 44 of the acceptance list: no query per partition, per group or per parked fetch."""
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 
     async def transactions(seconds: float = 8.0) -> float:
-        """Of all nodes together in a second."""
+        """Return the transactions per second of all nodes together."""
         counted = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
         before = await postgres.fetchval(counted)
         await asyncio.sleep(seconds)
@@ -455,7 +459,7 @@ async def test_an_idle_cluster_asks_as_much_whatever_it_holds(cluster: Cluster, 
 
     try:
         async with connected([node for node in nodes for _ in range(20)]) as clients:
-            await asyncio.sleep(8.0)  # a node that has just started looks at more
+            await asyncio.sleep(8.0)  # A node that has just started sends more queries.
             little = await transactions()
             topics = [fresh("idle") for _ in range(10)]
             for topic in topics:

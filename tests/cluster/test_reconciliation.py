@@ -1,4 +1,5 @@
-"""Nodes follow what is committed: data of deleted topics goes whoever dies meanwhile, and all of it can be watched."""
+"""Nodes follow committed changes: deleted topics' data is removed even if a node dies during it, and metrics show the
+work."""
 
 from __future__ import annotations
 
@@ -69,9 +70,7 @@ def deleting(url: str) -> list[dict[str, object]]:
     return json.loads(found.stdout)
 
 
-async def test_a_deletion_that_cannot_get_on_is_seen_tried_again_and_taken_over(
-    cluster: Cluster, database_url: str
-) -> None:
+async def test_a_failing_deletion_is_reported_retried_and_taken_over(cluster: Cluster, database_url: str) -> None:
     nodes = cluster(2)
     topic = create_topic(nodes[0].bootstrap, 3)
     for partition in range(3):
@@ -107,7 +106,7 @@ async def test_a_deletion_that_cannot_get_on_is_seen_tried_again_and_taken_over(
         failures = [metric(node, 'sluice_partitions_reconcile_failures_total{cause="delete"}') for node in nodes]
         assert sum(failures) >= 3
 
-        # Whoever did it dies; the row says what is left to do.
+        # The node that deletes dies. The topic's row says what is left to delete.
         owner = await sql.fetchval(LEASE_OWNER, int(Job.DELETION))
         (dying,) = [node for node in nodes if node.bootstrap == owner]
         (other,) = [node for node in nodes if node.bootstrap != owner]
@@ -133,7 +132,7 @@ def create_topic_again(node: GatewayProcess, topic: str) -> None:
     client.create_topics([NewTopic(topic, 1)])[topic].result(30)
 
 
-async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, database_url: str) -> None:
+async def test_the_work_of_reconciliation_shows_in_the_metrics(cluster: Cluster, database_url: str) -> None:
     first, second = cluster(1)[0], cluster(1)[0]
     nodes = [first, second]
     topics = [create_topic(node.bootstrap, 20) for node in nodes]
@@ -166,7 +165,7 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
         await until(settled, "partitions and jobs are not shared")
         delete(first, topics[0])
         await until(confirmed, "a removal is not confirmed")
-        # Who waits on one node hears of what the other appends.
+        # A reader that waits on one node learns of the other's appends.
         fill(first, topics[1], [b"1"])
         assert content(second, topics[1], 1) == [b"1"]
         await until(heard, "nobody hears of an append")
@@ -182,7 +181,7 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
         assert 0 < metric(node, "sluice_partitions_owned") < 100
         for name in ("sluice_pending_tombstones", "sluice_pending_tombstone_age_seconds", "sluice_failing_tombstones"):
             assert metric(node, name) == 0
-    # Who deletes has no pass to find it out by.
+    # The node that deletes does not need a pass to learn of the deletion.
     assert metric(second, 'sluice_reconcile_operations_total{operation="remove_routed"}') == 1
     assert metric(first, 'sluice_leases_moved_total{kind="groups"}') == 25
     assert metric(first, 'sluice_leases_moved_total{kind="jobs"}') == 4

@@ -1,4 +1,4 @@
-"""Nodes that have numbers and racks: the named ones lead, and consumers read from the nearest."""
+"""Nodes with numbers and racks: the named replicas lead, and consumers read from the nearest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Start = Callable[[int], GatewayProcess]
 
 @pytest.fixture
 def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
-    """Starts the node of a number, in the rack of that number."""
+    """Start the node of a number, in the rack of that number."""
 
     def start(number: int) -> GatewayProcess:
         return gateway_factory(
@@ -60,7 +60,7 @@ async def connected(*nodes: GatewayProcess) -> AsyncIterator[list[WireClient]]:
 
 
 async def create(client: WireClient, topic: str, *replicas: int) -> None:
-    """A topic whose one partition is on these nodes."""
+    """Create a topic whose one partition has these nodes as replicas."""
     await alive(client, *replicas)
     named = (CreatableReplicaAssignment(partition_index=0, broker_ids=replicas),)
     request = CreateTopicsRequest(
@@ -86,7 +86,7 @@ async def alive(client: WireClient, *node_ids: int) -> None:
 
 
 async def placed(client: WireClient, topic: str) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Leader, replicas, those in sync and those offline of the topic's first partition."""
+    """Return leader, replicas, in-sync replicas and offline replicas of the topic's first partition."""
     request = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
     (part,) = (await client.send(request, 9)).topics[0].partitions
     return part.leader_id, part.replica_nodes, part.isr_nodes, part.offline_replicas
@@ -102,12 +102,12 @@ async def read(
 
 
 def taken(part: PartitionData) -> int:
-    """Bytes of records."""
+    """Return the number of bytes of records."""
     records = part.records or b""
     return sum(map(len, records)) if isinstance(records, tuple) else len(records)
 
 
-async def test_a_node_has_the_number_that_it_was_given(start: Start, gateway_factory: GatewayFactory) -> None:
+async def test_a_node_has_its_configured_number(start: Start, gateway_factory: GatewayFactory) -> None:
     zero, two = start(0), start(2)
     async with connected(zero) as (client,):
         await alive(client, 0, 2)
@@ -117,7 +117,7 @@ async def test_a_node_has_the_number_that_it_was_given(start: Start, gateway_fac
     with pytest.raises(AssertionError, match=f"node.id 2 is that of the live node at PLAINTEXT://{two.bootstrap}"):
         start(2)
     two.kill()
-    # Killed, and alive by its registration still: its number is free at once.
+    # The node was killed and is still registered, yet its number is free at once.
     successor = start(2)
     async with connected(zero) as (client,):
 
@@ -127,7 +127,7 @@ async def test_a_node_has_the_number_that_it_was_given(start: Start, gateway_fac
         await until(addresses, [int(node.bootstrap.rpartition(":")[2]) for node in (zero, successor)])
 
 
-async def test_the_next_replica_leads_until_the_first_is_back(start: Start) -> None:
+async def test_the_next_replica_leads_until_the_first_returns(start: Start) -> None:
     zero, one, two = (start(number) for number in range(3))
     topic = fresh("named")
     async with connected(zero, one) as (on_zero, on_one):
@@ -163,7 +163,7 @@ async def test_a_reassignment_and_an_election_are_seen_by_every_node(start: Star
             await until(lambda client=client: placed(client, topic), (2, (2, 0), (2, 0), ()))
 
 
-async def test_the_leader_sends_a_consumer_to_its_rack(start: Start) -> None:
+async def test_the_leader_redirects_a_consumer_to_a_replica_in_its_rack(start: Start) -> None:
     nodes = [start(number) for number in range(3)]
     topic = fresh("near")
     async with connected(*nodes) as (zero, one, two):
@@ -172,17 +172,18 @@ async def test_the_leader_sends_a_consumer_to_its_rack(start: Start) -> None:
         sent = await read(zero, topic, 0, "b")
         assert (sent.error_code, sent.preferred_read_replica, taken(sent)) == (ErrorCode.NONE, 1, 0)
         assert (sent.high_watermark, sent.log_start_offset) == (1, 0)
-        # Nobody sends away who is asked as the nearest, nor who is near himself, nor where nobody is near.
+        # A node serves the consumer itself if it is the preferred replica, if it is in the consumer's rack, or if no
+        # replica is.
         for client, rack in ((one, "b"), (zero, "a"), (zero, "elsewhere"), (zero, "c"), (zero, ""), (two, "b")):
             here = await read(client, topic, 0, rack)
             assert (here.error_code, here.preferred_read_replica) == (ErrorCode.NONE, -1), rack
             assert taken(here) > 61, rack
         assert taken(await read(zero, topic, 0, "", 10)) > 61
-        # What the log does not have is refused by the leader, as by every node.
+        # The leader refuses an offset outside the log itself, as every node does.
         for client in (zero, one):
             beyond = await read(client, topic, 2, "b")
             assert (beyond.error_code, beyond.preferred_read_replica) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
-        # Who has read to the end is sent there too, and waits there for what the leader takes next.
+        # A consumer at the end of the log is redirected too, and waits at the replica for the leader's next record.
         asked_s = time.monotonic()
         assert (await read(zero, topic, 1, "b", max_wait_ms=20_000)).preferred_read_replica == 1
         assert time.monotonic() - asked_s < 10, "who is sent away does not wait for records first"
@@ -190,7 +191,7 @@ async def test_the_leader_sends_a_consumer_to_its_rack(start: Start) -> None:
         assert (await zero.send(produce(topic), 9)).responses[0].partition_responses[0].base_offset == 1
         (part,) = (await waiting).responses[0].partitions
         assert (part.error_code, part.high_watermark) == (ErrorCode.NONE, 2)
-        # What one node has just told of is there on the next, whatever that one knew.
+        # A record acknowledged by one node is readable on the next, even if that one has not heard of it.
         for offset in range(2, 22):
             assert (await zero.send(produce(topic), 9)).responses[0].partition_responses[0].base_offset == offset
             told = await read(one, topic, offset + 1, "b")
@@ -203,8 +204,8 @@ async def test_the_leader_sends_a_consumer_to_its_rack(start: Start) -> None:
         await until(sent_to, -1)
 
 
-async def test_a_consumer_reads_near_and_on_when_the_near_node_dies(start: Start) -> None:
-    """As librdkafka does: nothing is lost and nothing is given twice, on the way there and back."""
+async def test_a_consumer_reads_from_the_near_node_and_continues_when_it_dies(start: Start) -> None:
+    """With librdkafka no record is lost or repeated, on the way to the near node and back."""
     nodes = [start(number) for number in range(2)]
     topic = fresh("rack")
     async with connected(nodes[0]) as (client,):
@@ -259,7 +260,7 @@ async def test_a_consumer_reads_near_and_on_when_the_near_node_dies(start: Start
 
 
 def fetches(node: GatewayProcess) -> int:
-    """Fetch requests that the node has answered."""
+    """Return the number of Fetch requests that the node has answered."""
     with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=10) as answer:
         counts = re.findall(r'^sluice_requests_total{api="fetch",.*} (\S+)$', answer.read().decode(), re.MULTILINE)
     return sum(int(float(count)) for count in counts)

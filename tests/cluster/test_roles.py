@@ -24,7 +24,7 @@ Start = Callable[..., GatewayProcess]
 
 @pytest.fixture
 def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
-    """Starts a node of one role."""
+    """Start a node of one role."""
 
     def start(role: str) -> GatewayProcess:
         (port,) = free_ports(1)
@@ -64,7 +64,7 @@ def is_ready(node: GatewayProcess) -> bool:
 
 
 def round_trip(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    """Produces values and reads them in a group."""
+    """Produce values and read them in a group."""
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(count):
         producer.produce(topic, str(number).encode())
@@ -85,7 +85,7 @@ def round_trip(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
 
 
 def read_offsets_topic(bootstrap: str) -> None:
-    """Until there is something in it."""
+    """Read the offsets topic until it has a record."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"}
     consumer = Consumer({**settings, "enable.auto.commit": False})
     try:
@@ -98,7 +98,7 @@ def read_offsets_topic(bootstrap: str) -> None:
 
 
 def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
-    """Whichever of them is there first; and when the controller is killed the broker does all."""
+    """This holds in either order of start. If the controller is killed, the broker does all the jobs."""
     broker = start("broker")
     until(lambda: (jobs(broker), groups(broker)), (JOBS, SHARDS))
     controller = start("controller")
@@ -123,7 +123,7 @@ def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
     until(lambda: jobs(broker), JOBS)
 
 
-def test_a_controller_waits_for_brokers_and_takes_no_group(start: Start) -> None:
+def test_a_controller_waits_for_brokers_and_coordinates_no_group(start: Start) -> None:
     controller = start("controller")
     until(lambda: jobs(controller), JOBS)
     assert groups(controller) == 0

@@ -1,8 +1,8 @@
-"""Whichever node is asked, the answer is the same, or it says which node has it. Line 5 of the issue of many nodes.
+"""Every node gives the same answer, or says which node can answer.
 
-Kafka's rule: every node answers for the cluster, but for what only a group's coordinator knows (others answer
-NOT_COORDINATOR), what a node is configured to be (it describes itself alone) and ListGroups (each node lists the groups
-that it coordinates; admin clients ask all and merge).
+Kafka's rule: every node answers for the cluster, with three exceptions. Only a group's coordinator answers for the
+group; others answer NOT_COORDINATOR. A node's own settings are described by the node alone. ListGroups lists the groups
+that the node coordinates; admin clients ask all nodes and merge the answers.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ PARTITIONS = 4
 RECORDS = 10
 TIMEOUT_S = 30
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each partition was made; each other a second later."""
+"""Timestamp of the first record of each partition; each later record is a second younger."""
 TOPIC, BROKER, GROUP = 2, 4, 32
 SET = 0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Three nodes, and what clients of each of them have made."""
+    """Three nodes, and what clients of each of them have created."""
 
     nodes: Sequence[GatewayProcess]
     topics: Sequence[str]
@@ -68,7 +68,7 @@ class Scene:
     """Groups with a member, by id, and the node that coordinates each."""
     consumer: dict[str, GatewayProcess]
     empty: dict[str, GatewayProcess]
-    """Groups without members that have committed."""
+    """Groups with committed offsets and without members."""
 
     @property
     def groups(self) -> dict[str, GatewayProcess]:
@@ -92,7 +92,7 @@ def scene(postgres: Databases) -> Iterator[Scene]:
         for protocol in ("classic", "consumer", "empty"):
             found[protocol] = {group_coordinated_by(node, nodes): node for node in nodes}
             for number, group in enumerate(found[protocol]):
-                # By way of a node that does not coordinate it.
+                # Change the group's setting through a node that does not coordinate it.
                 node, places = nodes[number - 1], [TopicPartition(topics[number], 0, number + 1)]
                 alter(node, GROUP, group, "group.handoff.mode", "drain")
                 if protocol == "empty":
@@ -112,7 +112,7 @@ def write(node: GatewayProcess, topic: str) -> None:
 
 
 def alter(node: GatewayProcess, kind: int, name: str, key: str, value: str) -> None:
-    """By frames: librdkafka has no name for what holds for all brokers."""
+    """Alter a setting by a frame, because librdkafka has no name for a setting of all brokers."""
 
     async def send() -> None:
         config = AlterableConfig(name=key, config_operation=SET, value=value)
@@ -126,7 +126,7 @@ def alter(node: GatewayProcess, kind: int, name: str, key: str, value: str) -> N
 
 @contextlib.contextmanager
 def member(node: GatewayProcess, group: str, protocol: str, topic: str) -> Iterator[Consumer]:
-    """A consumer that has the topic's partitions and commits nothing of its own accord."""
+    """Run a consumer that owns the topic's partitions and commits only when a test says so."""
     consumer = Consumer(
         {
             "bootstrap.servers": node.bootstrap,
@@ -152,22 +152,22 @@ def member(node: GatewayProcess, group: str, protocol: str, topic: str) -> Itera
 
 
 async def ask(scene: Scene, request: Any, version: int) -> list[Any]:
-    """Every node's answer to the request."""
+    """Return every node's answer to the request."""
     async with connected(scene.nodes) as clients:
         return await asyncio.gather(*(client.send(request, version) for client in clients))
 
 
 async def same(scene: Scene, request: Any, version: int) -> Any:
-    """The answer that every node gives."""
+    """Return the answer, which must be the same from every node."""
     first, *others = await ask(scene, request, version)
     for other in others:
         assert other == first
     return first
 
 
-async def test_metadata_and_describe_cluster(scene: Scene) -> None:
+async def test_every_node_gives_the_same_metadata_and_cluster_description(scene: Scene) -> None:
     answers = await ask(scene, MetadataRequest(topics=None, include_topic_authorized_operations=True), 12)
-    # Neither has an order of its own.
+    # Neither list has a defined order.
     first, *others = [
         replace(
             answer,
@@ -192,7 +192,7 @@ def resource_of(kind: int, name: str) -> DescribeConfigsResource:
     return DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
 
 
-async def test_configs_of_topics_groups_and_all_brokers(scene: Scene) -> None:
+async def test_every_node_describes_the_same_settings_of_topics_groups_and_all_brokers(scene: Scene) -> None:
     resources = [(TOPIC, topic) for topic in scene.topics] + [(GROUP, group) for group in scene.groups] + [(BROKER, "")]
     request = DescribeConfigsRequest(
         resources=tuple(resource_of(kind, name) for kind, name in resources), include_synonyms=True
@@ -221,7 +221,7 @@ async def test_a_node_describes_itself_and_refuses_to_describe_another(scene: Sc
 @pytest.mark.parametrize(
     ("timestamp", "offset"), [(-1, RECORDS), (-2, 0), (-3, RECORDS - 1), (FIRST_MS + 4500, 5), (FIRST_MS + 10**6, -1)]
 )
-async def test_offsets_of_partitions(scene: Scene, timestamp: int, offset: int) -> None:
+async def test_every_node_lists_the_same_offsets_of_partitions(scene: Scene, timestamp: int, offset: int) -> None:
     parts = tuple(ListOffsetsPartition(partition_index=index, timestamp=timestamp) for index in range(PARTITIONS))
     topics = tuple(ListOffsetsTopic(name=topic, partitions=parts) for topic in scene.topics)
     answer = await same(scene, ListOffsetsRequest(replica_id=-1, topics=topics), 7)
@@ -264,7 +264,7 @@ async def test_groups_are_described_by_the_coordinator_that_every_node_names(sce
             assert told == ((ErrorCode.NONE, "Stable", 1) if own else (ErrorCode.NOT_COORDINATOR, "", 0))
 
 
-async def test_committed_offsets_are_told_by_the_coordinator(scene: Scene) -> None:
+async def test_committed_offsets_are_returned_by_the_coordinator_alone(scene: Scene) -> None:
     request = OffsetFetchRequest(
         groups=tuple(OffsetFetchRequestGroup(group_id=group, topics=None) for group in scene.groups)
     )
@@ -289,14 +289,14 @@ async def test_committed_offsets_are_told_by_the_coordinator(scene: Scene) -> No
 
 
 def of_each(scene: Scene, look: Callable[[AdminClient], Any]) -> Any:
-    """What `look` finds by way of any one node, which must be the same for each."""
+    """Return what `look` finds through each node. It must be the same for all."""
     first, *others = [look(AdminClient({"bootstrap.servers": node.bootstrap})) for node in scene.nodes]
     for other in others:
         assert other == first
     return first
 
 
-def test_a_stock_admin_client_of_any_node_sees_the_same_cluster(scene: Scene) -> None:
+def test_a_stock_admin_client_sees_the_same_cluster_through_every_node(scene: Scene) -> None:
     def cluster(admin: AdminClient) -> Any:
         told = admin.describe_cluster().result(TIMEOUT_S)
         return told.cluster_id, sorted((node.id, node.host, node.port, node.rack) for node in told.nodes)
@@ -354,7 +354,7 @@ def test_one_node_exports_the_metrics_of_the_cluster(scene: Scene) -> None:
         assert f'kafka_consumergroup_members{{consumergroup="{group}"}} 1.0' in exported
 
 
-def test_the_command_line_tells_the_same_lag_by_way_of_every_node(scene: Scene) -> None:
+def test_the_command_line_shows_the_same_lag_through_every_node(scene: Scene) -> None:
     answers: list[Any] = []
     for node in scene.nodes:
         told = sluice("groups", "lag", "--json", "--by-partition", "--bootstrap", node.bootstrap)

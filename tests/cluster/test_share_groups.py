@@ -1,4 +1,5 @@
-"""A share group over two nodes: who leads a partition serves it, and another goes on where that one was killed."""
+"""A share group over two nodes: a partition's leader serves it, and the other node takes over when the leader is
+killed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ TAKEN_OVER_S = 30.0
 
 
 async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
-    """At the beginning of partition 0, by whichever node coordinates the group: which one that is."""
+    """Reset partition 0 to its beginning through the node that coordinates the group, and return which node that is."""
     part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
     asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
     request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,))
@@ -30,7 +31,8 @@ async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
 
 
 async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) -> None:
-    """Whichever node coordinates each of these groups, one of the two leads, so some resets come from the other."""
+    """Coordination of these groups is spread over both nodes and one of them leads, so some resets come from the
+    other."""
     nodes = cluster(2)
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     try:
@@ -56,7 +58,7 @@ async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) 
             await client.close()
 
 
-async def test_another_node_goes_on_where_the_leader_was_killed(cluster: Cluster) -> None:
+async def test_another_node_continues_where_the_killed_leader_stopped(cluster: Cluster) -> None:
     nodes = cluster(2)
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     try:

@@ -1,4 +1,4 @@
-"""Where replicas are counted: each node answers for what it leads or holds, and clients find their way."""
+"""Strict replicas: each node serves only what it leads or replicates, and clients find the right node."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PARTITIONS = 6
 FIRST_VERSION_WITH_REPLICA_STATE = 15
 Start = Callable[[int], GatewayProcess]
 Codes = tuple[int, int, int]
-"""Of the leader, of a follower, and of a node that is neither."""
+"""Error codes of the leader, of a follower, and of a node that is neither."""
 
 
 @pytest.fixture
 def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
-    """Starts the node of a number."""
+    """Start the node of a number."""
 
     def start(number: int) -> GatewayProcess:
         return gateway_factory(
@@ -58,7 +58,7 @@ def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
 
 
 class Three:
-    """A topic whose partition the first node leads, the second follows, and of which the third has nothing."""
+    """A topic whose partition the first node leads and the second follows. The third is no replica."""
 
     def __init__(self, nodes: list[GatewayProcess], clients: list[WireClient], topic: str, topic_id: UUID) -> None:
         self.nodes, self.clients, self.topic, self.topic_id = nodes, clients, topic, topic_id
@@ -74,7 +74,7 @@ class Three:
     async def fetched(
         self, client: WireClient, version: int, *, epoch: int = -1, replica_id: int = -1
     ) -> tuple[PartitionData, dict[int, int]]:
-        """The partition, and the ports of nodes that are named."""
+        """Fetch, and return the partition and the ports of the nodes that the answer names."""
         part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2**20, current_leader_epoch=epoch)
         by_state = version >= FIRST_VERSION_WITH_REPLICA_STATE
         request = FetchRequest(
@@ -115,7 +115,7 @@ async def three(start: Start) -> AsyncIterator[Three]:
         yield Three(nodes, clients, topic, topic_id)
 
 
-async def test_the_leader_alone_takes_records(three: Three) -> None:
+async def test_only_the_leader_accepts_records(three: Three) -> None:
     for acks in (-1, 1):
 
         async def code(client: WireClient, acks: int = acks) -> int:
@@ -133,7 +133,7 @@ async def test_the_leader_alone_takes_records(three: Three) -> None:
     assert (only(taken_in).base_offset, only(taken_in).current_leader.leader_id, taken_in.node_endpoints) == (2, -1, ())
 
 
-async def test_where_no_replica_is_alive_nobody_leads(three: Three) -> None:
+async def test_a_partition_without_live_replicas_has_no_leader(three: Three) -> None:
     async def code(client: WireClient) -> int:
         return only(await three.produced(client)).error_code
 
@@ -152,7 +152,7 @@ async def test_where_no_replica_is_alive_nobody_leads(three: Three) -> None:
         assert await code(second) == NONE
 
 
-async def test_who_waits_for_no_answer_hears_by_the_end_of_the_connection(three: Three) -> None:
+async def test_a_refused_produce_without_acks_closes_the_connection(three: Three) -> None:
     request = ProduceRequest(acks=0, timeout_ms=10_000, topic_data=produce(three.topic).topic_data)
     for node, refuses in zip(three.nodes, (False, True, True), strict=True):
         async with await WireClient.connect(node.bootstrap) as client:
@@ -160,16 +160,16 @@ async def test_who_waits_for_no_answer_hears_by_the_end_of_the_connection(three:
             if refuses:
                 await client.closed_by_peer()
             else:
-                # Answered behind it, on a connection that is still there.
+                # The answer comes after the Produce, on a connection that is still open.
                 await client.send(MetadataRequest(topics=()), 9)
     part, _ = await three.fetched(three.clients[0], 11)
     assert part.high_watermark == 1
 
 
-async def test_followers_serve_consumers_that_know_of_them(three: Three) -> None:
+async def test_followers_serve_consumers_that_support_fetching_from_them(three: Three) -> None:
     assert only(await three.produced(three.clients[0])).error_code == NONE
     expected: dict[tuple[int, int, int], Codes] = {
-        # version, leader epoch, replica id
+        # Keys: version, leader epoch, replica id.
         (10, -1, -1): (NONE, ELSEWHERE, ELSEWHERE),
         (11, -1, -1): (NONE, NONE, ELSEWHERE),
         (12, -1, 1): (NONE, ELSEWHERE, ELSEWHERE),
@@ -190,7 +190,7 @@ async def test_followers_serve_consumers_that_know_of_them(three: Three) -> None
                 assert (led, endpoints) == ((-1, -1), {})
 
 
-async def test_offsets_and_epochs_are_the_leaders_to_tell(three: Three) -> None:
+async def test_only_the_leader_answers_list_offsets_and_leader_epochs(three: Three) -> None:
     unknown = ErrorCode.UNKNOWN_LEADER_EPOCH
     assert await three.codes(three.listed) == (NONE, ELSEWHERE, ELSEWHERE)
     assert await three.codes(lambda client: three.listed(client, replica_id=1)) == (NONE, ELSEWHERE, ELSEWHERE)
@@ -208,7 +208,7 @@ async def test_offsets_and_epochs_are_the_leaders_to_tell(three: Three) -> None:
         assert await three.codes(ended) == (NONE, ELSEWHERE, ELSEWHERE)
 
 
-async def test_what_administrators_ask_of_a_leader(three: Three) -> None:
+async def test_admin_requests_for_a_leader_are_refused_elsewhere(three: Three) -> None:
     async def deleted(client: WireClient) -> int:
         topic = DeleteRecordsTopic(name=three.topic, partitions=(DeleteRecordsPartition(partition_index=0, offset=-1),))
         answer = await client.send(DeleteRecordsRequest(topics=(topic,), timeout_ms=1_000), 1)
@@ -233,7 +233,7 @@ async def test_what_administrators_ask_of_a_leader(three: Three) -> None:
     assert (refused, unknown) == (ELSEWHERE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-async def test_a_fetch_that_has_waited_hears_that_the_leader_is_another(start: Start) -> None:
+async def test_a_parked_fetch_is_refused_when_the_leader_changes(start: Start) -> None:
     zero, one = start(0), start(1)
     topic = fresh("parked")
     async with connected(one) as (client,):
@@ -241,7 +241,7 @@ async def test_a_fetch_that_has_waited_hears_that_the_leader_is_another(start: S
         await create(client, topic, 0, 1)
         zero.kill()
         await until(lambda: placed(client, topic), (1, (0, 1), (1,), (0,)))
-        # Of this version the leader alone answers.
+        # Only the leader serves this version of Fetch.
         parked = client.send_nowait(replace(fetch(topic, 0), max_wait_ms=120_000), 10)
         zero.restart()
         async with connected(one, zero) as (other, on_zero):
@@ -252,9 +252,9 @@ async def test_a_fetch_that_has_waited_hears_that_the_leader_is_another(start: S
         assert (part.error_code, taken(part)) == (ELSEWHERE, 0)
 
 
-async def test_a_client_gets_over_a_leader_that_dies_and_one_that_comes_back(start: Start) -> None:
-    """librdkafka, without a setting for it: all that was acknowledged is there once and in order. Whether it is told
-    NOT_LEADER_OR_FOLLOWER, or asks Metadata before that, is a matter of which comes first."""
+async def test_a_client_continues_when_a_leader_dies_and_when_it_returns(start: Start) -> None:
+    """librdkafka needs no setting for this. Afterwards each acknowledged record is there once and in order. A race
+    decides whether the client receives NOT_LEADER_OR_FOLLOWER or asks Metadata first."""
     nodes = [start(number) for number in range(NODES)]
     async with connected(*nodes) as clients:
         for client in clients:
@@ -265,7 +265,7 @@ async def test_a_client_gets_over_a_leader_that_dies_and_one_that_comes_back(sta
 
 
 class Moves:
-    """Produces and consumes while the first node dies and comes back."""
+    """Produce and consume while the first node dies and returns."""
 
     def __init__(self, nodes: list[GatewayProcess], bootstrap: str, topic: str) -> None:
         self._nodes, self._topic, self._bootstrap = nodes, topic, bootstrap
@@ -306,7 +306,8 @@ class Moves:
         assert self._received == self._acknowledged
 
     def _work_until(self, done: Callable[[], bool]) -> None:
-        """Sends a few records and receives what is there, and again; at the end all that was sent is acknowledged."""
+        """Send a few records and receive what is available, again and again. At the end all sent records are
+        acknowledged."""
         deadline = time.monotonic() + PATIENCE_S * 2
         while not done():
             assert time.monotonic() < deadline, (self._sent, {key: len(got) for key, got in self._received.items()})

@@ -1,4 +1,4 @@
-"""One producer's transactions over several nodes: what one has heard of may be over on another."""
+"""One producer's transactions over several nodes: a transaction that one node remembers may have ended on another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OK = ErrorCode.NONE
 PRODUCE, END = 12, 5
 
 
-async def test_a_node_that_has_heard_of_a_transaction_takes_nothing_for_it_once_it_has_ended_elsewhere(
+async def test_a_node_refuses_records_of_a_transaction_that_ended_on_another_node(
     cluster: Cluster,
 ) -> None:
     one, other = cluster(2)
@@ -34,8 +34,8 @@ async def test_a_node_that_has_heard_of_a_transaction_takes_nothing_for_it_once_
         assert len(delivered(await fetch(second, partition, 0, committed=True))) == 6
 
 
-async def test_what_a_node_has_heard_of_and_is_over_is_asked_anew(cluster: Cluster) -> None:
-    """A client that names no partitions, and whose epoch stays where it is."""
+async def test_a_remembered_transaction_that_is_over_is_looked_up_again(cluster: Cluster) -> None:
+    """The client enlists no partitions by itself, and its epoch does not change."""
     one, other = cluster(2)
     partition = (create_topic(one.bootstrap, 1), 0)
     async with await WireClient.connect(one.bootstrap) as first, await WireClient.connect(other.bootstrap) as second:

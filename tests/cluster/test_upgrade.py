@@ -1,4 +1,4 @@
-"""A rolling upgrade: a node of the release before this one and one of this on one schema, under load."""
+"""A rolling upgrade: a node of the previous release and one of this release on one schema, under load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Reader(threading.Thread):
-    """A member of a group that reads and commits until stopped; keeps what it was told of errors."""
+    """A group member that reads and commits until it is stopped, and keeps the errors that it received."""
 
     def __init__(self, bootstrap: str, topic: str, group: str) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ class Reader(threading.Thread):
         assert not self.is_alive()
 
     def _told(self, error: KafkaError) -> None:
-        # librdkafka's own codes below zero say that a node went away, which they do here.
+        # librdkafka's own codes below zero say that a node went away, which is expected here.
         if error.code() >= 0 and not error.retriable():
             self.errors.append(error)
 
@@ -117,7 +117,7 @@ def delete_topic(node: GatewayProcess, topic: str) -> None:
     client.delete_topics([topic])[topic].result(30)
 
 
-async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
+async def test_the_previous_release_and_this_one_serve_together_and_either_may_stop(
     gateway_factory: GatewayFactory, unmigrated_url: str, former: Path
 ) -> None:
     old = gateway_factory(database_url=unmigrated_url, root=former)
@@ -130,7 +130,7 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         topic = create_topic(old.bootstrap, PARTITIONS)
         doomed = [create_topic(old.bootstrap, 2) for _ in range(2)]
 
-        # The new one migrates while the old one is at work.
+        # The new node migrates while the old one works.
         address = f"127.0.0.1:{free_ports(1)[0]}"
         both = f"{old.bootstrap},{address}"
         load = Load(both, topic, PARTITIONS)
@@ -145,11 +145,11 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
             reader.start()
         load.wait_for(1000)
 
-        # The old one would give readers with read_committed what was not committed.
+        # The old node would return uncommitted records to consumers with read_committed.
         assert await initialized(new) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert await transaction_version(new) == 0
 
-        # Each does what the other sees.
+        # Each node changes something and the other one sees the change.
         for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
             made = create_topic(one.bootstrap, 2)
             wait_for(lambda made=made, other=other: made in topics_of(other), "a topic that was created is not seen")
@@ -157,7 +157,8 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
             wait_for(lambda name=name, other=other: name not in topics_of(other), "a topic that was deleted is seen")
         load.wait_for(500)
 
-        # The upgrade is taken back: the old one goes on alone, with functions that are still there, then it is done.
+        # The upgrade is taken back: the old node continues alone, and its functions still exist. Then the upgrade is
+        # repeated.
         new.stop()
         load.wait_for(1000)
         assert {theirs, FUNCTION_SCHEMA} == {row["nspname"] for row in await sql.fetch(SCHEMAS)}
@@ -189,10 +190,10 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         await sql.close()
 
 
-async def test_producers_name_their_partitions_as_long_as_a_node_wants_it(
+async def test_producers_enlist_their_partitions_while_a_node_of_the_previous_release_lives(
     gateway_factory: GatewayFactory, unmigrated_url: str
 ) -> None:
-    """A client that is told of transaction.version 2 by the one would be refused by the other."""
+    """If one node announced transaction.version 2 to a client, the other node would refuse that client."""
     with short_directory() as directory:
         old = gateway_factory(database_url=unmigrated_url, root=unpack(directory, WITH_NAMED_PARTITIONS))
         address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -225,14 +226,14 @@ SCHEMAS = "select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a
 
 
 async def initialized(node: GatewayProcess) -> ErrorCode:
-    """What a transactional producer is told that begins."""
+    """Start a transactional producer, and return the error code."""
     async with await WireClient.connect(node.bootstrap) as client:
         asked = InitProducerIdRequest(transactional_id="transactional", transaction_timeout_ms=60_000)
         return ErrorCode((await client.send(asked, 4)).error_code)
 
 
 async def transaction_version(node: GatewayProcess) -> int:
-    """What clients are told is finalized; 0: nothing."""
+    """Return the finalized transaction.version that clients see, or 0 without one."""
     async with await WireClient.connect(node.bootstrap) as client:
         asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
         finalized = (await client.send(asked, 4)).finalized_features

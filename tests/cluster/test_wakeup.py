@@ -1,4 +1,4 @@
-"""What happens on one node is seen on another at once, by clients that know frames only."""
+"""An event on one node is seen on another at once, by clients that know only frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fetch(topic: str, offset: int, *, max_wait_ms: int = 10_000) -> FetchRequest
 
 
 async def delays(writer: WireClient, reader: WireClient, topic: str, first: int) -> list[float]:
-    """Seconds from the acknowledgement to the answer of a fetch that waits, over ROUNDS records."""
+    """Return the seconds from the acknowledgement of a record to the answer of a waiting fetch, for ROUNDS records."""
     found: list[float] = []
     for offset in range(first, first + ROUNDS):
         waiting = reader.send_nowait(fetch(topic, offset), 11)
@@ -57,7 +57,7 @@ async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cl
     async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
         topic = fresh("t")
         await create_topic(on_a, topic)
-        # Right after its start a node is not known to everybody: until then ends are looked at.
+        # Right after its start a node is not known to all others. Until then they poll for ends of logs.
         await asyncio.sleep(6.0)
         local = statistics.median(await delays(on_a, on_a, topic, 0))
         remote = statistics.median(await delays(on_a, on_b, topic, ROUNDS))
@@ -87,12 +87,12 @@ async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) ->
         assert metric(node, "sluice_reconcile_passes_skipped_total") > 0
 
 
-async def test_what_is_created_on_one_node_is_served_by_the_other_at_once(cluster: Cluster) -> None:
+async def test_a_topic_created_on_one_node_is_served_by_the_other_at_once(cluster: Cluster) -> None:
     a, b = cluster(2)
     async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
         for number in range(100):
             topic = fresh(f"race-{number}")
-            # The other node has heard of the name when it did not exist.
+            # The other node has already looked for the name when no such topic existed.
             asked = await on_b.send(produce(topic), 9)
             assert asked.responses[0].partition_responses[0].error_code == 3
             await on_a.send(
@@ -102,7 +102,7 @@ async def test_what_is_created_on_one_node_is_served_by_the_other_at_once(cluste
             assert answer.responses[0].partition_responses[0].error_code == 0, number
 
 
-async def test_topics_come_and_go_on_every_node_within_a_moment(cluster: Cluster) -> None:
+async def test_topics_appear_and_disappear_on_every_node_within_a_moment(cluster: Cluster) -> None:
     nodes = cluster(3)
     took: list[float] = []
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]

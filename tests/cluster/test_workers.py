@@ -1,4 +1,5 @@
-"""`sluice serve --workers`, `sluice nodes`, and nodes that would be one another: real processes, a stock client."""
+"""`sluice serve --workers`, `sluice nodes`, and nodes that claim each other's address: real processes, a stock
+client."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T], what: str) -> T:
-    """The first true answer of `look`."""
+    """Return the first true answer of `look`."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := look()):
         assert time.monotonic() < deadline, what
@@ -91,7 +92,7 @@ class Host:
         return self._log.read_text()
 
     def worker(self, number: int) -> psutil.Process:
-        """The process that listens on the worker's port."""
+        """Return the process that listens on the worker's port."""
         return next(
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
@@ -124,7 +125,7 @@ def host() -> Iterator[Callable[..., Host]]:
 
 
 def round_trip(bootstraps: Sequence[str], topic: str, values: Sequence[bytes]) -> list[bytes]:
-    """What a stock client reads back of what it wrote."""
+    """Write values by a stock client, and return what it reads back."""
     producer = Producer({"bootstrap.servers": ",".join(bootstraps), "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value)
@@ -183,7 +184,7 @@ def test_workers_are_nodes_of_one_cluster_on_an_embedded_postgres(host: Callable
     assert drained == set(running.bootstraps)
 
 
-def test_a_worker_that_dies_is_started_again_and_the_others_serve_on(
+def test_a_worker_that_dies_is_started_again_while_the_others_serve(
     host: Callable[..., Host], database_url: str
 ) -> None:
     running = host("--database-url", database_url, "--log-format", "console").serving()
@@ -216,7 +217,7 @@ def test_the_workers_end_with_a_supervisor_that_is_killed(host: Callable[..., Ho
     assert not any(answers(bootstrap) for bootstrap in running.bootstraps)
 
 
-def test_a_worker_that_cannot_begin_stops_them_all(host: Callable[..., Host], database_url: str) -> None:
+def test_a_worker_that_cannot_start_stops_all_workers(host: Callable[..., Host], database_url: str) -> None:
     first = host("--database-url", database_url).serving()
     taken = first.bootstraps[2]
     second = host("--database-url", database_url, "--listen", taken)
@@ -228,7 +229,7 @@ def test_a_worker_that_cannot_begin_stops_them_all(host: Callable[..., Host], da
 # --- nodes that would be one another ------------------------------------------------------------------------------
 
 
-def test_a_second_node_at_an_address_of_a_live_one_is_refused_and_named(
+def test_a_second_node_at_the_address_of_a_live_node_is_refused_and_named(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
     first = gateway_factory({"group.initial.rebalance.delay.ms": "0"}, database_url=database_url)
@@ -245,12 +246,12 @@ def test_a_second_node_at_an_address_of_a_live_one_is_refused_and_named(
     brokers = AdminClient({"bootstrap.servers": first.bootstrap}).list_topics(timeout=30).brokers
     assert list(brokers) == [1]
     assert "registration" not in first.log_text(), "the first one was superseded"
-    # One that was killed is no rival of its successor.
+    # A killed node does not block its successor.
     first.kill()
     first.start()
 
 
-def test_an_address_that_leads_nowhere_is_a_warning(gateway_factory: GatewayFactory, database_url: str) -> None:
+def test_an_unreachable_advertised_address_logs_a_warning(gateway_factory: GatewayFactory, database_url: str) -> None:
     nowhere = f"127.0.0.1:{next(PORTS)}"
     node = gateway_factory(database_url=database_url, environment={"SLUICE_ADVERTISE": nowhere})
     said = wait_for(
@@ -275,7 +276,7 @@ async def test_a_database_of_a_newer_schema_is_refused(database_url: str) -> Non
 # --- values -------------------------------------------------------------------------------------------------------
 
 
-def test_every_address_of_the_nth_worker_is_n_ports_further() -> None:
+def test_every_address_of_worker_n_is_n_ports_higher() -> None:
     protocols = "listener.security.protocol.map=A:PLAINTEXT,B:PLAINTEXT"
     flags = {"workers": "2", "metrics-listen": "127.0.0.1:9400"}
     told = "advertised.listeners=A://a:19092,B://b:19192"
@@ -296,7 +297,7 @@ def test_every_address_of_the_nth_worker_is_n_ports_further() -> None:
         ("127.0.0.1:9092", "127.0.0.1:9093", "127.0.0.1:9093 would be taken twice"),
     ],
 )
-def test_ports_that_do_not_suffice_are_refused(listen: str, metrics: str, reason: str) -> None:
+def test_too_few_ports_for_the_workers_are_refused(listen: str, metrics: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         plan(load({"workers": "2", "listen": listen, "metrics-listen": metrics}, (), {}))
 

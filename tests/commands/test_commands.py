@@ -1,4 +1,4 @@
-"""`sluice groups`, `topics` and `transactions` as a person types them, against a gateway with stock clients."""
+"""`sluice groups`, `topics` and `transactions`, used as a person does, against a gateway with stock clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.wire import WireClient
 
 
 class Prompt:
-    """Runs commands in this process and keeps what they print."""
+    """Run commands in this process and keep their output."""
 
     def __init__(self, bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._bootstrap = bootstrap
@@ -88,7 +88,7 @@ def consume(member: Consumer, count: int) -> list[str]:
     return found
 
 
-def test_a_topic_is_made_shown_and_deleted(sluice: Prompt, topic: str) -> None:
+def test_a_topic_is_created_shown_and_deleted(sluice: Prompt, topic: str) -> None:
     listed = {row["topic"]: row for row in sluice.json("topics", "list")}
     assert listed[topic]["partitions"] == 2
     (described,) = sluice.json("topics", "describe", topic)
@@ -109,7 +109,7 @@ def test_a_topic_is_made_shown_and_deleted(sluice: Prompt, topic: str) -> None:
     assert f"there is no topic {topic}" in sluice("topics", "describe", topic, code=1)
 
 
-def test_a_mistyped_topic_is_told_with_the_nearest_names(sluice: Prompt, topic: str) -> None:
+def test_a_mistyped_topic_is_answered_with_the_nearest_names(sluice: Prompt, topic: str) -> None:
     mistyped = topic.replace("orders", "order")
     for words in (("topics", "describe", mistyped), ("topics", "tail", mistyped), ("topics", "delete", mistyped)):
         said = sluice(*words, code=1)
@@ -117,7 +117,7 @@ def test_a_mistyped_topic_is_told_with_the_nearest_names(sluice: Prompt, topic: 
         assert topic in said
 
 
-def test_a_replication_factor_above_the_nodes_is_told(
+def test_a_replication_factor_above_the_number_of_nodes_is_refused(
     gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create = ["topics", "create", "-b", gateway.bootstrap]
@@ -127,7 +127,7 @@ def test_a_replication_factor_above_the_nodes_is_told(
     assert capsys.readouterr().err == ""
 
 
-def test_lag_of_an_unknown_group_ends_with_1(
+def test_lag_of_an_unknown_group_exits_with_1(
     sluice: Prompt, gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
@@ -143,7 +143,7 @@ def test_lag_of_an_unknown_group_ends_with_1(
     assert captured.err.startswith(f"sluice: there is no group {mistyped}")
 
 
-def test_a_reset_says_that_a_group_is_new(
+def test_a_reset_of_an_unknown_group_says_that_the_group_is_new(
     gateway: GatewayProcess, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
@@ -156,7 +156,7 @@ def test_a_reset_says_that_a_group_is_new(
     assert capsys.readouterr().err == ""
 
 
-def test_the_last_records_of_a_topic(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+def test_a_topic_shows_its_last_records(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
     produce(gateway, topic, 0, ["one", "two", "three"], headers=[("h", b"\xff")])
     produce(gateway, topic, 1, ["else"])
     lines = [json.loads(line) for line in sluice("topics", "tail", topic, "-n", "2", "--json").splitlines()]
@@ -176,13 +176,13 @@ def test_the_last_records_of_a_topic(sluice: Prompt, gateway: GatewayProcess, to
     assert "partitions 0 to 1" in sluice("topics", "tail", topic, "--partition", "2", code=1)
 
 
-def test_a_record_cannot_move_the_cursor(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+def test_control_characters_of_a_record_are_escaped(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
     produce(gateway, topic, 0, ["\x1b[2Jgone\nand more"])
     (line,) = sluice("topics", "tail", topic).splitlines()
     assert line.endswith("\\x1b[2Jgone\\nand more")
 
 
-def test_a_group_with_a_member(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+def test_a_group_with_a_member_is_listed_and_described(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway, topic, 0, ["a", "b", "c"])
     with consumer(gateway, group, topic) as member:
@@ -227,7 +227,7 @@ def test_lag_without_a_commit_is_unknown_and_not_zero(sluice: Prompt, gateway: G
 def test_lag_counts_partitions_of_a_read_topic_that_have_no_commit(
     sluice: Prompt, gateway: GatewayProcess, topic: str
 ) -> None:
-    """As after a restore: nobody is in the group, and what one partition had committed is not there."""
+    """The state after a restore: the group has no members, and one partition's committed offset is missing."""
     group = f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway, topic, 0, ["a", "b", "c"])
     produce(gateway, topic, 1, ["d", "e"])
@@ -251,7 +251,9 @@ def test_lag_counts_partitions_of_a_read_topic_that_have_no_commit(
         (["--shift-by", "-9"], 0),
     ],
 )
-def test_offsets_are_reset(sluice: Prompt, gateway: GatewayProcess, topic: str, arguments: list[str], new: int) -> None:
+def test_a_reset_changes_committed_offsets(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, arguments: list[str], new: int
+) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway, topic, 0, ["a", "b", "c", "d"])
     sluice("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-offset", "3", "--execute")
@@ -319,7 +321,7 @@ async def test_groups_of_every_type_are_described(sluice: Prompt, gateway: Gatew
         assert f"{topic}[0-1]" in text
 
 
-def test_deleting_groups_tells_each_result(sluice: Prompt, topic: str) -> None:
+def test_deleting_groups_prints_each_result(sluice: Prompt, topic: str) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
     sluice("groups", "reset-offsets", group, "--topic", topic, "--to-latest", "--execute")
     lines = sluice("groups", "delete", group, "no-such-group", code=1).splitlines()
@@ -397,7 +399,7 @@ def test_an_abort_fences_the_producer(sluice: Prompt, gateway: GatewayProcess, t
         assert 'sluice_transactions_ended_total{outcome="fenced"}' in answer.read().decode()
 
 
-def test_what_was_aborted_is_no_record_of_the_topic(
+def test_aborted_records_are_not_shown_with_the_topic(
     sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
 ) -> None:
     producer = transactional(gateway, name)
@@ -441,14 +443,14 @@ def test_offsets_of_a_transaction_are_shown_as_upstream_shows_them(
         (("topics", "create", "a b"), "Topic name is invalid"),
     ],
 )
-def test_a_refusal_is_one_line(sluice: Prompt, words: tuple[str, ...], said: str) -> None:
+def test_a_refusal_is_printed_in_one_line(sluice: Prompt, words: tuple[str, ...], said: str) -> None:
     answer = sluice(*words, code=1)
     assert said in answer
     assert answer.startswith("sluice: ")
     assert answer.count("\n") == 1
 
 
-def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_broker_is_named_with_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert main(["groups", "list", "-b", f"127.0.0.1:{port}"]) == 1
@@ -457,20 +459,22 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("; name a broker that runs with --bootstrap HOST:PORT\n")
 
 
-def test_a_port_of_another_protocol_is_told(gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_of_another_protocol_is_named_as_such(
+    gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = gateway.metrics_url.rpartition(":")[2]
     assert main(["groups", "list", "-b", f"127.0.0.1:{port}"]) == 1
     assert f"127.0.0.1:{port} does not speak Kafka's protocol: name a broker with" in capsys.readouterr().err
 
 
-def test_who_never_answers_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broker_that_never_answers_times_out(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert main(["topics", "list", "-b", address, "--timeout", "0.2"]) == 1
     assert "did not answer" in capsys.readouterr().err
 
 
-def test_the_second_address_serves_where_the_first_does_not(gateway: GatewayProcess, capsys: Any) -> None:
+def test_the_second_address_is_used_if_the_first_is_unreachable(gateway: GatewayProcess, capsys: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert main(["topics", "list", "-b", f"127.0.0.1:{port},{gateway.bootstrap}"]) == 0

@@ -1,4 +1,4 @@
-"""Commands that ask the database: where there is none, they make none."""
+"""Commands that use the database directly. Without a database they create none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_makes_no_database_where_there_is_none(
+def test_a_command_without_a_database_creates_none(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("her password\n"))
@@ -40,7 +40,7 @@ def test_a_command_makes_no_database_where_there_is_none(
 
 
 @pytest.mark.parametrize("words", [("check",), ("users", "list"), ("users", "delete", "bob")], ids=" ".join)
-def test_a_command_makes_no_tables_in_another_database(
+def test_a_command_creates_no_tables_in_another_database(
     words: tuple[str, ...], empty_database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--database-url", empty_database_url]) == 1
@@ -49,7 +49,7 @@ def test_a_command_makes_no_tables_in_another_database(
     assert not asyncio.run(_has_tables(empty_database_url))
 
 
-def test_the_first_user_may_come_before_the_first_gateway_in_a_named_database(
+def test_the_first_user_may_be_created_before_the_first_gateway_starts(
     empty_database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("her password\n"))

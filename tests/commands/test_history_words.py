@@ -1,4 +1,4 @@
-"""What `sluice groups history` says of waits, from rows of the journal."""
+"""Output of `sluice groups history` about waits, from rows of the journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def words(events: list[dict[str, Any]], handoffs: list[dict[str, Any]]) -> list[
     return [str(row["what"]) for row in told(GroupHistory(events, [], [], handoffs))]
 
 
-def test_a_member_that_may_not_read_yet_is_not_said_to_be_done() -> None:
+def test_a_member_that_may_not_read_yet_is_not_shown_as_done() -> None:
     events = [
         event(3, "member_synced", "a"),
         event(4, "member_synced", "b"),
@@ -47,11 +47,11 @@ def test_a_member_that_may_not_read_yet_is_not_said_to_be_done() -> None:
     assert said[-2:] == ["b has its assignment", "complete, 2 members"]
 
 
-def test_partitions_that_one_waits_for_no_more_are_left_out() -> None:
+def test_partitions_whose_wait_has_ended_are_left_out() -> None:
     handoffs = [handoff(1, "begun", 0), handoff(2, "begun", 1), handoff(3, "ended", 0, "drained")]
     assert words([event(4, "member_synced", "b")], handoffs)[-1] == "b has its assignment, but may not read t[1] yet"
 
 
-def test_a_long_rebalance_says_whom_it_waited_for() -> None:
+def test_a_long_rebalance_names_the_members_it_waited_for() -> None:
     created = event(1, "generation_created", "a", member_count=2, protocol_name="range", detail="b", wait_ms=37_000)
     assert words([created], []) == ["generation 4: 2 members, range, led by a; b joined last, after 37.0 s"]

@@ -1,4 +1,4 @@
-"""From the embedded Postgres to one of the user's own, as the README says."""
+"""From the embedded Postgres to one of the user's own, as the README describes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def committed(bootstrap: str, topic: str, offset: int | None = None) -> int:
         consumer.close()
 
 
-def test_an_embedded_postgres_moves_to_another_with_records_and_offsets(
+def test_a_move_from_the_embedded_postgres_keeps_records_and_offsets(
     gateway_factory: GatewayFactory, postgres: Databases, tmp_path: Path
 ) -> None:
     old = gateway_factory(embedded=True)

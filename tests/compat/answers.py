@@ -1,7 +1,7 @@
-"""What a suite's program answered, and what of it holds.
+"""Read the answers of a suite's program, and decide which of them are accepted.
 
-The one idea: a suite is believed about what failed and what it cannot do, never about what passed: the delivery log
-decides that, and what it did not answer has failed.
+The one idea: a suite's failures and skips are accepted as reported, but not its passes. The delivery log decides what
+passed. A scenario without an answer has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def ask(
     on_row: Callable[[Row], None],
     limit: Limit,
 ) -> list[Row]:
-    """Run a suite's program to its end or its limit; all rows, also those for what it did not say."""
+    """Run a suite's program to its end or its limit. Return all rows, including those of scenarios without an
+    answer."""
     answers = Answers()
     rows: list[Row] = []
     adding = threading.Lock()
@@ -74,7 +75,7 @@ def ask(
 
 @dataclass(slots=True)
 class Answers:
-    """What a suite's stdout said. `faults`: lines that are no answers, and second answers to one scenario."""
+    """The answers on a suite's stdout. `faults` are lines that are no answers, and second answers to one scenario."""
 
     scenarios: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -99,8 +100,10 @@ class Answers:
 
 
 def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
-    """Scenarios that were due and have no answer, neither whole nor in parts (`scenario[part]`). A suite that only
-    answers names of its own owes no canonical one."""
+    """Return the due scenarios without an answer, neither whole nor in parts (`scenario[part]`).
+
+    A suite with only scenarios of its own owes no canonical one.
+    """
     if named:
         wholes = {name.partition("[")[0] for name in answered}
         return [name for name in named if name not in answered and name not in wholes]
@@ -112,7 +115,8 @@ def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[
 
 
 def judged(row: Row, deliveries: Path) -> Row:
-    """A row with what its delivery log proves. A scenario whose meaning is in the log does not pass without one."""
+    """Return the row, corrected by its delivery log. A scenario whose meaning is in the log does not pass without
+    one."""
     if row.outcome != "passed":
         return row
     scenario = scenarios.find(row.scenario)
@@ -158,11 +162,11 @@ def _summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def tail_of(stderr: Path) -> str:
-    """Its last lines in one, for the end of a sentence."""
+    """Return the last lines of stderr, joined, for the end of a sentence."""
     lines = stderr.read_text(errors="replace").splitlines()[-STDERR_TAIL_LINES:] if stderr.exists() else []
     return ": " + " | ".join(line.strip() for line in lines if line.strip()) if lines else ""
 
 
 def ending(returncode: int) -> str:
-    """How a process ended, in words."""
+    """Describe in words how a process ended."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -1,4 +1,4 @@
-"""What a suite can be run against: a gateway, several on one Postgres, or Apache Kafka as the measure."""
+"""Brokers against which a suite can run: one gateway, several on one Postgres, or Apache Kafka for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 
 
 class BrokerProcess(Protocol):
-    """What the runner and its control ask of a broker's process."""
+    """The part of a broker's process that the runner and its control use."""
 
     @property
     def log_path(self) -> Path: ...
@@ -40,7 +40,8 @@ _starting: list[BrokerProcess] = []
 
 @contextlib.contextmanager
 def starting(broker: BrokerProcess) -> Iterator[None]:
-    """While entered, `end_starting` closes it: it serves nobody yet, and whoever waits for that waits for minutes."""
+    """Let `end_starting` close the broker while this context lasts. A starting broker serves no request, and its caller
+    would wait for minutes."""
     _starting.append(broker)
     try:
         yield
@@ -49,15 +50,16 @@ def starting(broker: BrokerProcess) -> Iterator[None]:
 
 
 def end_starting() -> None:
-    """Close every broker that is starting now; a start of several processes may be at its next one right after."""
+    """Close every broker that is starting now. If several processes start in turn, the next one may begin right
+    afterwards."""
     for broker in tuple(_starting):
-        with contextlib.suppress(AssertionError):  # it did not stop in its time, and has been killed
+        with contextlib.suppress(AssertionError):  # A broker that does not stop in time is killed.
             broker.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """`process(directory, settings)` makes one that is not started yet; settings have Kafka's names."""
+    """`process(directory, settings)` makes a broker that is not started yet. Settings have Kafka's names."""
 
     name: str
     version: Callable[[], str]
@@ -65,7 +67,7 @@ class Broker:
 
 
 def gateway_version() -> str:
-    """The commit that last changed the gateway; `+` if there are changes that are in no commit."""
+    """Return the last commit that changed the gateway, with `+` if there are uncommitted changes."""
     try:
         commit = _git("log", "-1", "--abbrev=12", "--format=%h", "--", *GATEWAY_FOLDERS)
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *GATEWAY_FOLDERS)
@@ -89,9 +91,9 @@ def _kafka(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
 
 
 class GatewayNodes:
-    """So many gateways on one Postgres. A client is told of the first and finds the others by itself.
+    """Several gateways on one Postgres. A client gets the address of the first and discovers the others.
 
-    They keep one log, and tell no metrics: those of one node would be taken for the cluster's.
+    They share one log file and report no metrics, because one node's metrics would be taken for the cluster's.
     """
 
     metrics_url = None
@@ -103,7 +105,7 @@ class GatewayNodes:
         count: int,
         own: Callable[[int], Mapping[str, str]] = lambda number: {},
     ) -> None:
-        """`own`: what each has beside the settings, by its number, from 1."""
+        """`own` gives each node's additional settings, by its number from 1."""
         self._own = own
         self.log_path = directory / "gateway.log"
         self._settings, self._count = settings, count
@@ -119,7 +121,7 @@ class GatewayNodes:
         return all(node.running for node in self._nodes)
 
     def start(self) -> None:
-        """Those that do not run. What was started ends with a start that fails."""
+        """Start the nodes that do not run. If one start fails, the started nodes end."""
         try:
             if not self._nodes:
                 self._make()
@@ -141,12 +143,12 @@ class GatewayNodes:
             self._nodes.append(node)
 
     def kill(self) -> None:
-        """kill −9 of all of them."""
+        """Kill all nodes with kill −9."""
         for node in self._nodes:
             node.kill()
 
     def restart(self) -> None:
-        """One after the other, as an upgrade does it: the others serve on."""
+        """Restart one node after the other, as an upgrade does. The others continue to serve."""
         for node in self._nodes:
             node.restart()
 

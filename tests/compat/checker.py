@@ -1,7 +1,7 @@
-"""What a delivery log proves: ownership without overlap, no gaps, duplicates or rewinds, and how long things paused.
+"""Judge a delivery log: ownership without overlap, no gaps, duplicates or rewinds, and the length of pauses.
 
-The one idea: a log is a list of events in time, and everything is computed from that list alone, so that the same
-judgement holds for every client and language. Values in, values out: it opens no socket and looks at no clock.
+The one idea: a log is a list of events in time, and everything is computed from that list alone, so the same judgement
+holds for every client and language. Values in, values out: it opens no socket and reads no clock.
 
 A log is made of JSON lines. Times are milliseconds since the epoch, written by processes of one machine.
 
@@ -13,9 +13,9 @@ A log is made of JSON lines. Times are milliseconds since the epoch, written by 
     {"t": …, "event": "closed" | "killed", "member": "c1", "partition": -1}           its ownership has ended
 
 `produced` in the first line gives counts per partition, from offset 0; `topic` may be left out of later lines when
-there is one. `killed` also stands for a process that was stopped: what it does until its next assignment is judged as
-redelivery. A client that cannot call back on revocation says so with `"revoke_callbacks": false`; then an assignment
-that excludes a partition ends its ownership only where the suite says so.
+there is one. `killed` also stands for a process that was stopped: its deliveries until its next assignment are judged
+as redelivery. A client without callbacks on revocation says so with `"revoke_callbacks": false`. An assignment that
+excludes a partition then ends its ownership only if the suite says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from itertools import pairwise
 from typing import Any
 
 PAUSE_LIMIT_MS = 2000.0
-"""How long a record of a retained partition may wait in a cooperative rebalance; far below any timeout of a group."""
+"""Milliseconds that a record of a retained partition may wait in a cooperative rebalance; far below any timeout of a
+group."""
 
 MAX_PROBLEMS = 20
 
@@ -55,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Events in time order; of equal times, in file order. `torn` counts lines that are no event."""
+    """Events ordered by time, and by their order in the file for equal times. `torn` counts lines that are no event."""
 
     header: dict[str, Any]
     events: tuple[Event, ...]
@@ -64,7 +65,8 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long records of one partition waited: in one hand-over, or, if it was `retained`, through others."""
+    """Time that records of one partition waited: in one hand-over, or, if the partition was `retained`, during others'
+    hand-overs."""
 
     partition: Partition
     milliseconds: float
@@ -73,9 +75,10 @@ class Pause:
 
 @dataclass(slots=True)
 class Verdict:
-    """`problems` empty: the log is in order.
+    """The log passes if `problems` is empty.
 
-    `late` counts records processed after the partition was given up, `handovers` ownerships that followed another.
+    `late` counts records processed after the partition was revoked. `handovers` counts ownerships that followed
+    another.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -95,7 +98,8 @@ class Verdict:
 
 
 def read_log(text: str) -> Log:
-    """Parse a log. A process that is killed may leave its last line torn; what is no event is counted, not raised."""
+    """Parse a log. A killed process may leave its last line torn, so lines that are no event are counted, not
+    raised."""
     header: dict[str, Any] = {}
     events: list[Event] = []
     torn = 0
@@ -118,7 +122,7 @@ def read_log(text: str) -> Log:
 
 
 def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT_MS) -> Verdict:
-    """Judge a log. `outage`: the gateway itself was away, so pauses are reported but not judged."""
+    """Judge a log. With `outage` the gateway itself was away, so pauses are reported and not judged."""
     verdict = Verdict()
     if not log.header:
         verdict.add("the log has no scenario line")
@@ -138,10 +142,11 @@ def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT
 
 
 def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: bool, may_lose: bool) -> None:
-    """No two owners at a time, nothing taken from a cooperative member that keeps it, nobody who reads uninvited."""
+    """Check that a partition has one owner at a time, that no cooperative member loses a partition that it keeps, and
+    that only owners read."""
     members = {event.member for event in events if event.event == "assigned"}
     readers = {event.member for event in events if event.event == "delivered"}
-    # Without any assignment the log is of no group.
+    # A log without any assignment belongs to no group.
     for stranger in sorted(readers - members) if members else ():
         verdict.add(f"{stranger} processed records and was never assigned a partition")
     owners: dict[Partition, str] = {}
@@ -168,9 +173,9 @@ def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: 
 
 
 def _check_deliveries(events: Sequence[Event], verdict: Verdict, *, redelivery_allowed: bool) -> None:
-    """Duplicates, rewinds, and records processed by a member while another one owned the partition.
+    """Find duplicates, rewinds, and records processed by a member while another one owned the partition.
 
-    Where redelivery is allowed, a new owner may go back to the last commit; within one ownership nobody may.
+    If redelivery is allowed, a new owner may go back to the last commit. Within one ownership no member may go back.
     """
     owners: dict[Partition, str] = {}
     gone: set[str] = set()
@@ -220,7 +225,8 @@ def _check_deliveries(events: Sequence[Event], verdict: Verdict, *, redelivery_a
 
 
 def _check_gaps(log: Log, verdict: Verdict) -> None:
-    """Every produced record was delivered. Without a word on what was produced: no hole among what was delivered."""
+    """Check that every produced record was delivered. If the log does not say what was produced, check that the
+    delivered offsets have no hole."""
     delivered: dict[Partition, set[int]] = defaultdict(set)
     produced: dict[Partition, set[int]] = defaultdict(set)
     for event in log.events:
@@ -246,7 +252,7 @@ def _check_gaps(log: Log, verdict: Verdict) -> None:
 
 @dataclass(slots=True)
 class _Span:
-    """One ownership of a partition without a break; `end` is infinite while it lasts."""
+    """One uninterrupted ownership of a partition; `end` is infinite while it lasts."""
 
     owner: str
     start: float
@@ -275,14 +281,14 @@ def _spans(events: Sequence[Event]) -> dict[Partition, list[_Span]]:
 
 
 def _measure_pauses(events: Sequence[Event], verdict: Verdict) -> None:
-    """How long records waited for a rebalance, where it is known when they were acknowledged.
+    """Measure how long records waited for a rebalance, if the log says when they were acknowledged.
 
-    On a partition that is handed over: from the end of the old ownership, or the record's own time if that is later,
-    until it is delivered by the new owner. On one that is not: the time of a record that waited while another partition
-    was handed over.
+    A hand-over's pause begins at the end of the old ownership, or at the record's own time if that is later. It ends
+    when the new owner delivers the record. On a partition that is not handed over, a pause is the wait of a record
+    while another partition was handed over.
 
-    Where that is not known: a hand-over's pause lasts until the new owner's first delivery, which idle time may
-    lengthen, and others are not measured, since nothing says that there was anything to read.
+    If the times are unknown, a hand-over's pause lasts until the new owner's first delivery, which idle time may
+    lengthen. Other pauses are not measured, because there may have been no record to read.
     """
     first_delivery: dict[tuple[Partition, int], float] = {}
     acknowledged: dict[Partition, list[Event]] = defaultdict(list)
@@ -333,7 +339,7 @@ def _name(partition: Partition) -> str:
 
 
 def _ranges(offsets: Iterable[int]) -> str:
-    """`3-5, 9` for 3 4 5 9; at most ten of them."""
+    """Return `3-5, 9` for 3 4 5 9, with at most ten ranges."""
     found: list[list[int]] = []
     for offset in offsets:
         if found and offset == found[-1][1] + 1:

@@ -1,6 +1,7 @@
-"""The HTTP door through which suites of any language restart or kill their gateway: POST /restart, POST /kill.
+"""HTTP interface through which suites of any language restart or kill their gateway: POST /restart, POST /kill.
 
-The answer comes when the gateway serves again, on the same port and data. 500 with the end of its log if it does not.
+The answer comes when the gateway serves again, on the same port and data. If it does not, the answer is 500 with the
+end of its log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.compat.brokers import BrokerProcess, starting
 
 
 class Control:
-    """Serves on a free port of 127.0.0.1 while entered. `before` is called ahead of each restart or kill."""
+    """Serve on a free port of 127.0.0.1 while entered. `before` is called ahead of each restart or kill."""
 
     def __init__(self, gateway: BrokerProcess, before: Callable[[], None]) -> None:
         actions = {"/restart": gateway.restart, "/kill": lambda: _kill(gateway)}
@@ -46,7 +47,7 @@ class Control:
                 self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Suites say what they do; the gateway's log shows the rest."""
+                """Log nothing: suites report their actions, and the gateway's log shows the rest."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -66,7 +67,7 @@ class Control:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._acting.acquire()  # for good: who ends the gateway next is not to see it started behind its back
+        self._acting.acquire()  # The lock is kept for good, so that no restart follows the final end of the gateway.
 
 
 def _kill(gateway: BrokerProcess) -> None:

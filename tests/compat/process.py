@@ -1,7 +1,7 @@
-"""A command that ends when it should: with all it started, and within its limit.
+"""Run a command within its limit, and end everything that it started.
 
-The one idea: a command leads a process group of its own, and the whole group is killed once the leader has ended or
-the limit has passed, before the leader is reaped, so that the group's number still belongs to it.
+The one idea: a command leads a process group of its own. Once the leader has ended or the limit has passed, the whole
+group is killed before the leader is reaped. Until then the group's number cannot belong to another process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import BinaryIO
 import psutil
 
 _leaders: set[int] = set()
-"""Of the groups that run, for whoever has to end them all."""
+"""Leaders of the running groups, so that all can be ended."""
 
 LAST_LINES_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 20
@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`returncode` is negative for a signal. `timed_out`: it was killed at its limit."""
+    """`returncode` is negative for a signal. `timed_out` means that the command was killed at its limit."""
 
     returncode: int
     timed_out: bool
@@ -37,15 +37,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long commands may take: each its own limit, and all that share this no longer than `seconds` from now on, nor
-    after its `end`."""
+    """Time limits of commands. Each has its own; commands that share this object also end `seconds` from now on, or
+    when `end` is called."""
 
     seconds: float = math.inf
     started: float = field(default_factory=time.monotonic)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """Nothing that shares this has any time left."""
+        """Leave no more time to any command that shares this limit."""
         self._ended.set()
 
     @property
@@ -56,7 +56,7 @@ class Limit:
         return min(limit_s, self.left_s)
 
     def reached(self, limit_s: float) -> str:
-        """What a command was killed at: its own limit, or that of the whole run."""
+        """Name the limit that a command reached: its own, or that of the whole run."""
         if self.left_s > 0:
             return f"its limit of {limit_s:.0f} s"
         if self._ended.is_set():
@@ -73,7 +73,8 @@ def run_limited(
     stderr: Path,
     on_line: Callable[[str], None],
 ) -> Ended:
-    """Run a command, hand over each line of its stdout, append its stderr to a file. OSError if it cannot start."""
+    """Run a command, pass each line of its stdout to `on_line`, and append its stderr to a file. OSError if it cannot
+    start."""
     with stderr.open("ab") as errors:
         process = subprocess.Popen(
             command,
@@ -104,7 +105,7 @@ def run_limited(
 
 
 def end_all() -> None:
-    """Kill every command that still runs; whoever waits for one sees it end."""
+    """Kill every running command, so that its caller sees it end."""
     for leader in list(_leaders):
         _kill_group(leader)
 
@@ -115,7 +116,7 @@ def _wait_unreaped(pid: int, ended: threading.Event) -> None:
 
 
 def _kill_group(leader: int) -> None:
-    """SIGKILL to the leader's group, stopped processes included, and to descendants that left the group."""
+    """Send SIGKILL to the leader's group, stopped processes included, and to descendants that left the group."""
     strays: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         strays = psutil.Process(leader).children(recursive=True)

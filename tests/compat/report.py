@@ -1,10 +1,11 @@
-"""The report card: docs/compatibility.json with everything, docs/compatibility.md for a reader who is choosing.
+"""Write the report card: docs/compatibility.json with everything, docs/compatibility.md for a reader who is choosing.
 
 The one idea: the Markdown is derived from the JSON alone. A run of single suites replaces their part of the card and
-leaves the rest, each part with its own date and gateway version.
+keeps the rest, each part with its own date and gateway version.
 
-What Apache Kafka answered to the same suites lies in docs/oracle.json, with its version and date, and is asked once per
-release (`make oracle`). The card shows it beside ours: what Kafka passes and we do not is red, whatever the reason.
+docs/oracle.json holds Apache Kafka's answers to the same suites, with its version and date. Kafka is asked once per
+release (`make oracle`). The card shows these answers beside ours. A scenario that Kafka passes and we do not is red,
+for any reason.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, Literal
 from tests.compat import scenarios
 
 Outcome = Literal["passed", "failed", "unserved", "skipped", "unasked"]
-"""`unasked`: it can be asked, and was not in this run, for want of time. That says nothing of the gateway."""
+"""`unasked` means that this run had no time for the scenario. It says nothing about the gateway."""
 WHOLE_SUITE = "(suite)"
-"""The row of what befell all of a suite."""
+"""Name of the row for a failure of the whole suite."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unserved", "skipped", "unasked")
 
 FOLDER = Path(__file__).parents[2] / "docs"
@@ -33,7 +34,7 @@ MARKS = {"passed": "✓", "failed": "**✗**", "unserved": "**○**", "skipped":
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scenario. `deliveries` is what the checker counted in its log."""
+    """One scenario. `deliveries` is the checker's count of its log."""
 
     scenario: str
     outcome: Outcome
@@ -44,7 +45,7 @@ class Row:
 
 @dataclass(slots=True)
 class SuiteResult:
-    """One suite's run; `left_out` says why there was none."""
+    """One suite's run; `left_out` says why it did not run."""
 
     name: str
     client: str
@@ -64,8 +65,11 @@ def suite_json(result: SuiteResult) -> str:
 
 
 def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
-    """Write both files. `keep_others`: suites of an earlier card that were not run stay as they are. `keep_rows`: of
-    suites that were asked a part, the earlier answers to the rest stay."""
+    """Write both files.
+
+    With `keep_others`, suites of an earlier card that did not run stay. With `keep_rows`, earlier answers to scenarios
+    that were not asked stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSON_NAME
     entries = {result.name: _entry(result) for result in results}
@@ -81,8 +85,10 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, ke
 
 
 def _keep_rows(entry: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """With the earlier rows of scenarios that have none, neither whole nor in parts (`scenario[part]`), and when and
-    of which gateways they were asked: `since` is the date of the oldest, `gateways` are all."""
+    """Add earlier rows of scenarios without an answer, neither whole nor in parts (`scenario[part]`).
+
+    `since` becomes the date of the oldest row, and `gateways` lists all versions that were asked.
+    """
     asked = {row["scenario"] for row in entry["rows"]}
     asked |= {scenario.partition("[")[0] for scenario in asked}
     kept = [row for row in earlier.get("rows", ()) if row["scenario"] not in asked]
@@ -96,9 +102,11 @@ def _keep_rows(entry: dict[str, Any], earlier: dict[str, Any]) -> None:
 
 
 def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
-    """Write what Apache Kafka answered: per suite its version, the date, and the outcome of each scenario. `keep_rows`:
-    of suites that were asked a part, the earlier answers to the rest stay. A suite that could not be built or ended
-    before its time says nothing of Kafka. A card that is there shows the new answers at once."""
+    """Write Apache Kafka's answers: per suite its version, the date, and the outcome of each scenario.
+
+    With `keep_rows`, earlier answers to scenarios that were not asked stay. A suite that could not be built or ended
+    early says nothing about Kafka. An existing card shows the new answers at once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ORACLE_NAME
     answered: dict[str, Any] = json.loads(path.read_text()) if keep_others and path.exists() else {}
@@ -134,7 +142,7 @@ def _oracle() -> dict[str, Any]:
 
 
 def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(suite, row) of every scenario that Apache Kafka passes and the gateway, asked the same, does not."""
+    """Return (suite, row) of every scenario that Apache Kafka passes and the gateway, asked the same, does not."""
     oracle: dict[str, Any] = card.get("oracle", {})
     return [
         (suite, row)
@@ -146,13 +154,13 @@ def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _answer(answers: dict[str, Any], row: dict[str, Any]) -> Outcome | None:
-    """What Kafka said to it, if it was asked. Where a list of ours leaves a scenario out, that skip is none of its."""
+    """Return Kafka's outcome, if it was asked. A skip that comes from our own list is no outcome of Kafka's."""
     said: Outcome | None = answers.get("outcomes", {}).get(row["scenario"])
     return None if said == "skipped" and row["outcome"] != "skipped" else said
 
 
 def _days(entry: dict[str, Any]) -> str:
-    """When it was asked, from the oldest answer to the newest."""
+    """Return the period of its answers, from the oldest to the newest."""
     first, last = entry.get("since", entry["date"])[:10], entry["date"][:10]
     return last if first == last else f"{first} to {last}"
 
@@ -203,7 +211,7 @@ def _beside_kafka(card: dict[str, Any]) -> list[str]:
 
 
 def reds(results: Sequence[SuiteResult]) -> list[str]:
-    """A line for each scenario of these results that Apache Kafka, as far as it was asked, passes and they do not."""
+    """Return a line for each scenario that Apache Kafka, if asked, passes and these results do not."""
     found = red({"suites": [_entry(result) for result in results], "oracle": _oracle()})
     return [f"{suite['name']} {row['scenario']} {row['outcome']}: {_cell(row['detail'])}" for suite, row in found]
 

@@ -1,11 +1,11 @@
-"""Runs compatibility suites against a gateway of their own: `python -m tests.compat.run [SUITE …]`.
+"""Run compatibility suites against a gateway of their own: `python -m tests.compat.run [SUITE …]`.
 
-The one idea: whatever a suite does, it ends as rows. What it answered, what it left unanswered, what its delivery logs
-disprove, how it crashed, hung or could not be built: each is a row with an outcome, and only `passed` counts as passed.
+The one idea: every suite ends as rows, in any case. An answer, a missing answer, a delivery log that disproves it, a
+crash, a hang or a failed build is each a row with an outcome, and only `passed` counts as passed.
 
 Every suite gets a fresh gateway with an embedded Postgres, or with --nodes several that share one. Its logs stay in
-.compat/runs/<suite>. Without a suite's name all are run and docs/compatibility.* is written; for named ones only with
---report.
+.compat/runs/<suite>. Without a suite's name all suites run and docs/compatibility.* is written. For named suites it is
+written only with --report.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
-"""For all suites together. With checks and tests before it, continuous integration has an hour."""
+"""Seconds for all suites together. With checks and tests before it, continuous integration has an hour."""
 BUILD_TRIES = 2
 END_SECONDS = 0.1
 FLAKY = "flaky: failed first, passed then"
 MAX_FLAKY = 8
-"""Scenarios of all suites together that may pass at the second try. More fail the run."""
+"""Scenarios of all suites together that may pass at the second try. More of them fail the run."""
 
 _building = threading.Lock()
-"""Maven, npm and their like share a store of packages that does not bear two of them."""
+"""Maven, npm and similar tools share a store of packages, and two cannot use it at once."""
 
 
 class Versions:
-    """Which version of each API the clients sent, summed over the gateway's restarts."""
+    """Versions of each API that the clients sent, summed over the gateway's restarts."""
 
     def __init__(self, metrics_url: str | None) -> None:
         self._metrics_url = metrics_url
@@ -74,7 +74,7 @@ class Versions:
                         for pair in line.partition("{")[2].partition("}")[0].replace('"', "").split(",")
                     )
                     api, version = labels["api"].title().replace("_", ""), int(labels["version"])
-                    # Whoever started the gateway has asked it once, with ApiVersions 0, whether it serves.
+                    # Starting the gateway sent it one ApiVersions 0.
                     if (api, version) != ("ApiVersions", 0) or float(line.rpartition(" ")[2]) > 1:
                         self.seen.setdefault(api, set()).add(version)
 
@@ -91,8 +91,8 @@ def run_suite(
 ) -> SuiteResult:
     """Build a suite, run it (only the `named` scenarios, if any) against a gateway, and judge its delivery logs.
 
-    Logs go to `directory`, which is emptied first. `on_row` is given each row as it becomes known. `limit` is what the
-    whole run has left.
+    Logs go to `directory`, which is emptied first. `on_row` receives each row as it becomes known. `limit` is the
+    remaining time of the whole run.
     """
     limit = limit or Limit()
     started = time.monotonic()
@@ -113,7 +113,8 @@ def run_suite(
 
 
 def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
-    """What the suite says is not served yet fails as nothing else does; once it passes, the suite must not say so."""
+    """Mark a failed scenario of `[unserved]` as unserved. If it passes, it fails, because the suite must not list it
+    any more."""
     reason = suite.unserved.get(row.scenario)
     if reason is None or row.outcome in ("skipped", "unasked"):
         return row
@@ -123,7 +124,7 @@ def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
 
 
 def _missing(suite: Suite, uses: Sequence[Suite]) -> str | None:
-    """Why this machine cannot run a suite with those that it uses, or None."""
+    """Return why this machine cannot run a suite and those that it uses, or None."""
     return suite.missing() or next((f"{used.name} {why}" for used in uses if (why := used.missing())), None)
 
 
@@ -183,7 +184,8 @@ def _run(
 
 
 def _build(suite: Suite, stderr: Path, limit: Limit) -> str | None:
-    """Why it could not be built, or None. Tried twice, since builds fetch from registries and connections break."""
+    """Build a suite. Return why that failed, or None. A build is tried twice, because it fetches from registries and
+    connections break."""
     if not suite.build:
         return None
     suite.build_dir.mkdir(parents=True, exist_ok=True)
@@ -236,7 +238,7 @@ def _environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """An empty directory that no other run uses meanwhile. SuiteError if one does."""
+    """Reserve an empty directory. SuiteError if another run uses it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
         try:
@@ -348,23 +350,23 @@ def _main(options: argparse.Namespace) -> int:
             result = _run_and_say(suite, uses, asked, directory, limit, broker)
             again = runs / f"{suite.name}.again"
             return ask_again(suite, uses, result, again, limit, broker) if options.again else result
-        except Exception as error:  # whatever it is, the other suites and the card go on
+        except Exception as error:  # Any error of one suite must not stop the other suites and the card.
             return _unrunnable(suite, error, broker)
 
-    # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
+    # SIGTERM unwinds as Ctrl-C does, so that no started process remains.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    broker.version()  # here, where a signal ends it: Kafka's jars may have to be fetched for it
+    broker.version()  # Fetch Kafka's jars here if needed, where a signal can end the download.
     pool = ThreadPoolExecutor(options.jobs)
     running: list[Future[SuiteResult]] = []
     try:
-        # Those that are not built first: a build that waits for its registry keeps no other suite waiting.
+        # Suites without a build come first, so that no suite waits for a build that waits for its registry.
         ordered = sorted(chosen, key=lambda suite: bool(suite.build or suite.uses))
         running.extend(pool.submit(run, suite) for suite in ordered)
         results = [future.result() for future in running]
     except BaseException:
         limit.end()
         pool.shutdown(wait=False, cancel_futures=True)
-        # Again and again: what is ended here may be about to start the next command.
+        # Repeat, because a suite that is ended here may be about to start its next command.
         while left := [future for future in running if future.running()]:
             end_all()
             end_starting()
@@ -395,18 +397,18 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _broker(options: argparse.Namespace) -> tuple[Broker, Path]:
-    """What is asked, and the folder of its logs."""
+    """Return the broker to test, and the folder of its logs."""
     if options.nodes == 1:
         return (APACHE_KAFKA, CACHE / "runs-kafka") if options.broker == "kafka" else (SLUICE, CACHE / "runs")
     if options.nodes < 1:
-        raise SuiteError(f"{options.nodes} nodes serve nobody")
+        raise SuiteError(f"--nodes {options.nodes}: a suite needs at least one node")
     if options.broker == "kafka" or options.report:
         raise SuiteError("--nodes goes with neither --broker kafka nor --report: Kafka and the card have one node")
     return sluice_nodes(options.nodes), CACHE / f"runs-{options.nodes}-nodes"
 
 
 def _unrunnable(suite: Suite, error: Exception, broker: Broker) -> SuiteResult:
-    """What the runner itself could not do."""
+    """Return the result of a suite that the runner itself could not run."""
     if not isinstance(error, SuiteError):
         traceback.print_exception(error)
     row = Row(WHOLE_SUITE, "failed", 0.0, str(error) if isinstance(error, SuiteError) else f"the runner: {error!r}")
@@ -448,9 +450,10 @@ def ask_again(
     limit: Limit,
     broker: Broker = SLUICE,
 ) -> SuiteResult:
-    """Return the result with each scenario that failed first and passed then marked as flaky.
+    """Return the result with each scenario that failed first and then passed marked as flaky.
 
-    A program that hung or crashed is not asked again."""
+    A program that hung or crashed is not asked again.
+    """
     failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
     if not failed or WHOLE_SUITE in failed:
         return first

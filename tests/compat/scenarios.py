@@ -1,7 +1,7 @@
-"""The canonical scenarios: one name and one meaning for every client, whatever its language.
+"""The canonical scenarios: one name and one meaning for every client in any language.
 
-The one idea: a suite answers every required scenario, if only to say why its client cannot do it, so that the report
-card has no silent holes. What a client has beyond these goes by names of its own.
+The one idea: a suite answers every required scenario, even if only to say why its client cannot run it. So the report
+card has no silent holes. Further scenarios of a client have names of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`name` may hold `<assignor>`: then one assignor answers for all, and more may be shown.
+    """`name` may contain `<assignor>`. One assignor then answers for all, and a suite may show more.
 
-    `logged`: passes only with a delivery log that the checker accepts. `outage`: the gateway goes away during it, so
-    that no partition can be read for a while.
+    `logged`: the scenario passes only with a delivery log that the checker accepts. `outage`: the gateway goes away
+    during it, so for a while no partition can be read.
     """
 
     name: str
@@ -87,16 +87,16 @@ CORE = (
     "groups.static-members",
     "groups.cooperative",
 )
-"""What continuous integration asks every client each time."""
+"""Scenarios that continuous integration asks every client each time."""
 
 
 def find(name: str) -> Scenario | None:
-    """The canonical scenario that `name` stands for; None if it is the suite's own."""
+    """Return the canonical scenario that `name` stands for, or None for the suite's own scenarios."""
     return _BY_NAME.get(name)
 
 
 def unanswered(answered: Collection[str]) -> list[str]:
-    """Canonical scenarios that `answered` leaves open; any assignor answers for `<assignor>`."""
+    """Return canonical scenarios without an answer in `answered`. Any assignor answers for `<assignor>`."""
     return [scenario.name for scenario in SCENARIOS if not any(name in answered for name in _names(scenario))]
 
 

@@ -1,6 +1,6 @@
-"""Suites as their `suite.toml` describes them, and whether this machine can run them.
+"""Read the suites' descriptions (`suite.toml`), and check whether this machine can run the suites.
 
-    client = "Sarama"                                      # as the report card names it
+    client = "Sarama"                                      # name on the report card
     language = "Go"
     needs = ["go"]                                         # executables that must be on PATH
     build = ["go", "build", "-o", "{build}/sarama", "."]   # run in the suite's folder; may be left out
@@ -10,12 +10,12 @@
     build_limit_s = 600
     member = ["{build}/member"]                            # one consumer, for groups of mixed languages
     uses = ["java"]                                        # suites whose members it starts: built before it
-    scenarios = ["spark.batch"]                            # where it does not answer the canonical ones
-    part = 3                                               # of the rotation: when all its scenarios are asked (1)
+    scenarios = ["spark.batch"]                            # if it does not answer the canonical ones
+    part = 3                                               # part of the rotation that runs all its scenarios (1)
     core = ["spark.batch"]                                 # asked in every part; the canonical core if left out
     [flaky]                                                # scenarios that may pass at the second try, and why
     "spark.batch" = "its driver gives up after 2 s"
-    [unserved]                                             # what a gateway does not serve yet, and why: red, no failure
+    [unserved]                                             # not served yet, and why: red, but no failure
     "spark.transactions" = "transactions"
     [settings]                                             # of the gateway it runs against
     "group.min.session.timeout.ms" = "1000"
@@ -48,7 +48,7 @@ class SuiteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Commands are as written; `command` fills in the places."""
+    """One suite. Commands are as written; `command` replaces their placeholders."""
 
     name: str
     folder: Path
@@ -79,7 +79,8 @@ class Suite:
         return [_fill(word, places) for word in words]
 
     def asked_in(self, part: int) -> tuple[str, ...] | None:
-        """Scenarios that a part of the rotation asks: none named if all are, None if the suite is left out."""
+        """Return the scenarios that a part of the rotation asks: an empty tuple for all, None if the suite is left
+        out."""
         if part == self.part:
             return ()
         core = self.core
@@ -88,13 +89,13 @@ class Suite:
         return core or None
 
     def missing(self) -> str | None:
-        """Why this machine cannot run it, or None."""
+        """Return why this machine cannot run it, or None."""
         absent = [name for name in self.needs if shutil.which(name) is None]
         return f"needs {' and '.join(absent)}, not on PATH" if absent else None
 
 
 def discover(folder: Path = FOLDER) -> list[Suite]:
-    """All suites; one whose description is wrong has a `fault` and does not stop the others."""
+    """Read all suites. A suite with a wrong description has a `fault` and does not stop the others."""
     return [_load_or_fault(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))]
 
 

@@ -1,4 +1,4 @@
-"""The delivery-log checker, by logs that are in order and logs with one thing wrong."""
+"""The delivery-log checker, on correct logs and on logs with one fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judge(*lines: Line | Iterable[Line], outage: bool = False) -> Verdict:
 
 
 def handover(*, first_revokes: bool = True) -> list[Line]:
-    """c1 owns both partitions and reads; c2 joins and gets partition 1."""
+    """Return a log in which c1 owns both partitions and reads, then c2 joins and receives partition 1."""
     return [
         *owns(100, "assigned", "c1", 0, 1),
         *reads(110, "c1", 0, 0, 1),
@@ -57,7 +57,7 @@ def handover(*, first_revokes: bool = True) -> list[Line]:
     ]
 
 
-def test_an_orderly_rebalance() -> None:
+def test_an_orderly_rebalance_passes() -> None:
     verdict = judge(header(produced={"0": 3, "1": 3}), handover())
     assert verdict.problems == []
     assert (verdict.deliveries, verdict.duplicates, verdict.rewinds, verdict.late) == (6, 0, 0, 0)
@@ -65,7 +65,7 @@ def test_an_orderly_rebalance() -> None:
     assert verdict.longest_pause_ms(retained=True) is None
 
 
-def test_two_owners_at_one_moment() -> None:
+def test_two_owners_at_one_moment_are_a_problem() -> None:
     verdict = judge(header(), handover(first_revokes=False))
     assert any("assigned to c2 while c1 owned it" in problem for problem in verdict.problems)
 
@@ -84,7 +84,7 @@ def test_ownership_ends_when_a_member_is_killed_or_closed() -> None:
 
 
 def test_events_are_judged_in_the_order_of_their_times() -> None:
-    """Members in many processes append when they get to it."""
+    """Members in many processes append late and out of order."""
     verdict = judge(
         header(),
         owns(300, "assigned", "c2", 0),
@@ -95,23 +95,23 @@ def test_events_are_judged_in_the_order_of_their_times() -> None:
     assert verdict.problems == []
 
 
-def test_records_that_never_arrive() -> None:
+def test_records_that_never_arrive_are_a_gap() -> None:
     verdict = judge(header(produced={"0": 3, "1": 7}), handover())
     assert verdict.problems == ["t-1: 4 of 7 records never arrived: 3-6"]
 
 
-def test_an_acknowledged_record_that_never_arrives() -> None:
+def test_an_acknowledged_record_that_never_arrives_is_a_gap() -> None:
     verdict = judge(header(), handover(), produced(50, 0, 0, 1, 2), produced(50, 1, 0, 1, 2, 3, 9))
     assert verdict.problems == ["t-1: 2 of 5 records never arrived: 3, 9"]
 
 
-def test_without_a_word_on_what_was_produced_a_hole_is_a_gap() -> None:
+def test_a_hole_in_a_log_without_produced_records_is_a_gap() -> None:
     verdict = judge(header(), owns(100, "assigned", "c1", 0), reads(110, "c1", 0, 5, 6, 8))
     assert verdict.problems == ["t-0: 1 of 4 records never arrived: 7"]
     assert judge(header()).problems == ["nothing was delivered"]
 
 
-def test_a_record_delivered_twice() -> None:
+def test_a_record_delivered_twice_is_a_duplicate() -> None:
     verdict = judge(header(produced={"0": 2}), owns(100, "assigned", "c1", 0), reads(110, "c1", 0, 0, 1, 1))
     assert verdict.duplicates == 1
     assert verdict.problems == ["t-0 offset 1 was delivered again, to c1"]
@@ -130,7 +130,7 @@ def test_redelivery_after_a_crash_counts_but_is_allowed() -> None:
     assert judge(header(produced={"0": 4}), log).problems
 
 
-def test_no_going_back_within_one_ownership_even_after_a_crash() -> None:
+def test_a_rewind_within_one_ownership_is_a_problem_even_after_a_crash() -> None:
     verdict = judge(
         header(produced={"0": 3}, redelivery_allowed=True),
         owns(100, "assigned", "c1", 0),
@@ -139,19 +139,19 @@ def test_no_going_back_within_one_ownership_even_after_a_crash() -> None:
     assert verdict.problems == ["t-0 offset 1 came to c1 after offset 2 in one ownership"]
 
 
-def test_a_rewind_without_a_duplicate() -> None:
+def test_a_rewind_without_a_duplicate_is_a_problem() -> None:
     verdict = judge(header(produced={"0": 3}), owns(100, "assigned", "c1", 0), reads(110, "c1", 0, 0, 2, 1))
     assert verdict.rewinds == 1
     assert verdict.problems == ["t-0 offset 1 came to c1 after offset 2"]
 
 
-def test_processing_what_another_member_owns() -> None:
+def test_processing_a_record_of_another_owner_is_a_problem() -> None:
     late = reads(400, "c1", 1, 3)
     verdict = judge(header(produced={"0": 3, "1": 4}), handover(), late)
     assert verdict.problems == ["t-1 offset 3 was processed by c1 while c2 owned the partition"]
 
 
-def test_processing_after_giving_up_is_late_while_nobody_owns() -> None:
+def test_processing_after_a_revocation_without_a_new_owner_is_late() -> None:
     verdict = judge(
         header(produced={"0": 2}),
         owns(100, "assigned", "c1", 0),
@@ -162,7 +162,7 @@ def test_processing_after_giving_up_is_late_while_nobody_owns() -> None:
     assert (verdict.problems, verdict.late) == ([], 1)
 
 
-def test_a_thawed_process_may_finish_what_it_held() -> None:
+def test_a_continued_process_may_finish_its_records() -> None:
     log = [
         *owns(100, "assigned", "c1", 0),
         *reads(110, "c1", 0, 0),
@@ -178,7 +178,8 @@ def test_a_thawed_process_may_finish_what_it_held() -> None:
 
 
 def cooperative(*, retained_revoked: bool = False, wait_ms: float = 20) -> list[Line]:
-    """c2 takes partition 1 from c1, which keeps 0 and reads on; each record arrives `wait_ms` after it was stored."""
+    """Return a log in which c2 receives partition 1 from c1, which keeps 0 and reads on. Each record arrives `wait_ms`
+    after it was stored."""
     return [
         *owns(100, "assigned", "c1", 0, 1),
         *produced(105, 0, 0),
@@ -195,7 +196,7 @@ def cooperative(*, retained_revoked: bool = False, wait_ms: float = 20) -> list[
     ]
 
 
-def test_a_cooperative_rebalance_moves_only_what_moves() -> None:
+def test_a_cooperative_rebalance_that_revokes_only_what_moves_passes() -> None:
     verdict = judge(header("cooperative"), cooperative())
     assert verdict.problems == []
     assert verdict.longest_pause_ms(retained=True) == 20
@@ -203,15 +204,15 @@ def test_a_cooperative_rebalance_moves_only_what_moves() -> None:
     assert verdict.handovers == 1
 
 
-def test_a_retained_partition_that_is_revoked() -> None:
+def test_a_retained_partition_that_is_revoked_is_a_problem() -> None:
     assert judge(header("cooperative"), cooperative(retained_revoked=True)).problems == [
         "t-0 was revoked from c1, which retained it"
     ]
     assert judge(header("eager"), cooperative(retained_revoked=True)).problems == []
 
 
-def test_a_retained_partition_that_is_lost() -> None:
-    """Expelled in the middle of it, a member is not one that retained anything, whatever it gets back."""
+def test_a_partition_lost_by_a_removed_member_is_not_retained() -> None:
+    """A member that is removed in mid-rebalance retained nothing, even if it gets the partition back."""
     lines = [
         *owns(100, "assigned", "c1", 0),
         *reads(110, "c1", 0, 0),
@@ -225,14 +226,14 @@ def test_a_retained_partition_that_is_lost() -> None:
     assert judge(header("eager"), lines).problems == []
 
 
-def test_reading_without_an_assignment() -> None:
+def test_reading_without_an_assignment_is_a_problem() -> None:
     verdict = judge(header(produced={"0": 3, "1": 4}), handover(), reads(190, "c9", 1, 3))
     assert "c9 processed records and was never assigned a partition" in verdict.problems
     assert judge(header(produced={"0": 2}), reads(100, "reader", 0, 0, 1)).problems == []
 
 
 @pytest.mark.parametrize(("mode", "outage", "in_order"), [("cooperative", False, False), ("cooperative", True, True)])
-def test_a_retained_partition_that_pauses(mode: str, outage: bool, in_order: bool) -> None:
+def test_a_retained_partition_that_pauses_is_a_problem(mode: str, outage: bool, in_order: bool) -> None:
     lines = [
         *owns(100, "assigned", "c1", 0, 1),
         *reads(110, "c1", 0, 0),
@@ -245,8 +246,8 @@ def test_a_retained_partition_that_pauses(mode: str, outage: bool, in_order: boo
     assert judge(header("eager"), lines).problems == []
 
 
-def test_a_pause_is_judged_where_it_is_known_when_records_were_stored() -> None:
-    """Between two deliveries there may have been nothing to deliver."""
+def test_a_pause_is_judged_only_if_the_times_of_records_are_known() -> None:
+    """There may have been no record to deliver between two deliveries."""
     lines = [
         *owns(100, "assigned", "c1", 0, 1),
         *reads(110, "c1", 0, 0),
@@ -257,7 +258,7 @@ def test_a_pause_is_judged_where_it_is_known_when_records_were_stored() -> None:
     assert judge(header("cooperative"), lines).problems == []
 
 
-def test_lines_that_are_no_events() -> None:
+def test_lines_that_are_no_events_are_counted() -> None:
     text = "\n".join(json.dumps(line) for line in [header(), *owns(1, "assigned", "c1", 0), *reads(2, "c1", 0, 0)])
     torn = text + '\n{"t": 3, "event": "deliv'
     assert check(read_log(torn)).problems == ["1 lines of the log are no events"]
@@ -266,7 +267,7 @@ def test_lines_that_are_no_events() -> None:
     assert read_log('[]\n"text"\n{"event": "delivered"}\n{"t": 1, "event": "unheard-of"}').torn == 4
 
 
-def test_topics_are_told_apart() -> None:
+def test_topics_are_judged_separately() -> None:
     verdict = judge(
         header(),
         {"t": 1, "event": "assigned", "member": "c1", "topic": "a", "partition": 0},

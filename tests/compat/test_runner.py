@@ -1,4 +1,5 @@
-"""The runner, by suites that hang, crash, lie or are missing: each ends as rows, and only what holds has passed."""
+"""The runner, on suites that hang, crash, lie or are missing. Each ends as rows, and only proven scenarios have
+passed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ LOG_LINES = [
 
 
 def suite_of(folder: Path, program: str, *, more: str = "", limit_s: float = 20) -> Path:
-    """A suite whose program is Python; `answer(name, outcome, detail)` prints a line of the contract."""
+    """Write a suite whose program is Python. In it `answer(name, outcome, detail)` prints a line of the contract."""
     folder.mkdir(parents=True)
     preamble = """
         import json, os, signal, subprocess, sys, time, urllib.request
@@ -70,8 +71,8 @@ def outcomes(rows: list[Row]) -> dict[str, str]:
     return {row.scenario: row.outcome for row in rows}
 
 
-def test_a_suite_that_hangs_is_killed_with_all_it_started_and_has_failed(tmp_path: Path) -> None:
-    """Also a child that holds its stdout, one that is stopped, and one that left the process group."""
+def test_a_suite_that_hangs_is_killed_with_its_children_and_fails(tmp_path: Path) -> None:
+    """Its children hold its stdout, are stopped, or have left the process group."""
     rows = ask_suite(
         tmp_path,
         f"""
@@ -107,7 +108,7 @@ def test_a_suite_that_hangs_is_killed_with_all_it_started_and_has_failed(tmp_pat
 
 @pytest.mark.parametrize("stuck_at", ["random-uuid", "format", "server.properties"])
 def test_sigterm_ends_a_run_whose_kafka_is_starting(tmp_path: Path, stuck_at: str) -> None:
-    """Wherever it is on its way, and with all that it has started; nothing is started after that."""
+    """Kafka may be at any step of its start. Everything that the run has started ends, and it starts nothing more."""
     suite_of(tmp_path / "fake", f"open({str(tmp_path / 'asked')!r}, 'w')", more="scenarios = []\n")
     (tmp_path / "java.py").write_text(
         f"""
@@ -154,7 +155,7 @@ sys.exit(run.main(["fake", "--broker", "kafka"]))
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_suite_that_crashes_has_failed_with_its_last_words(tmp_path: Path) -> None:
+def test_a_suite_that_crashes_fails_with_the_end_of_its_stderr(tmp_path: Path) -> None:
     rows = ask_suite(tmp_path, 'answer("data.codec.none")\nsys.exit("no such broker")', more="")
     assert rows[0] == Row("data.codec.none", "passed", 0.1)
     assert rows[1].scenario == WHOLE_SUITE
@@ -164,12 +165,12 @@ def test_a_suite_that_crashes_has_failed_with_its_last_words(tmp_path: Path) -> 
     assert {row.outcome for row in rows[1:]} == {"failed"}
 
 
-def test_a_suite_killed_by_a_signal_has_failed(tmp_path: Path) -> None:
+def test_a_suite_killed_by_a_signal_fails(tmp_path: Path) -> None:
     rows = ask_suite(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     assert rows[0].detail.startswith("ended with signal 11")
 
 
-def test_a_suite_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
+def test_a_suite_that_cannot_be_started_fails(tmp_path: Path) -> None:
     folder = suite_of(tmp_path / "fake", "")
     toml = (folder / "suite.toml").read_text().replace("{python}", "/no/such/program")
     (folder / "suite.toml").write_text(toml)
@@ -178,7 +179,7 @@ def test_a_suite_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
     assert outcomes(rows) == {WHOLE_SUITE: "failed"}
 
 
-def test_what_is_no_answer_is_a_fault(tmp_path: Path) -> None:
+def test_a_line_that_is_no_answer_is_a_fault(tmp_path: Path) -> None:
     rows = ask_suite(
         tmp_path,
         """
@@ -195,7 +196,7 @@ def test_what_is_no_answer_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["skipped", "unasked"])
-def test_a_skip_needs_a_reason_and_is_no_pass(tmp_path: Path, said: str) -> None:
+def test_a_skip_needs_a_reason_and_does_not_count_as_passed(tmp_path: Path, said: str) -> None:
     rows = ask_suite(tmp_path, f'answer("mine.one", "{said}")\nanswer("mine.two", "{said}", "has no groups")')
     assert outcomes(rows) == {"mine.one": "failed", "mine.two": said}
 
@@ -221,7 +222,9 @@ def test_an_assignor_answers_for_all_and_own_scenarios_owe_nothing(tmp_path: Pat
         ),
     ],
 )
-def test_the_delivery_log_decides(tmp_path: Path, lines: list[object], outcome: str, detail: str) -> None:
+def test_a_pass_that_the_delivery_log_disproves_is_a_failure(
+    tmp_path: Path, lines: list[object], outcome: str, detail: str
+) -> None:
     written = "\n".join(json.dumps(line) for line in lines)
     rows = ask_suite(
         tmp_path,
@@ -276,7 +279,7 @@ def test_a_build_that_fails_once_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> None:
-    """Whoever is building or running is killed at it; whoever comes later is not begun; each says so in one row."""
+    """A build or run in progress is killed, and later suites do not begin. Each says so in one row."""
 
     def run_one(name: str, limit: Limit, more: str = 'build = ["true"]\n') -> SuiteResult:
         suite = load(suite_of(tmp_path / name, "time.sleep(600)", more=f"scenarios = []\n{more}", limit_s=500))
@@ -304,10 +307,10 @@ def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> Non
     assert rows[0].detail == "did not end: killed after the limit of the whole run, 1 s"
 
 
-def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
+def test_an_error_of_the_runner_fails_only_its_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are run and the card is written, with a failure and the exit code that goes with it."""
+    """The other suites run and the card is written. It shows the failure, and the exit code says so."""
     names = ("one", "two", "three")
     suites = [load(suite_of(tmp_path / name, f'answer("mine.{name}")', more="scenarios = []\n")) for name in names]
 
@@ -331,7 +334,7 @@ def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
     assert "compat: 1 passed, 2 failed, 0 unserved, 0 skipped, 0 unasked" in capsys.readouterr().out
 
 
-def test_what_was_not_asked_fails_no_run(
+def test_an_unasked_scenario_fails_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = load(suite_of(tmp_path / "one", 'answer("mine.one")', more="scenarios = []\n"))
@@ -381,7 +384,7 @@ def test_two_runs_of_one_suite_do_not_share_their_logs(tmp_path: Path) -> None:
     assert [(row.scenario, row.detail) for row in result.rows] == [("mine.refused", "run is being run already")]
 
 
-def test_a_failed_scenario_is_asked_once_more_and_its_first_failure_is_told(
+def test_a_failed_scenario_is_asked_again_and_its_first_failure_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mark = tmp_path / "asked before"
@@ -418,14 +421,14 @@ def test_each_part_asks_whole_suites_and_the_core_of_the_others(tmp_path: Path) 
     assert asked("coreless", "part = 2\ncore = []\n") == [None, ()]
 
 
-def test_every_suite_has_a_part_and_asks_a_core_that_it_has() -> None:
+def test_every_suite_has_a_part_and_a_core_of_its_scenarios() -> None:
     assert {suite.part for suite in discover()} == set(range(1, PARTS + 1))
     assert all(scenarios.find(name) for name in scenarios.CORE)
     for suite in discover():
         assert not suite.core or set(suite.core) <= set(suite.scenarios), suite.name
 
 
-def test_what_is_not_served_yet_is_no_failure_and_what_is_served_may_not_be_called_so(tmp_path: Path) -> None:
+def test_an_unserved_scenario_is_no_failure_but_fails_if_it_passes(tmp_path: Path) -> None:
     program = """
         answer("mine.missing", "failed", "refused")
         answer("mine.there")
@@ -449,7 +452,7 @@ def test_what_is_not_served_yet_is_no_failure_and_what_is_served_may_not_be_call
 
 
 def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
-    """The whole way, with a real gateway: control, settings, versions on the wire, what a suite is told."""
+    """The whole path, with a real gateway: control, settings, versions on the wire, and the environment of a suite."""
     program = f"""
         sys.path.insert(0, {str(FOLDER.parents[1])!r})
         from tests.gateway_process import answers
@@ -473,7 +476,7 @@ def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
 
 
 def test_a_suite_runs_against_several_nodes(tmp_path: Path) -> None:
-    """What it is told leads to all of them, before and after each was restarted and killed."""
+    """The suite's addresses lead to all nodes, before and after each was restarted and killed."""
     program = """
         from confluent_kafka.admin import AdminClient
 
@@ -506,19 +509,19 @@ def test_a_suite_runs_against_several_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--nodes", "0"), "0 nodes serve nobody"),
+        (("--nodes", "0"), "--nodes 0: a suite needs at least one node"),
         (("--nodes", "3", "--broker", "kafka"), "--nodes goes with neither"),
         (("--nodes", "3", "--report"), "--nodes goes with neither"),
     ],
 )
-def test_nodes_that_cannot_be_asked_are_refused(
+def test_a_number_of_nodes_that_kafka_cannot_have_is_refused(
     arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["kcat", *arguments]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Path) -> None:
+def test_the_card_keeps_suites_that_did_not_run_and_names_those_left_out(tmp_path: Path) -> None:
     def result(name: str, rows: list[Row], left_out: str = "") -> SuiteResult:
         return SuiteResult(name, name.title(), "C", "2026-01-02T03:04:05+00:00", "abc", "1.0", left_out, rows=rows)
 
@@ -539,7 +542,7 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
     assert names == ["one", "three", "two"]
 
 
-def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_that_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.compat.report.FOLDER", tmp_path)
 
     def result(broker: str, outcomes: dict[str, Outcome]) -> SuiteResult:
@@ -571,13 +574,13 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
     card = json.loads((tmp_path / "compatibility.json").read_text())
     assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
     text = (tmp_path / "compatibility.md").read_text()
-    # "new" is not known to Kafka; "listed" was left out when it was asked, which is no answer of its.
+    # Kafka does not know "new". "listed" was left out when Kafka was asked, which is no answer of Kafka's.
     assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** | 1 | 2 | 1 |" in text
     assert "| One | C | 1.0 | 3 | 2 | 0 | 2 | 2 | 0 |" in text
     assert "| later | ? | 1.0 | not served |" in text
     assert "| no | – | 1.0 | not served |" in text
     assert "| One | theirs | failed | not served |" in text
-    # Asked again after the card was written: the card says so at once.
+    # Kafka was asked again after the card was written, and the card says so at once.
     write_oracle(tmp_path, [result("Apache Kafka 10", {**theirs, "theirs": "failed"})], keep_others=True)
     text = (tmp_path / "compatibility.md").read_text()
     assert "| One | Apache Kafka 10 | 2026-01-02 | 2 | 2 | **1** | 1 | 2 | 1 |" in text
@@ -586,14 +589,14 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
     ]
 
 
-def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_unknown_suites(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-client"]) == 2
     assert "no suite no_such_client" in capsys.readouterr().err
     assert main(["kcat", "--list"]) == 0
     assert "kcat (C)" in capsys.readouterr().out
 
 
-def test_a_part_of_a_suite_asked_again_keeps_what_kafka_said_to_the_rest(tmp_path: Path) -> None:
+def test_asking_kafka_a_part_of_a_suite_keeps_its_other_answers(tmp_path: Path) -> None:
     def result(*rows: Row) -> SuiteResult:
         return SuiteResult("fake", "Fake", "Python", "2026-01-01", "Apache Kafka 9", rows=list(rows))
 
@@ -601,7 +604,7 @@ def test_a_part_of_a_suite_asked_again_keeps_what_kafka_said_to_the_rest(tmp_pat
         tmp_path, [result(Row("a", "failed", 0.0, "why a"), Row("b", "failed", 0.0, "why b"))], keep_others=False
     )
     write_oracle(tmp_path, [result(Row("a", "passed", 0.0))], keep_others=True, keep_rows=True)
-    # Its program was killed: that is not what Kafka said.
+    # Kafka's program was killed, which is no answer of Kafka's.
     write_oracle(tmp_path, [result(Row("a", "failed", 0.0), Row("(suite)", "failed", 0.0, "killed"))], keep_others=True)
     said = json.loads((tmp_path / "oracle.json").read_text())["fake"]
     assert said["outcomes"] == {"a": "passed", "b": "failed"}
@@ -610,7 +613,7 @@ def test_a_part_of_a_suite_asked_again_keeps_what_kafka_said_to_the_rest(tmp_pat
     assert json.loads((tmp_path / "oracle.json").read_text())["fake"]["outcomes"] == {"a": "passed", "b": "failed"}
 
 
-def test_a_part_of_a_suite_asked_again_keeps_the_cards_other_rows(tmp_path: Path) -> None:
+def test_asking_a_part_of_a_suite_keeps_the_cards_other_rows(tmp_path: Path) -> None:
     def result(*rows: Row) -> SuiteResult:
         return SuiteResult("fake", "Fake", "Python", "2026-01-01", "abc", rows=list(rows))
 
@@ -627,7 +630,7 @@ def test_a_part_of_a_suite_asked_again_keeps_the_cards_other_rows(tmp_path: Path
     assert rows() == {"b": "failed"}
 
 
-def test_a_card_of_parts_says_when_and_of_what_its_oldest_answers_are(
+def test_a_card_of_parts_names_date_and_gateway_of_its_oldest_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.compat.report.FOLDER", tmp_path)
@@ -644,7 +647,7 @@ def test_a_card_of_parts_says_when_and_of_what_its_oldest_answers_are(
     text = (tmp_path / "compatibility.md").read_text()
     assert "Gateway abc, def, fed, run on 2026-01-03 to 2026-01-05." in text
     assert "| Fake | Apache Kafka 9 | 2026-01-01 to 2026-01-03 | 3 | 3 | 0 | 0 | 0 | 0 |" in text
-    # All of it asked anew: nothing old is left.
+    # All scenarios are asked again, so no old row remains.
     write_oracle(tmp_path, [result(6, "Apache Kafka 9", "a", "b", "c")], keep_others=True, keep_rows=True)
     write(tmp_path, [result(7, "new", "a", "b", "c")], keep_others=True, keep_rows=True)
     text = (tmp_path / "compatibility.md").read_text()

@@ -1,4 +1,4 @@
-"""What runs Kafka's own tests: which ones, and that each one has an answer whatever becomes of its program."""
+"""The runner of Kafka's own tests: which tests it runs, and that each test has an answer even if its program ends."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def allowed(run: tuple[str, ...], left_out: dict[str, str]) -> AllowList:
     return AllowList((ChosenTests("4.2.0", "kafka.api.SomeTest", run),), left_out, {}, ())
 
 
-def test_a_test_without_a_line_and_a_line_without_a_test_are_told() -> None:
+def test_a_test_without_a_line_and_a_line_without_a_test_are_faults() -> None:
     found = {"kafka.api.SomeTest": {"one", "two", "three"}}
     assert faults(allowed(("one[classic]", "two"), {"SomeTest.three": "why"}), found) == []
     told = faults(allowed(("one",), {"SomeTest.four": "why"}), found)
     assert told == ["no reason for SomeTest.three, SomeTest.two", "no such test: SomeTest.four"]
 
 
-def test_every_test_has_one_answer_whatever_becomes_of_its_program(
+def test_every_test_has_one_answer_even_if_its_program_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "SILENCE_SECONDS", 1.0)
@@ -58,7 +58,7 @@ def test_every_test_has_one_answer_whatever_becomes_of_its_program(
     assert len(rows) == len(names)
 
 
-def test_tests_whose_program_ends_before_them_have_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_whose_program_ends_too_early_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
     Program([sys.executable, str(script)], "").run({"T.crashes": "a.T#crashes", "T.later": "a.T#later"}, None)
@@ -69,7 +69,7 @@ def test_tests_whose_program_ends_before_them_have_failed(tmp_path: Path, capsys
     }
 
 
-def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies() -> None:
+def test_a_test_may_set_known_settings_but_no_addresses() -> None:
     asked = {
         "group.consumer.heartbeat.interval.ms": "100",
         "num.partitions": "3",
@@ -85,19 +85,19 @@ def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies(
     }
 
 
-def test_users_are_given_as_kafka_storage_takes_them() -> None:
+def test_users_are_written_as_for_kafka_storage() -> None:
     made = outside.scram_user("SCRAM-SHA-512=[name=ann,password=a=b]")
     salted = salted_password(ScramMechanism.SHA_512, "a=b", made.salt, made.iterations)
     assert made == credential("ann", ScramMechanism.SHA_512, salted, made.salt, made.iterations)
 
 
-def test_settings_of_one_listener_are_taken() -> None:
+def test_settings_of_one_listener_are_accepted() -> None:
     users = {"listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.example.Login required;"}
     assert outside.served({**users, "sasl.enabled.mechanisms": "GSSAPI"}) == users
 
 
 @pytest.mark.parametrize(("broker", "outcome"), [("sluice", "unserved"), ("kafka", "passed")])
-def test_what_is_not_served_is_told_so_and_asked_of_apache_kafka(
+def test_an_unserved_test_is_reported_as_such_and_asked_of_apache_kafka(
     broker: str, outcome: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = replace(
@@ -125,13 +125,13 @@ def test_what_is_not_served_is_told_so_and_asked_of_apache_kafka(
     }
 
 
-def test_a_test_gets_the_nodes_that_are_said_of_it_or_of_its_class() -> None:
+def test_a_test_gets_the_nodes_listed_for_it_or_for_its_class() -> None:
     given = {"SomeTest": 2, "SomeTest.three": 3}
     asked = ("SomeTest.three", "SomeTest.other", "OtherTest.three")
     assert [outside.most_nodes(given, test) for test in asked] == [3, 2, 1]
 
 
-def test_tests_share_no_brokers_that_are_others_than_they_are_given() -> None:
+def test_tests_share_brokers_only_if_all_their_requirements_are_equal() -> None:
     given = {"SomeTest.three": 3}
     maker = outside.Gateways(
         cast("Any", None), given, from_0=("SomeTest.zero",), strict=("SomeTest.strict",), roles=("SomeTest.roles",)
@@ -158,7 +158,7 @@ def test_tests_share_no_brokers_that_are_others_than_they_are_given() -> None:
         ({"brokers": 2, "controllers": 1, "combined": True}, True, [(0, 0), (1, None)]),
     ],
 )
-def test_nodes_have_the_roles_that_are_asked_for_where_these_make_a_difference(
+def test_nodes_get_the_requested_roles_only_for_listed_tests(
     asked: dict[str, Any], *, with_roles: bool, places: list[tuple[int | None, int | None]]
 ) -> None:
     assert outside._places(asked, 2, with_roles=with_roles) == places  # noqa: SLF001 - what is started, and in what order

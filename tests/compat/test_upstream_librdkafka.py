@@ -1,5 +1,5 @@
-"""Tests that librdkafka and Go clients carry: what is mended before they are compiled, and how is told what
-does not run."""
+"""Tests that librdkafka and Go clients carry: repairs before they are compiled, and answers for tests that do not
+run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def source(directory: Path, text: str) -> Path:
     return path
 
 
-def test_a_map_without_an_order_gets_one_once(tmp_path: Path) -> None:
+def test_a_map_without_an_order_is_repaired_once(tmp_path: Path) -> None:
     path = source(tmp_path, THEIRS)
     assert lacks_order(tmp_path), "built so, it is built again"
     mend(tmp_path)
@@ -33,7 +33,7 @@ def test_a_map_without_an_order_gets_one_once(tmp_path: Path) -> None:
     assert path.read_text() == mended
 
 
-def test_another_version_is_left_as_it_is(tmp_path: Path) -> None:
+def test_another_version_is_not_changed(tmp_path: Path) -> None:
     path = source(tmp_path, "return std::tie(a.partition, a.topic) < std::tie(b.partition, b.topic);\n")
     mend(tmp_path)
     assert path.read_text().startswith("return std::tie")
@@ -46,7 +46,7 @@ OIDC, MOCK = "0126_oauthbearer_oidc", "0105_transactions_mock"
 
 @pytest.mark.parametrize(("broker", "outcome"), [("sluice", "unserved"), ("kafka", "skipped")])
 @pytest.mark.parametrize(("wants", "alone"), [(WANTS, ALONE), (OIDC, MOCK)])
-def test_what_wants_more_than_is_served_is_no_skip(
+def test_a_test_that_needs_an_unserved_feature_is_not_reported_as_skipped(
     broker: str,
     outcome: str,
     wants: str,

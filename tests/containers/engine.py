@@ -1,8 +1,8 @@
-"""A Docker engine of our own for the length of a test run, and base images without a registry of images.
+"""A Docker engine of our own for one test run, and base images without a registry.
 
-The one idea: nothing is pulled. A base image is a Debian that debootstrap made from the machine's package mirror,
-brought in under the name that the Dockerfile and the compose file use, so that those are run as they are written. An
-engine that runs already is left alone: its images and networks are somebody's.
+The one idea: nothing is pulled. A base image is a Debian that debootstrap made from the machine's package mirror. It
+has the name that the Dockerfile and the compose file use, so both run as they are written. An engine that already runs
+is not used, because its images and networks belong to its user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_TAIL_CHARACTERS = 3000
 PACKAGES = ("ca-certificates", "git", "make", "python3", "python3-venv")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _HANDED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-"""How this machine reaches package indexes; a container on its network reaches them in the same way."""
+"""Variables by which this machine reaches package indexes. A container on its network reaches them in the same way."""
 
 
 class NoEngineError(Exception):
@@ -34,7 +34,7 @@ class NoEngineError(Exception):
 
 
 def missing() -> str | None:
-    """Why an engine cannot be started on this machine, as far as can be seen without trying."""
+    """Return why no engine can be started on this machine, as far as that shows without trying."""
     absent = [name for name in NEEDS if shutil.which(name) is None]
     if os.geteuid() != 0:
         return "a container engine is started by root"
@@ -51,7 +51,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Until it answers; NoEngineError if it does not."""
+        """Start the engine and wait until it answers. NoEngineError if it does not."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -81,7 +81,7 @@ class Engine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # The network namespace of `--network host` stays mounted, and would keep the directory from being removed.
+        # The network namespace of `--network host` stays mounted, and would prevent the removal of the directory.
         mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
         for place in reversed([place for place in mounted if place.is_relative_to(self._directory)]):
             subprocess.run(["umount", str(place)], check=True, timeout=STOP_SECONDS)
@@ -90,15 +90,16 @@ class Engine:
         return ["docker", "--host", self.host, *arguments]
 
     def environment(self) -> dict[str, str]:
-        """For programs that find the engine by DOCKER_HOST; the classic builder, for buildx is a package of its own."""
+        """Environment for programs that find the engine by DOCKER_HOST. It selects the classic builder, because buildx
+        is a separate package."""
         return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0"}
 
     def run(self, *arguments: str, timeout_s: float) -> str:
-        """A docker command's output; AssertionError with all that it said if it fails."""
+        """Return a docker command's output. AssertionError with all its output if it fails."""
         return checked(self.command(*arguments), self.environment(), timeout_s)
 
     def import_base(self, root: Path, image: str, *, environment: Mapping[str, str]) -> None:
-        """A folder becomes an image."""
+        """Make an image of a folder."""
         settings = [f"ENV {name}={value}" for name, value in environment.items()]
         options = [word for change in settings for word in ("--change", change)]
         with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as packed:
@@ -129,7 +130,8 @@ def checked(command: Sequence[str], environment: Mapping[str, str], timeout_s: f
 
 
 def debian(release: str) -> Path:
-    """The root of a small Debian with Python, git and make; kept, for making one takes a minute or two."""
+    """Return the root of a small Debian with Python, git and make. It is kept, because making one takes a minute or
+    two."""
     root = CACHE / release
     complete = CACHE / f"{release}.complete"
     wanted = " ".join(PACKAGES)
@@ -155,6 +157,6 @@ def debian(release: str) -> Path:
 
 
 def network() -> dict[str, str]:
-    """The environment by which pip in a container on the host's network trusts and finds what pip here does."""
+    """Return the environment by which pip in a container on the host's network uses the same indexes as pip here."""
     handed = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     return {"PIP_CERT": str(CERTIFICATES), "PIP_DISABLE_PIP_VERSION_CHECK": "1", **handed}

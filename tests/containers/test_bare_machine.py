@@ -1,4 +1,4 @@
-"""README's two commands on a machine with Python, make and git, and nothing beside the repository."""
+"""The README's two commands on a machine with Python, make and git, and nothing beside the repository."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ done
 kill $server
 wait $server || test $? = 143
 """
-"""`make run` until a round trip is answered; then it is ended, and make says 143, which is SIGTERM's."""
+"""Run `make run` until a round trip succeeds, then end it. make exits with 143, which is SIGTERM's code."""
 
-# A part that has every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do without a tool
-# that is not installed. The whole suite runs outside, and CI's time is shared.
+# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do
+# without tools that are not installed. The whole suite runs outside, because CI's time is shared.
 STORAGE = "tests/storage/test_database_url.py tests/storage/test_append.py"
 PART = f"tests/gateway/config {STORAGE} tests/compat/test_runner.py -q"
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)
 @pytest.mark.parametrize(("machine", "user"), [("oldest", ORDINARY_USER), ("newest", 0)])
-def test_both_commands_work_where_nothing_else_is(
+def test_make_run_and_make_test_work_on_a_bare_machine(
     request: pytest.FixtureRequest, engine: Engine, checkout: Path, machine: str, user: int
 ) -> None:
     image: str = request.getfixturevalue(machine)
@@ -52,5 +52,6 @@ def test_both_commands_work_where_nothing_else_is(
     ]
     script = f'{RUN}\ngit init --quiet . && git add --all\nmake test ARGS="{PART}"\n'
     said = checked(engine.command(*command, script), engine.environment(), LIMIT_SECONDS)
-    # Two summaries: that of the parallel tests, and that of the tests which run alone, of which this part has none.
+    # There are two summaries: one of the parallel tests, and one of the tests that run alone, of which this part has
+    # none.
     assert re.search(r"^\d+ passed in ", said, re.MULTILINE), said

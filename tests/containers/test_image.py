@@ -1,4 +1,4 @@
-"""The image as its Dockerfile says, the compose file as it is written, and the container that tests may ask for."""
+"""The image by its Dockerfile, the compose file as it is written, and the container that tests may use."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def image(engine: Engine, python_image: str) -> str:
 
 
 GATEWAYS = {"gateway": "SLUICE_ADVERTISE", "gateway-2": "SLUICE_ADVERTISE_2", "gateway-3": "SLUICE_ADVERTISE_3"}
-"""Services of the compose file, and the variable that says where each one's clients are sent."""
+"""Services of the compose file, and the variable with the address that each one's clients receive."""
 
 
 class Composition:
-    """The compose file as it is written, but for the ports on this machine: 9092 may be taken."""
+    """The compose file as it is written, except for the ports on this machine, because 9092 may be taken."""
 
     def __init__(self, engine: Engine, directory: Path, *profiles: str) -> None:
         self.engine = engine
@@ -67,7 +67,7 @@ class Composition:
 
 @pytest.fixture
 def compose(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> Iterator[Callable[..., Composition]]:
-    """`docker compose up` with these profiles."""
+    """Run `docker compose up` with these profiles."""
     made: list[Composition] = []
 
     def up(*profiles: str) -> Composition:
@@ -84,7 +84,7 @@ def compose(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> 
 
 
 def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> None:
-    """What a stock client reads by way of these is what it wrote by way of them."""
+    """Assert that a stock client reads from these brokers what it wrote to them."""
     sent = [f"record {number}".encode() for number in range(count)]
     for number, bootstrap in enumerate(bootstraps):
         producer = Producer({"bootstrap.servers": bootstrap})
@@ -108,7 +108,7 @@ def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> N
 
 
 @pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)
-def test_docker_compose_up_becomes_healthy_and_a_stock_client_reads_what_it_wrote(
+def test_docker_compose_up_becomes_healthy_and_serves_a_stock_client(
     compose: Callable[..., Composition],
 ) -> None:
     composition = compose()
@@ -117,14 +117,14 @@ def test_docker_compose_up_becomes_healthy_and_a_stock_client_reads_what_it_wrot
 
 
 @pytest.mark.timeout(BUILD_SECONDS + 3 * HEALTHY_SECONDS)
-def test_the_cluster_profile_is_three_gateways_of_which_one_may_stop(compose: Callable[..., Composition]) -> None:
+def test_the_cluster_profile_runs_three_gateways_and_one_may_stop(compose: Callable[..., Composition]) -> None:
     composition = compose("cluster")
     composition.await_health(4)
     addresses = composition.bootstraps
     for address in addresses.values():
         until(lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three")
     round_trip(list(addresses.values()), "before")
-    # Who reads logs, or asks which container serves what, is told.
+    # Each line of a container's log names its node.
     for service, address in addresses.items():
         lines = composition.run("logs", "--no-color", service).splitlines()
         told = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
@@ -155,7 +155,8 @@ def inner_port(service: str) -> str:
 
 
 def _await_health(engine: Engine, name: str) -> None:
-    """By the events of the engine, which begin with what has been: nothing is missed between the look and the wait."""
+    """Wait for health by the engine's events, which begin with past ones. So no change is missed between a look and the
+    wait."""
     with subprocess.Popen(
         engine.command(
             *("events", "--since", "0", "--filter", f"container={name}"),
@@ -167,7 +168,7 @@ def _await_health(engine: Engine, name: str) -> None:
         assert events.stdout is not None
         try:
             for line in events.stdout:
-                # The engine says "health_status: healthy", in one field or two by its version.
+                # The engine says "health_status: healthy", in one field or in two, depending on its version.
                 if "unhealthy" not in line and "healthy" in json.dumps(json.loads(line)):
                     return
         finally:
@@ -176,10 +177,8 @@ def _await_health(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.timeout(HEALTHY_SECONDS * 2)
-def test_the_suite_takes_its_postgres_from_a_container_where_an_engine_answers(
-    engine: Engine, postgres_image: str
-) -> None:
-    # Ryuk, which clears up after a test run that was killed, is an image that would have to be pulled.
+def test_the_suite_uses_a_postgres_container_if_an_engine_answers(engine: Engine, postgres_image: str) -> None:
+    # Ryuk removes the containers of a killed test run. Its image would have to be pulled.
     environment = {**engine.environment(), "TESTCONTAINERS_RYUK_DISABLED": "true"}
     environment.pop("SLUICE_TEST_DATABASE_URL", None)
     said = checked(

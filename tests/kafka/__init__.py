@@ -1,1 +1,1 @@
-"""Apache Kafka itself, as the measure: put together from Maven Central and run as one node."""
+"""Apache Kafka itself, for comparison: assembled from Maven Central and run as one node."""

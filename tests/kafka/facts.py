@@ -1,8 +1,8 @@
 """`python -m tests.kafka.facts`: write down the facts of Apache Kafka that tests compare ours with.
 
-The one idea: the version stands in `pom.xml` alone. Message schemas are read from the client's jar; what only Kafka's
-classes know (error codes, features, a broker's settings) is printed by `Facts.java`. Facts only: no sentence of
-Kafka's is taken along.
+The one idea: the version stands in `pom.xml` alone. Message schemas are read from the client's jar. `Facts.java` prints
+what only Kafka's classes know: error codes, features and a broker's settings. The files hold facts only, and no
+sentence of Kafka's.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _EMBEDDED = {
     "RequestHeader",
     "ResponseHeader",
 }
-"""What clients send or read that is no request or response."""
+"""Messages of clients that are neither requests nor responses."""
 
 
 def schemas(jar: Path) -> dict[str, dict[str, Any]]:
-    """Every message that Kafka declares, as it stands in its client's jar."""
+    """Return every message that Kafka declares, as its client's jar has it."""
     found: dict[str, dict[str, Any]] = {}
     with zipfile.ZipFile(jar) as archive:
         for name in archive.namelist():
@@ -51,7 +51,7 @@ def schemas(jar: Path) -> dict[str, dict[str, Any]]:
 
 
 def apis(messages: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Every API that a broker or a controller answers, in the order of its keys."""
+    """Return every API that a broker or a controller answers, in the order of its keys."""
     requests = [
         schema
         for schema in messages.values()
@@ -69,7 +69,7 @@ def apis(messages: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def clients_messages(messages: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What clients and brokers say to each other, by name; what controllers say among themselves is left out."""
+    """Yield the messages between clients and brokers by name, without those between controllers."""
     served = {api["apiKey"] for api in apis(messages).values() if "broker" in api["listeners"]}
     for name, schema in sorted(messages.items()):
         if name in _EMBEDDED or (schema["type"] in ("request", "response") and schema["apiKey"] in served):
@@ -77,7 +77,8 @@ def clients_messages(messages: dict[str, dict[str, Any]]) -> Iterator[dict[str, 
 
 
 def facts_of(schema: Any) -> Any:
-    """The parts of a schema that decide what its bytes are, and neither remarks nor hints for Kafka's own classes."""
+    """Return the parts of a schema that decide its bytes, without comments and without hints for Kafka's own
+    classes."""
     match schema:
         case dict():
             parts: dict[str, Any] = schema
@@ -90,7 +91,7 @@ def facts_of(schema: Any) -> Any:
 
 
 def printed() -> dict[str, list[list[str]]]:
-    """What `Facts.java` prints: kind → the parts of each of its lines."""
+    """Return what `Facts.java` prints: kind → the parts of each of its lines."""
     done = subprocess.run(
         ["java", "-cp", f"{LIBRARIES}/*", str(PROGRAM)],
         check=True,
@@ -107,7 +108,7 @@ def printed() -> dict[str, list[list[str]]]:
 
 
 def write_lines(path: Path, opening: str, lines: Iterable[str], closing: str) -> None:
-    """One fact a line, so that another version's differences can be read."""
+    """Write one fact a line, so that the differences of another version are readable."""
     path.write_text(f"{opening}\n" + ",\n".join(lines) + f"\n{closing}\n")
 
 

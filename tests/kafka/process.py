@@ -1,7 +1,7 @@
 """Apache Kafka as a process beside the gateway, with the same verbs: start, stop, kill, restart.
 
-The one idea: what a test asks of a gateway it can ask of Kafka, so that a difference is known for what it is. One node
-is broker and controller; its jars come from Maven Central once and are kept in .compat/kafka.
+The one idea: a test can ask Kafka what it asks a gateway, so it finds real differences. One node is broker and
+controller. Its jars come from Maven Central once and are kept in .compat/kafka.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ ONE_NODE: Mapping[str, str] = {
     "group.coordinator.rebalance.protocols": "classic,consumer,streams,share",
 }
 SYNCED: Mapping[str, str] = {"log.flush.interval.messages": "1"}
-"""Every batch is on disk before it is acknowledged, as a gateway's is; Kafka's default leaves it to the page cache."""
+"""Every batch is on disk before it is acknowledged, as with a gateway. Kafka's default leaves it to the page cache."""
 
 
 def assemble() -> str:
-    """Brings the jars here if they are not, and returns Kafka's version. Needs mvn; CalledProcessError if it fails."""
+    """Fetch the jars if they are absent, and return Kafka's version. Needs mvn; CalledProcessError if it fails."""
     complete = LIBRARIES.parent / "complete"
     wanted = POM.read_text()
     if not complete.exists() or complete.read_text() != wanted:
@@ -67,15 +67,15 @@ def assemble() -> str:
 
 
 def java(main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """The command that runs a class of Kafka's jars: its tools are classes too."""
+    """Return the command that runs a class of Kafka's jars. Its tools are classes too."""
     return ["java", *options, "-cp", f"{LIBRARIES}/*", main_class, *arguments]
 
 
 class KafkaProcess:
     """One Kafka node on a free port. `settings` are its broker's, over those of a single node.
 
-    A cluster of several is a `controller`, which serves no clients, and brokers `of` it; clients are sent where a
-    broker says by `advertise`, other brokers to a listener of their own.
+    A cluster of several is a `controller`, which serves no clients, and brokers `of` it. A broker gives clients the
+    address in `advertise`, and other brokers use a listener of their own.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class KafkaProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._formatted = False
         self._log_bytes = 0
-        """Where the lines of this start begin in the log that restarts share."""
+        """Position at which the lines of this start begin in the log that restarts share."""
 
     @property
     def pid(self) -> int:
@@ -137,7 +137,7 @@ class KafkaProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start and wait until it serves. AssertionError with the end of the log if that fails."""
+        """Start the node and wait until it serves. AssertionError with the end of the log if that fails."""
         assert not self.running
         with self.log_path.open("ab") as log:
             if not self._formatted:
@@ -170,7 +170,8 @@ class KafkaProcess:
         self._formatted = True
 
     def _storage_tool(self, *arguments: str, log: IO[bytes]) -> bytes:
-        """What it says. It is this node's process meanwhile, so that `close` ends a start wherever it is."""
+        """Run the storage tool and return its output. While it runs, it is this node's process, so that `close` can end
+        it."""
         self._process = subprocess.Popen(
             java("kafka.tools.StorageTool", *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
         )
@@ -182,7 +183,8 @@ class KafkaProcess:
         return said
 
     def _is_unfenced(self) -> bool:
-        """A broker accepts connections a moment before its controller lets it lead partitions."""
+        """Return whether the broker is unfenced. It accepts connections a moment before its controller lets it lead
+        partitions."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_bytes)
             return b"Kafka Server started" in log.read()

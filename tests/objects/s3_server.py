@@ -1,7 +1,8 @@
-"""An S3 server as a process: built once from its Go module, started on a directory, stopped, killed, asked for faults.
+"""An S3 server as a process: built once from its Go module, started on a directory, stopped, killed, and put behind
+faults.
 
-The one idea: what speaks S3 here is somebody else's server, which checks signatures, ranges, conditions and uploads in
-parts as a store does; what goes wrong on the way to it is played by `FaultyRoad`, a proxy in front of it.
+The one idea: the server comes from another project. It checks signatures, ranges, conditions and multi-part uploads as
+a store does. `FaultyRoad`, a proxy in front of it, plays the faults on the way.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Program:
     command: Callable[[Path, Path, int], list[str]]
     environment: Mapping[str, str]
     plain_files: bool
-    """An object is a file of its name, which a test may cut, damage and remove."""
+    """True if an object is a file of its name, which a test may cut, damage and remove."""
 
 
 def _versitygw(program: Path, directory: Path, port: int) -> list[str]:
     data, metadata = directory / "data", directory / "metadata"
     (data / BUCKET).mkdir(parents=True, exist_ok=True)
     metadata.mkdir(exist_ok=True)
-    # Beside the files, for not every file system has extended attributes.
+    # Metadata lies beside the files, because not every file system has extended attributes.
     return [
         str(program),
         *("--port", f"127.0.0.1:{port}", "--quiet"),
@@ -74,16 +75,16 @@ PROGRAMS = {
         plain_files=False,
     ),
 }
-"""By name. The first takes a quarter of the other's time to build, and is what runs unless told otherwise."""
+"""Servers by name. The first is the default, and takes a quarter of the other's time to build."""
 
 
 def missing() -> str | None:
-    """Why no server can be built here."""
+    """Return why no server can be built here."""
     return None if shutil.which("go") else "go is not installed"
 
 
 def build(name: str) -> Path:
-    """The program, built where it is not there yet."""
+    """Build the program if it does not exist yet, and return its path."""
     program = PROGRAMS[name]
     folder = BUILDS / f"{name}-{program.version}"
     built = folder / name
@@ -99,7 +100,7 @@ def build(name: str) -> Path:
 
 
 class S3Server:
-    """One server on one directory; `start` again goes on with what is there."""
+    """One server on one directory; a second `start` continues with its contents."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self._program = PROGRAMS[name]
@@ -110,7 +111,7 @@ class S3Server:
 
     @property
     def files(self) -> Path:
-        """Where what is in the bucket lies; skips the test where that is not plain files."""
+        """Directory of the bucket's contents. Skip the test if they are not plain files."""
         if not self._program.plain_files:
             pytest.skip("this server keeps objects in a form of its own")
         return self._directory / "data" / BUCKET
@@ -134,7 +135,7 @@ class S3Server:
             self._process = None
 
     def environment(self, port: int | None = None) -> dict[str, str]:
-        """What obstore is told by; `port` is that of a road to the server."""
+        """Return the settings for obstore; `port` is that of a proxy to the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -153,16 +154,16 @@ def _listens(port: int) -> bool:
 
 
 class Fault(Enum):
-    """What happens on the road."""
+    """Faults of the proxy."""
 
     NONE = "none"
     REFUSED = "refused"
     SILENT = "silent"
-    """Requests are taken, and nothing comes back."""
+    """Accept requests and answer none."""
     SLOW = "slow"
-    """What comes back does so a second late."""
+    """Delay answers by a second."""
     ERRORS = "errors"
-    """Every request is answered with 500."""
+    """Answer every request with 500."""
 
 
 SLOW_S = 1.0
@@ -179,7 +180,7 @@ class FaultyRoad:
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self.requests = 0
-        """Connections that were met by a fault."""
+        """Number of connections that met a fault."""
         ready: threading.Event = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self.port = 0
@@ -252,7 +253,7 @@ class FaultyRoad:
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """What comes after a pause is the beginning of an answer, and late."""
+    """Bytes that follow a pause are the beginning of an answer, and are delayed."""
     came_at = -PAUSE_S
     while piece := await reader.read(1 << 20):
         if time.monotonic() - came_at > PAUSE_S:

@@ -1,4 +1,4 @@
-"""`sluice check`, `backup` and `restore` where records lie in a bucket."""
+"""`sluice check`, `backup` and `restore` with records in a bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.postgres import Databases
 
 
 def sluice(s3: S3Server, url: str, database_url: str, *command: str) -> tuple[int, str]:
-    """Exit code and what it printed."""
+    """Run a command, and return its exit code and its output."""
     done = subprocess.run(
         [sys.executable, "-m", "gateway.cli", *command, "--database-url", database_url, "--log-store", url],
         cwd=ROOT,
@@ -33,7 +33,7 @@ def sluice(s3: S3Server, url: str, database_url: str, *command: str) -> tuple[in
     return done.returncode, done.stdout
 
 
-async def test_what_is_missing_and_what_is_unknown_is_named(
+async def test_a_check_names_missing_and_unknown_objects(
     start_gateway: StartGateway, s3: S3Server, url: str, database_url: str
 ) -> None:
     gateway = start_gateway(url, shared=database_url)

@@ -1,5 +1,5 @@
-"""kill −9 at every step of the way from Postgres into a bucket: nothing acknowledged is lost, nothing is there twice,
-no object that is named is deleted, and what nobody names is collected."""
+"""kill −9 at every step from Postgres into a bucket: no acknowledged record is lost and none stored twice. No
+referenced object is deleted, and unreferenced objects are collected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.storage.test_crash import KILLS, kill_again_and_again
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)
-async def test_a_process_that_is_killed_while_it_writes_objects_loses_nothing(
+async def test_a_process_killed_while_it_writes_objects_loses_no_record(
     database: Database, database_url: str, make_topic: MakeTopic, make_store: MakeStore, url: str
 ) -> None:
     await kill_again_and_again(database, database_url, make_topic, url)

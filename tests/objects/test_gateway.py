@@ -1,4 +1,4 @@
-"""Gateways whose records go to a bucket: read back, while it is away, after kills, by several nodes."""
+"""Gateways with records in a bucket: read back, during an outage of the bucket, after kills, by several nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.wire import WireClient
 
 PATIENCE_S = 60.0
 AWAY_S = float(os.environ.get("SLUICE_TEST_AWAY_S", "5"))
-"""How long the store is away; a long run takes 60 s and more."""
+"""Seconds of the store's outage; a long run uses 60 and more."""
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12")) // 3
 ANSWER_S = 15.0
 
@@ -52,7 +52,7 @@ def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first
 
 
 async def moved(database_url: str) -> None:
-    """Once every chunk lies in the store, and no inline byte is left."""
+    """Wait until every chunk lies in the store, and no inline byte is left."""
     connection = await asyncpg.connect(database_url, server_settings={"search_path": "sluice"})
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -82,7 +82,7 @@ def has_records(data: PartitionData) -> bool:
     return data.error_code == ErrorCode.NONE and bool(data.records)
 
 
-async def test_records_go_to_the_bucket_and_come_back(
+async def test_records_move_to_the_bucket_and_are_read_from_it(
     start_gateway: StartGateway, s3: S3Server, url: str, database_url: str
 ) -> None:
     gateway = start_gateway(url, shared=database_url)
@@ -97,14 +97,14 @@ async def test_records_go_to_the_bucket_and_come_back(
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.SILENT, Fault.ERRORS])
-async def test_a_store_that_is_away_costs_its_own_records_alone(
+async def test_an_unavailable_store_affects_only_its_own_records(
     start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str, fault: Fault
 ) -> None:
     gateway = start_gateway(url, shared=database_url, port=road.port)
     away, here = create_topic(gateway.bootstrap, 1), create_topic(gateway.bootstrap, 1)
     await asyncio.to_thread(produce, gateway.bootstrap, away, 500)
     await moved(database_url)
-    gateway.restart()  # What it has in memory is no question of the store.
+    gateway.restart()  # The gateway must not need the store for records that it has in memory.
     road.set(fault)
     until = time.monotonic() + AWAY_S
     client = await WireClient.connect(gateway.bootstrap)
@@ -112,12 +112,12 @@ async def test_a_store_that_is_away_costs_its_own_records_alone(
     while time.monotonic() < until or not told:
         await asyncio.to_thread(produce, gateway.bootstrap, here, 20)
         lost, served = await fetch(client, away, here)
-        # Records at hand do not wait for a store that is silent: it is known to be away a moment later.
+        # Records at hand do not wait long for a silent store, because a moment later it is known to be unavailable.
         assert lost.error_code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         assert has_records(served)
         rounds += 1
         told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    # A request that failed is repeated, now and then for longer than what is at hand may wait: then the log says so.
+    # A failed request is repeated, sometimes for longer than records at hand may wait; the log then says so.
     waited = gateway.log_text().count("longer than what is at hand may wait")
     assert fault is Fault.SILENT or rounds - told <= waited, f"{told} of {rounds}, {waited} waited for"
     assert metric(gateway, "sluice_damaged_chunks_total") >= told
@@ -134,7 +134,7 @@ async def test_a_store_that_is_away_costs_its_own_records_alone(
     assert len(await asyncio.to_thread(read_all, gateway.bootstrap, here, 1)) == 20 * rounds
 
 
-async def test_a_slow_store_is_waited_for(
+async def test_a_fetch_waits_for_a_slow_store(
     start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str
 ) -> None:
     gateway = start_gateway(url, shared=database_url, port=road.port)
@@ -149,7 +149,7 @@ async def test_a_slow_store_is_waited_for(
     assert metric(gateway, "sluice_damaged_chunks_total") == 0
 
 
-async def test_an_object_that_is_removed_or_damaged_costs_its_records_alone(
+async def test_a_removed_or_damaged_object_affects_only_its_own_records(
     start_gateway: StartGateway, s3: S3Server, url: str, database_url: str
 ) -> None:
     gateway = start_gateway(url, shared=database_url)
@@ -176,7 +176,7 @@ async def test_an_object_that_is_removed_or_damaged_costs_its_records_alone(
     await client.close()
 
 
-async def test_nodes_share_a_bucket_and_one_moves_at_a_time(
+async def test_nodes_share_a_bucket_and_only_one_moves_bytes_at_a_time(
     start_gateway: StartGateway, url: str, database_url: str
 ) -> None:
     nodes = [start_gateway(url, shared=database_url) for _ in range(2)]
@@ -196,7 +196,7 @@ async def test_nodes_share_a_bucket_and_one_moves_at_a_time(
     await asyncio.to_thread(assert_nothing_lost, load)
 
 
-def test_a_node_with_another_store_or_none_does_not_start(
+def test_a_node_with_another_store_or_without_one_does_not_start(
     start_gateway: StartGateway, gateway_factory: GatewayFactory, s3: S3Server, url: str, database_url: str
 ) -> None:
     start_gateway(url, shared=database_url)
@@ -209,7 +209,7 @@ def test_a_node_with_another_store_or_none_does_not_start(
         assert "Traceback" not in str(told.value)
 
 
-def test_a_node_stops_in_time_while_its_store_says_nothing(
+def test_a_node_stops_in_time_while_its_store_is_silent(
     start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str
 ) -> None:
     gateway: GatewayProcess = start_gateway(url, shared=database_url, port=road.port)

@@ -1,4 +1,4 @@
-"""The bucket as a store of bytes: what it is asked for, whose it is, and what is said of one that cannot be had."""
+"""The bucket as a store of bytes: its requests, its owner, and the errors of an unavailable one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_large_objects_are_written_in_parts_and_read_in_ranges(make_store:
         await store.load(1, [(0, 1)], len)
 
 
-async def test_one_prefix_does_not_see_another(make_store: MakeStore, url: str) -> None:
+async def test_a_prefix_does_not_see_the_objects_of_another(make_store: MakeStore, url: str) -> None:
     one, other = make_store(url), make_store(f"{url}/below")
     await one.put(1, [b"one"])
     await other.put(1, [b"other"])
@@ -54,7 +54,7 @@ async def test_one_prefix_does_not_see_another(make_store: MakeStore, url: str) 
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ERRORS, Fault.SILENT])
-async def test_a_store_that_is_away_is_said_so_in_time_and_heals(
+async def test_an_unavailable_store_is_reported_in_time_and_recovers(
     make_store: MakeStore, url: str, road: FaultyRoad, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "READ_DEADLINE_S", 2.0)
@@ -80,14 +80,14 @@ async def test_a_store_that_is_away_is_said_so_in_time_and_heals(
                 await asyncio.sleep(0.1)
 
 
-async def test_a_slow_store_is_read(make_store: MakeStore, url: str, road: FaultyRoad) -> None:
+async def test_objects_of_a_slow_store_are_read(make_store: MakeStore, url: str, road: FaultyRoad) -> None:
     store = make_store(url)
     await store.put(1, [bytes(3_000_000)])
     road.set(Fault.SLOW)
     assert await store.load(1, [(0, 3_000_000)], lambda pieces: len(pieces[0])) == 3_000_000
 
 
-async def test_a_store_is_the_databases_and_no_others(
+async def test_a_store_belongs_to_one_database(
     make_store: MakeStore, url: str, database: Database, postgres: Databases
 ) -> None:
     nodes = await asyncio.gather(*(open_store(database, url) for _ in range(4)))
@@ -119,7 +119,7 @@ async def test_a_store_is_the_databases_and_no_others(
         ({"AWS_ALLOW_HTTP": "false"}, "builder error"),
     ],
 )
-async def test_a_store_that_cannot_be_used_is_told_of_in_one_line(
+async def test_an_unusable_store_is_reported_in_one_line(
     make_store: MakeStore,
     url: str,
     database: Database,
@@ -136,6 +136,6 @@ async def test_a_store_that_cannot_be_used_is_told_of_in_one_line(
     assert "wrong" not in str(told.value)
 
 
-async def test_a_bucket_that_does_not_exist_is_told_of(make_store: MakeStore, database: Database, url: str) -> None:
+async def test_a_bucket_that_does_not_exist_is_reported(make_store: MakeStore, database: Database, url: str) -> None:
     with pytest.raises(StorageError, match="NoSuchBucket"):
         await open_store(database, url.replace(f"s3://{BUCKET}", "s3://no-such-bucket"))

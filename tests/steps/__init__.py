@@ -1,1 +1,1 @@
-"""What tests of several rooms do alike."""
+"""Steps that tests of several rooms share."""

@@ -1,4 +1,4 @@
-"""How much of a simulation runs each time, and how much in the long tests."""
+"""Choose the seeds of a simulation that run each time, and those that run in the long tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 
 def first_always(values: Sequence[Any], count: int) -> list[Any]:
-    """Parameters of a test: the first `count` run each time, all others only where long tests do."""
+    """Return parameters of a test: the first `count` run each time, all others only in the long tests."""
     return [value if at < count else pytest.param(value, marks=pytest.mark.long) for at, value in enumerate(values)]
 
 
 def finds(seeds: Iterable[int], goes_wrong: Callable[[int], bool], *, found_before: Iterable[int] = ()) -> bool:
-    """Whether any seed goes wrong. `found_before`, which once did, are asked first: mostly no other has to be."""
+    """Return whether any seed fails. `found_before` lists seeds that once failed; they run first, so mostly no other
+    seed has to."""
     return any(goes_wrong(seed) for seed in chain(found_before, seeds))

@@ -1,4 +1,4 @@
-"""Batches as storage sees them: 61 bytes of head it hardly looks at, and bytes it never looks at."""
+"""Batches as storage sees them: 61 bytes of head, of which it reads few, and a body that it never reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DEADLINE_S = 20
 
 
 class Limits(TypedDict):
-    """What a pass of the roller leaves inline."""
+    """Limits within which a pass of the roller leaves bytes inline."""
 
     max_bytes: int
     max_age_ms: int
 
 
 EVERYTHING: Limits = {"max_bytes": 0, "max_age_ms": 0}
-"""It is moved, however little and young."""
+"""Limits with which a pass moves all bytes, even few and young ones."""
 
 
 def new_batch(
@@ -35,7 +35,7 @@ def new_batch(
     producer: tuple[int, int, int] = (-1, -1, -1),
     fill: int = 0xAB,
 ) -> NewBatch:
-    """`producer` is (id, epoch, base sequence)."""
+    """Make a batch. `producer` is (id, epoch, base sequence)."""
     return NewBatch(
         key, batch_bytes(size_bytes, records, max_timestamp_ms, fill=fill), records, max_timestamp_ms, *producer
     )
@@ -44,7 +44,7 @@ def new_batch(
 def batch_bytes(
     size_bytes: int, records: int = 1, max_timestamp_ms: int = 1_000, *, base_offset: int = 0, fill: int = 0xAB
 ) -> bytearray:
-    """A batch whose head is right, as a producer sends it; behind the head there are no records."""
+    """Make a batch with a correct head, as a producer sends it. No records follow the head."""
     batch = bytearray([fill]) * size_bytes
     struct.pack_into(
         ">qiibIhiqq", batch, 0, base_offset, size_bytes - 12, -1, 2, 0, 0, records - 1, 0, max_timestamp_ms
@@ -54,7 +54,7 @@ def batch_bytes(
 
 
 async def append(log: LogStore, *batches: NewBatch) -> list[int]:
-    """Appends what must not be refused, and returns base offsets."""
+    """Append batches that must not be refused, and return their base offsets."""
     outcomes = await log.append(batches)
     for outcome in outcomes:
         assert isinstance(outcome, Appended), outcomes
@@ -62,7 +62,7 @@ async def append(log: LogStore, *batches: NewBatch) -> list[int]:
 
 
 async def append_each(log: LogStore, *batches: NewBatch) -> list[int]:
-    """The same, a commit and so a chunk for each."""
+    """Append batches that must not be refused, each in a commit and thus a chunk of its own."""
     return [(await append(log, batch))[0] for batch in batches]
 
 
@@ -77,7 +77,7 @@ def offsets(batches: tuple[StoredBatch, ...]) -> list[tuple[int, int]]:
 
 
 async def until_blocked(sql: asyncpg.Connection, backends: int) -> None:
-    """Returns once so many backends of the test's database wait for a lock."""
+    """Wait until so many backends of the test's database wait for a lock."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             waiting = await sql.fetchval(

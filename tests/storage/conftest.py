@@ -1,4 +1,4 @@
-"""Stores on an empty database, and the small values that most tests need."""
+"""Stores on an empty database, and small values that most tests need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakeTopic = Callable[..., Awaitable[Topic]]
 MakeLog = Callable[[Database], LogStore]
 
 SMALL_SEGMENT_BYTES = 256 * 1024
-"""So that tests come to the end of a file."""
+"""Small enough for tests to reach the end of a file."""
 
 EMPTY = """
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
@@ -48,7 +48,8 @@ def module_database_url(postgres: Databases) -> Iterator[str]:
 
 @pytest.fixture
 async def database_url(module_database_url: str) -> str:
-    """The same, emptied of everything but ids that were given out: much faster than a new one for each test."""
+    """The module's database, emptied except for ids that it gave out. This is much faster than a new one for each
+    test."""
     connection = await asyncpg.connect(module_database_url, server_settings=dict(SESSION_SETTINGS))
     try:
         await connection.execute(EMPTY)
@@ -66,7 +67,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A plain connection beside the stores, with the settings of theirs."""
+    """A plain connection beside the stores, with the same session settings."""
     settings = {**SESSION_SETTINGS, "application_name": "test"}
     connection = await asyncpg.connect(database_url, server_settings=settings)
     yield connection
@@ -75,7 +76,8 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture
 def place() -> str:
-    """Where the log's bytes go: `statement` and `copy` are inline, the two ways there; `segment` is a directory."""
+    """Place of the log's bytes. `statement` and `copy` are inline and name the two ways to write them; `segment` is a
+    directory."""
     return "statement"
 
 
@@ -119,7 +121,7 @@ def make_topic(topics: TopicStore) -> MakeTopic:
 
 @pytest.fixture
 async def key(make_topic: MakeTopic) -> PartitionKey:
-    """The one partition of a new topic."""
+    """The only partition of a new topic."""
     return (await make_topic()).partitions[0].partition_key
 
 

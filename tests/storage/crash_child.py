@@ -1,9 +1,8 @@
-"""Work that appends, rolls, rewrites and deletes, and a process that does it until it is killed: by itself, at a step
-that the seed chose.
+"""Work that appends, rolls, rewrites and deletes, in a process that kills itself at a step that the seed chose.
 
 Its steps are the calls by which it reaches disk and Postgres. Each partition has one idempotent producer that sends one
-record per batch, so the record at an offset is known: it is the one with that sequence. What was acknowledged the
-process tells on standard output, a line each.
+record per batch. So the record at an offset is known: it is the one with that sequence. The process prints each
+acknowledgement as a line on standard output.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from tests.storage.batches import batch_bytes
 SEGMENT_BYTES = 128 * 1024
 INLINE_MAX_BYTES = 4_000
 SLOWEST_DISK_S = 0.01
-"""So that Postgres is often done before the disk is."""
+"""Seconds; long enough for Postgres to finish before the disk often."""
 
 
 def batch(key: int, sequence: int) -> NewBatch:
-    """The batch that has this sequence, the same whenever it is sent."""
+    """Return the batch of this sequence. It is the same each time."""
     generator = random.Random(key * 1_000_003 + sequence)
     size_bytes = generator.choice((100, 300, 2_000, 30_000))
     records = batch_bytes(size_bytes, fill=sequence % 251)
@@ -53,8 +52,11 @@ DISK_CALLS = ("pwritev", "fdatasync", "fsync", "posix_fallocate", "ftruncate", "
 def at_every_step(
     step: Callable[[str], None], *, disk: random.Random, patch: Callable[[Any, str, Any], None] = setattr
 ) -> None:
-    """Has `step` called with the name of each call to disk, store and Postgres, once before and once after it. It may
-    come from any thread, and what it raises takes the call's place. `disk` says how slow that is."""
+    """Call `step` with the name of each call to disk, store and Postgres, once before the call and once after it.
+
+    The call may come from any thread. An exception from it replaces the call's result. `disk` chooses random delays of
+    the disk.
+    """
 
     def stepping(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -86,7 +88,7 @@ def at_every_step(
 
 
 def kill_at(step: int) -> None:
-    """SIGKILL before or after the call number `step`."""
+    """Kill this process by SIGKILL before or after call number `step`."""
     count = 0
 
     def counted(_: str) -> None:
@@ -99,12 +101,12 @@ def kill_at(step: int) -> None:
 
 
 def open_place(place: str) -> ByteStore:
-    """A directory, or a bucket where there is a URL."""
+    """Open a directory, or a bucket if `place` is a URL."""
     return ObjectStore.at(place) if "://" in place else SegmentDirectory(Path(place), segment_bytes=SEGMENT_BYTES)
 
 
 class Work:
-    """Appends to the partitions of `next_sequences`, which follows, and maintains them. Where an append fails, the next
+    """Append to the partitions of `next_sequences`, which is updated, and maintain them. If an append fails, the next
     one repeats it, as a producer does."""
 
     def __init__(self, database: Database, store: ByteStore, seed: int, next_sequences: dict[int, int]) -> None:
@@ -116,7 +118,7 @@ class Work:
         self._group: list[tuple[int, int]] = []
 
     async def append(self) -> list[tuple[int, int]]:
-        """One group: keys and sequences that were acknowledged. Raises StorageError."""
+        """Append one group, and return the keys and sequences that were acknowledged. Raise StorageError."""
         generator, keys = self._generator, list(self.next_sequences)
         if not self._group:
             self._group = [
@@ -135,7 +137,7 @@ class Work:
         return group
 
     async def maintain(self) -> None:
-        """One pass of everything that moves and removes. Raises StorageError."""
+        """Run each job that moves or removes bytes once. Raise StorageError."""
         keys = list(self.next_sequences)
         await self.roller.roll(max_bytes=0, max_age_ms=0)
         key = PartitionKey(self._generator.choice(keys))
@@ -147,7 +149,7 @@ class Work:
 async def run(url: str, place: str, seed: int, step: int, next_sequences: dict[int, int]) -> None:
     database = await Database.open(url, hot_connections=3, cold_connections=2)
     work = Work(database, open_place(place), seed, next_sequences)
-    # Whoever had these open has been killed.
+    # The process that had these objects open has been killed.
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     kill_at(step)
 

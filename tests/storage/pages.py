@@ -1,4 +1,4 @@
-"""What a statement costs, counted in pages: partitions filled behind the store's back, and EXPLAIN as the judge."""
+"""The cost of a statement, counted in pages. Partitions are filled by SQL alone, and EXPLAIN counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ select 0, position, $1, base_offset, $3 from added
 
 
 async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
-    """So many batches of two records and 100 bytes, a millisecond after each other from 1000 on."""
+    """Insert `depth` batches of two records and 100 bytes, a millisecond apart from 1000 on."""
     await sql.execute(FILL, key, depth, bytes(batch_bytes(100, 2)))
     await sql.execute(
         "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
@@ -35,7 +35,7 @@ async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
 
 
 async def fill_unknown(sql: asyncpg.Connection, keys: list[PartitionKey], depth: int) -> PartitionKey:
-    """Fills the last of `keys` so that the planner's statistics, which know all the others, do not know it."""
+    """Fill the last of `keys` so that the planner's statistics know all the others and not this one."""
     *known, new = keys
     await sql.execute("truncate chunk, inline_records")
     for key in known:
@@ -46,9 +46,12 @@ async def fill_unknown(sql: asyncpg.Connection, keys: list[PartitionKey], depth:
 
 
 async def pages_touched(sql: asyncpg.Connection, query: str, *arguments: object) -> int:
-    """Pages that one execution touches once catalogs are cached: with the plans made for these values, which Postgres
-    uses for the first five, or with those it may keep after them, whichever are more. The least of each, since an
-    autovacuum of any table may have a single execution look up catalogs anew. What the query writes is taken back."""
+    """Return the pages that one execution touches once catalogs are cached.
+
+    Postgres plans for these values in the first five executions, and may keep a generic plan after them. The result is
+    the larger cost of the two. Each cost is the least of several runs, because an autovacuum of any table may make a
+    single execution read catalogs again. The query's writes are rolled back.
+    """
     touched: list[int] = []
     for _ in range(8):
         transaction = sql.transaction()

@@ -1,4 +1,4 @@
-"""Appends: offsets, what is stored, and idempotence by upstream's rules, on both paths."""
+"""Appends: offsets, stored bytes, and idempotence by upstream's rules, on both paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_SEQUENCE = 2**31 - 1
 
 @pytest.fixture(params=["statement", "copy", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Every test of this module runs on every way into the log."""
+    """Run every test of this module on each way into the log."""
     return request.param
 
 
@@ -41,7 +41,7 @@ async def test_offsets_follow_record_counts_and_the_order_given(log: LogStore, k
     assert (result.state.log_start_offset, result.state.high_watermark, result.state.size_bytes) == (0, 14, 300)
 
 
-async def test_only_base_offset_and_leader_epoch_differ_from_what_was_given(
+async def test_stored_bytes_differ_from_the_given_only_in_base_offset_and_leader_epoch(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await sql.execute("update partition set leader_epoch = 7, next_offset = 258 where partition_key = $1", key)
@@ -64,7 +64,7 @@ async def test_one_call_appends_to_many_partitions(log: LogStore, make_topic: Ma
     assert [batch.records[70] for batch in (await read(log, keys[2])).batches] == [0, 2]
 
 
-async def test_nothing_to_append(log: LogStore) -> None:
+async def test_an_append_of_no_batches_returns_nothing(log: LogStore) -> None:
     assert await log.append([]) == []
 
 
@@ -116,9 +116,7 @@ async def test_a_gap_or_a_step_back_is_out_of_order(log: LogStore, key: Partitio
     assert (await read(log, key)).state.high_watermark == 3
 
 
-async def test_a_duplicate_is_answered_with_its_first_offset_and_writes_nothing(
-    log: LogStore, key: PartitionKey
-) -> None:
+async def test_a_duplicate_returns_its_first_offset_and_writes_nothing(log: LogStore, key: PartitionKey) -> None:
     await append(log, idempotent(key, 0, 3), idempotent(key, 3, 4), new_batch(key))
     assert await log.append([idempotent(key, 3, 4)]) == [Appended(3, 0, 0, duplicate=True)]
     state = (await read(log, key)).state
@@ -149,7 +147,7 @@ async def test_a_duplicate_must_match_first_and_last_sequence(log: LogStore, key
     assert await log.append([idempotent(key, 1, 2)]) == [Refusal.OUT_OF_ORDER_SEQUENCE]
 
 
-async def test_a_duplicate_within_one_call(log: LogStore, key: PartitionKey) -> None:
+async def test_a_duplicate_within_one_call_is_appended_once(log: LogStore, key: PartitionKey) -> None:
     outcomes = await log.append([idempotent(key, 0, 2), idempotent(key, 0, 2), idempotent(key, 2)])
     assert outcomes == [Appended(0, 0, 0), Appended(0, 0, 0, duplicate=True), Appended(2, 0, 0)]
     assert offsets((await read(log, key)).batches) == [(0, 1), (2, 2)]
@@ -181,13 +179,13 @@ async def test_sequences_wrap_to_zero_after_the_greatest_int(log: LogStore, key:
     assert await append(log, idempotent(key, 0)) == [2]
 
 
-async def test_a_batch_across_the_wrap(log: LogStore, key: PartitionKey) -> None:
-    assert await append(log, idempotent(key, LAST_SEQUENCE, 3)) == [0]  # sequences 2^31-1, 0, 1
+async def test_a_batch_whose_sequences_wrap_is_accepted(log: LogStore, key: PartitionKey) -> None:
+    assert await append(log, idempotent(key, LAST_SEQUENCE, 3)) == [0]  # Sequences 2^31-1, 0 and 1.
     assert await log.append([idempotent(key, LAST_SEQUENCE, 3)]) == [Appended(0, 0, 0, duplicate=True)]
     assert await append(log, idempotent(key, 2)) == [3]
 
 
-async def test_producers_and_partitions_do_not_mix(log: LogStore, make_topic: MakeTopic) -> None:
+async def test_sequences_are_separate_for_each_producer_and_partition(log: LogStore, make_topic: MakeTopic) -> None:
     one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     batches = [
         idempotent(one, 0, producer=1),

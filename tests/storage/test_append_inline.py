@@ -1,4 +1,4 @@
-"""The short way of small commits: what `append_inline` does and answers is what `append_chunks` does and answers."""
+"""The short path of small commits: `append_inline` does and returns the same as `append_chunks`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ async def written(sql: asyncpg.Connection, topic: Topic) -> list[tuple[Any, ...]
 
 
 async def twins(make_topic: MakeTopic, sql: asyncpg.Connection) -> tuple[Topic, Topic]:
-    """Two topics in one state: of four partitions one has been emptied and one has had another leader."""
+    """Make two topics in the same state. Of their four partitions one has been emptied and one has had another
+    leader."""
     topics = await make_topic("short", 4), await make_topic("long", 4)
     await sql.execute("update partition set leader_epoch = 7 where partition_index = 1")
     await sql.execute(
@@ -75,7 +76,7 @@ async def twins(make_topic: MakeTopic, sql: asyncpg.Connection) -> tuple[Topic, 
     return topics
 
 
-async def test_both_append_the_same(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
+async def test_both_functions_append_the_same(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
     short, long = await twins(make_topic, sql)
     for seed in range(40):
         outcomes = [
@@ -93,7 +94,7 @@ async def test_both_append_the_same(make_topic: MakeTopic, sql: asyncpg.Connecti
     assert {row[0] for row in rows} == {0, 1, 2, 3}
 
 
-async def test_both_refuse_the_same_and_append_the_rest(
+async def test_both_functions_refuse_the_same_batches_and_append_the_rest(
     database_url: str, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     short, long = await twins(make_topic, sql)
@@ -115,7 +116,7 @@ async def test_both_refuse_the_same_and_append_the_rest(
     assert await written(sql, short) == await written(sql, long)
 
 
-async def test_both_write_what_a_former_release_reads(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
+async def test_both_functions_write_what_a_former_release_reads(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
     await sql.execute("insert into former_release (function_schema) values ('sluice_0123456789ab')")
     short, long = await twins(make_topic, sql)
     for name, topic in (("append_inline", short), ("append_chunks", long)):
@@ -125,7 +126,7 @@ async def test_both_write_what_a_former_release_reads(make_topic: MakeTopic, sql
     assert await sql.fetch(ends, short.topic_id) == await sql.fetch(ends, long.topic_id)
 
 
-def test_what_has_more_to_decide_is_not_plain() -> None:
+def test_a_commit_that_needs_more_decisions_does_not_take_the_short_path() -> None:
     key, other = PartitionKey(1), PartitionKey(2)
     assert AppendGroup([new_batch(key), new_batch(other), new_batch(key)]).is_plain
     assert not AppendGroup([new_batch(key), new_batch(other, producer=(5, 0, 0))]).is_plain

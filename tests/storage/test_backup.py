@@ -1,5 +1,5 @@
-"""A backup is what was there at one moment, whatever goes on; a restored node has it all; a check finds what is wrong,
-and a store is the right one."""
+"""A backup holds the state of one moment while records flow, and a restored node has all of it. A check finds faults. A
+node accepts only its own store."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_backup_made_while_records_come_and_go_is_whole(
         postgres.drop(url)
 
 
-async def test_only_what_is_new_is_copied_and_what_is_gone_goes(
+async def test_a_later_backup_copies_new_files_and_removes_deleted_ones(
     database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path, database: Database
 ) -> None:
     target = tmp_path / "backup"
@@ -131,7 +131,7 @@ async def test_only_what_is_new_is_copied_and_what_is_gone_goes(
     assert not list((target / "log").glob("*.segment"))
 
 
-async def test_nothing_is_deleted_under_a_backup(
+async def test_no_file_is_deleted_during_a_backup(
     database: Database, log: LogStore, directory: SegmentDirectory, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append(log, new_batch(key, size_bytes=300_000))
@@ -146,7 +146,7 @@ async def test_nothing_is_deleted_under_a_backup(
     assert await roller.sweep(grace_ms=0) == 1
 
 
-async def test_a_backup_of_another_database_or_none_is_refused(
+async def test_a_backup_of_another_database_or_an_unfinished_one_is_refused(
     database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path
 ) -> None:
     await append(log, new_batch(key, size_bytes=300_000))
@@ -161,7 +161,7 @@ async def test_a_backup_of_another_database_or_none_is_refused(
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of programs that write down how they were called, and then are Postgres' own."""
+    """A directory of programs that record their arguments and then run Postgres' own."""
     programs, real = tmp_path / "programs", bin_directory()
     programs.mkdir()
     for name in ("pg_dump", "pg_restore", "psql"):
@@ -176,7 +176,7 @@ exec {real / name} "$@"
     return programs
 
 
-async def test_no_argument_list_has_the_password(
+async def test_no_argument_list_contains_the_password(
     database_url: str, database: Database, postgres: Databases, recorded: Path, tmp_path: Path
 ) -> None:
     def with_password(url: str) -> tuple[str, str]:
@@ -199,7 +199,7 @@ async def test_no_argument_list_has_the_password(
         assert (recorded / f"{name}.password").read_text() == ("" if name == "pg_restore" else password)
 
 
-async def test_a_backup_is_its_owners_alone(
+async def test_only_its_owner_can_read_a_backup(
     database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path
 ) -> None:
     await append(log, new_batch(key, size_bytes=300_000))
@@ -208,7 +208,7 @@ async def test_a_backup_is_its_owners_alone(
     try:
         await back_up(database_url, directory, target)
         assert directory.directory.stat().st_mode & 0o777 == 0o700
-        # As an earlier release left them.
+        # An earlier release left these modes.
         target.chmod(0o755)
         (target / "log").chmod(0o755)
         await back_up(database_url, directory, target)
@@ -233,7 +233,9 @@ async def test_a_backup_into_a_directory_of_other_files_is_refused(
     assert [path for path in (tmp_path / "backup").rglob("*") if path.is_file()] == [other]
 
 
-async def test_a_torn_backup_is_made_whole(database_url: str, database: Database, tmp_path: Path) -> None:
+async def test_an_interrupted_backup_is_completed_by_the_next(
+    database_url: str, database: Database, tmp_path: Path
+) -> None:
     target = tmp_path / "backup"
     await back_up(database_url, None, target)
     (target / "manifest.json").unlink()
@@ -270,7 +272,7 @@ COPY sluice.one (a) FROM stdin;
         (18, DEFINITIONS),
     ],
 )
-def test_definitions_are_what_an_older_server_knows(version: int, expected: bytes) -> None:
+def test_a_dump_contains_only_definitions_that_an_older_server_knows(version: int, expected: bytes) -> None:
     assert for_server(DEFINITIONS, version) == expected
 
 
@@ -298,7 +300,7 @@ async def test_a_dump_that_cannot_be_read_to_its_end_leaves_the_database_empty(
         postgres.drop(url)
 
 
-async def test_a_database_that_refuses_the_dump_is_the_reason_given(
+async def test_a_restore_into_a_database_that_refuses_the_dump_gives_its_reason(
     database_url: str, database: Database, postgres: Databases, tmp_path: Path
 ) -> None:
     target = tmp_path / "backup"
@@ -337,7 +339,7 @@ async def test_a_restore_ends_delegation_tokens(
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
+async def test_a_check_names_faults_and_repairs_only_unknown_files(
     database: Database, log: LogStore, directory: SegmentDirectory, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
@@ -362,7 +364,7 @@ async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
     assert len(directory.found()) == 1, "what is damaged is left to people"
 
 
-async def test_a_check_names_what_transactions_have_left_behind(
+async def test_a_check_names_leftovers_of_transactions(
     database: Database, log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
@@ -401,7 +403,7 @@ async def test_a_check_names_what_transactions_have_left_behind(
 async def test_nodes_that_start_together_make_one_store(
     database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes in threads of their own, all of which have seen no store before any of them makes one, if they can."""
+    """Nodes in threads of their own. All see that there is no store before any of them makes one."""
     seen = threading.Barrier(3)
 
     def uuid_after_all() -> UUID:
@@ -424,7 +426,7 @@ async def test_nodes_that_start_together_make_one_store(
         await database.cold.fetch("delete from log_store")
 
 
-async def test_a_directory_that_is_not_the_databases_is_refused(
+async def test_a_directory_of_another_database_is_refused(
     database: Database, directory: SegmentDirectory, tmp_path: Path
 ) -> None:
     assert await open_store(database, directory.directory) is not None
@@ -444,7 +446,7 @@ DECIDED = (
 )
 
 
-async def test_a_commit_waits_for_the_disk_and_the_disk_for_no_commit(
+async def test_a_commit_waits_for_the_disk_and_no_write_waits_for_a_commit(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os

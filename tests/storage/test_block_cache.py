@@ -1,4 +1,5 @@
-"""Blocks of far objects: each read once, shared, ahead of who goes on, bounded, and never kept when wrong."""
+"""Blocks of remote objects: each is read once, shared by readers, read ahead for sequential readers, bounded in number,
+and never kept if it is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ BLOCK = 10
 
 
 class FarObject:
-    """An object of so many bytes, and what was asked of it."""
+    """An object of `size` bytes that counts requests."""
 
     def __init__(self, size_bytes: int = 1_000) -> None:
         self.content = bytes(at % 256 for at in range(size_bytes))
@@ -38,7 +39,7 @@ async def read(cache: BlockCache, *ranges: tuple[int, int], object_id: int = 1) 
 
 
 async def settled() -> None:
-    """Once nothing is on its way."""
+    """Wait until no request is on its way."""
     while coming := {task for task in asyncio.all_tasks() if task.get_name() == "read of an object"}:
         await asyncio.wait(coming)
 
@@ -64,7 +65,7 @@ async def test_several_readers_of_one_place_share_one_request() -> None:
     assert far.asked == [(0, 20)]
 
 
-async def test_a_reader_that_goes_away_takes_nothing_from_the_others() -> None:
+async def test_a_cancelled_reader_does_not_cancel_the_request_of_the_others() -> None:
     far = FarObject()
     far.answering.clear()
     cache = far.cache()
@@ -79,7 +80,7 @@ async def test_a_reader_that_goes_away_takes_nothing_from_the_others() -> None:
     assert len(far.asked) == 1
 
 
-async def test_who_reads_in_order_finds_the_next_blocks_there() -> None:
+async def test_a_sequential_reader_finds_the_next_blocks_cached() -> None:
     far = FarObject()
     cache = far.cache()
     for at in range(0, 1_000, 5):
@@ -92,7 +93,7 @@ async def test_who_reads_in_order_finds_the_next_blocks_there() -> None:
     assert len(far.asked) == asked + 1, "one read says nothing of the next"
 
 
-async def test_what_is_held_is_bounded() -> None:
+async def test_cached_bytes_are_bounded() -> None:
     far = FarObject()
     cache = far.cache(cache_bytes=55)
     for at in (0, 700, 300, 900, 100, 500, 200):
@@ -102,7 +103,7 @@ async def test_what_is_held_is_bounded() -> None:
     assert await read(cache, (0, 1_000)) == [far.content]
 
 
-async def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
+async def test_a_failure_reaches_all_waiting_readers_and_is_not_cached() -> None:
     far = FarObject()
     far.failing = True
     cache = far.cache()
@@ -112,7 +113,7 @@ async def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
     assert await read(cache, (0, 5)) == [far.content[:5]]
 
 
-async def test_what_was_wrong_is_asked_for_again_also_if_it_is_just_coming() -> None:
+async def test_a_wrong_block_is_requested_again_even_while_it_is_loading() -> None:
     far = FarObject()
     cache = far.cache()
     await read(cache, (0, 5))
@@ -130,7 +131,7 @@ async def test_what_was_wrong_is_asked_for_again_also_if_it_is_just_coming() -> 
     assert cache.held_bytes == 0
 
 
-async def test_requests_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_cache, "REQUESTS", 3)
     far = FarObject()
     far.answering.clear()
@@ -143,7 +144,7 @@ async def test_requests_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     await asyncio.gather(*readers)
 
 
-async def test_no_reader_waits_for_a_cache_that_is_closed() -> None:
+async def test_no_reader_waits_for_a_closed_cache() -> None:
     far = FarObject()
     far.answering.clear()
     cache = far.cache()

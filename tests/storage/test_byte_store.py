@@ -1,4 +1,4 @@
-"""One suite for every place beside Postgres: a directory, and a bucket as obstore shows one, in memory and as files."""
+"""One suite for every place beside Postgres: a directory, and a bucket by obstore, in memory and as files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     elif request.param == "memory":
         made = ObjectStore("s3://bucket", MemoryStore())
     else:
-        # Its files refuse to be removed twice, as Google's and Azure's objects do.
+        # obstore's files cannot be removed twice, as with objects of Google and Azure.
         made = ObjectStore("gs://bucket", LocalStore(tmp_path))
     yield made
     made.close()
@@ -34,7 +34,7 @@ async def load(store: ByteStore, object_id: int, *ranges: tuple[int, int]) -> li
     return await store.load(object_id, ranges, lambda pieces: [bytes(piece) for piece in pieces])
 
 
-async def test_what_was_put_is_read_in_any_ranges(store: ByteStore) -> None:
+async def test_an_object_is_readable_in_any_ranges(store: ByteStore) -> None:
     content = bytes(range(256)) * 20
     await store.put(7, [content[:100], memoryview(content)[100:3000], bytearray(content[3000:])])
     for ranges in itertools.permutations([(0, 10), (5, 20), (4000, 1120), (10, 0), (10, 90)]):
@@ -49,18 +49,18 @@ async def test_an_object_in_parts_is_whole(store: ByteStore, monkeypatch: pytest
     assert await load(store, 2**40, (0, len(content))) == [content]
 
 
-async def test_what_is_not_there_is_missing_at_the_end(store: ByteStore) -> None:
+async def test_a_range_behind_the_end_of_an_object_is_reported_missing(store: ByteStore) -> None:
     await store.put(1, [b"0123456789"])
     assert await load(store, 1, (8, 5), (0, 2)) == [b"89", b"01"]
     assert await load(store, 1, (10, 5)) == [b""]
 
 
-async def test_an_object_that_is_not_there_is_not_found(store: ByteStore) -> None:
+async def test_an_absent_object_is_not_found(store: ByteStore) -> None:
     with pytest.raises(FileNotFoundError):
         await load(store, 9, (0, 1))
 
 
-async def test_what_is_removed_is_gone_and_is_removed_again(store: ByteStore) -> None:
+async def test_an_object_can_be_removed_twice(store: ByteStore) -> None:
     for object_id in (1, 2, 3):
         await store.put(object_id, [b"abc"])
     await store.remove([1, 3, 4])
@@ -81,7 +81,7 @@ async def test_only_objects_are_listed(store: ByteStore) -> None:
     assert {each.object_id for each in await store.listed()} == set(range(1_200))
 
 
-async def test_a_marker_is_made_once(store: ByteStore) -> None:
+async def test_a_marker_is_created_only_once(store: ByteStore) -> None:
     assert await store.read_marker() is None
     await store.create_marker(b"one")
     with pytest.raises(FileExistsError):
@@ -89,7 +89,7 @@ async def test_a_marker_is_made_once(store: ByteStore) -> None:
     assert await store.read_marker() == b"one"
 
 
-async def test_many_read_at_once(store: ByteStore) -> None:
+async def test_many_readers_read_concurrently(store: ByteStore) -> None:
     content = bytes(range(256)) * 4096
     await store.put(1, [content])
     ranges = [(at, 5_000) for at in range(0, 1_000_000, 7_000)]
@@ -97,7 +97,7 @@ async def test_many_read_at_once(store: ByteStore) -> None:
     assert found == [[content[at : at + size]] for at, size in ranges]
 
 
-async def test_an_object_that_is_replaced_is_read_anew() -> None:
+async def test_a_replaced_object_is_read_again() -> None:
     store = ObjectStore("s3://bucket", MemoryStore())
     await store.put(1, [b"of a history that was lost"])
     assert await load(store, 1, (0, 4)) == [b"of a"]

@@ -1,4 +1,4 @@
-"""Compaction: what is worth cleaning, and replacing batches without moving offsets."""
+"""Compaction: which partitions are worth cleaning, and replacing batches without moving offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(params=["statement", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Every test of this module runs wherever the bytes may lie."""
+    """Run every test of this module in each place of the bytes."""
     return request.param
 
 
@@ -83,7 +83,7 @@ async def test_a_cleaned_log_is_dirty_again_by_ratio(
     assert await dirty_range(compaction, ten, min_cleanable_dirty_ratio=0.51) is None
 
 
-async def test_how_far_partitions_are_clean(
+async def test_the_clean_end_of_each_partition_is_reported(
     compaction: CompactionStore, log: LogStore, ten: PartitionKey, make_topic: MakeTopic
 ) -> None:
     other = (await make_topic("payments")).partitions[0].partition_key
@@ -130,13 +130,13 @@ async def test_the_maximum_lag_overrides_the_ratio(
     assert await dirty_range(compaction, ten, max_compaction_lag_ms=now_ms) is None
 
 
-async def test_replacing_keeps_offsets_and_the_log_end(
+async def test_replacing_batches_keeps_offsets_and_the_log_end(
     compaction: CompactionStore, log: LogStore, ten: PartitionKey
 ) -> None:
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
     run = await compaction.begin(dirty)
-    # 0-1 vanishes, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
+    # Batch 0-1 vanishes, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
     await compaction.replace(run, [0, 2, 4, 6, 8], [batch(5, 9, 70, 1004), batch(2, 3, 65)])
     await compaction.finish(run)
     result = await read(log, ten)
@@ -148,7 +148,7 @@ async def test_replacing_keeps_offsets_and_the_log_end(
     assert await append(log, new_batch(ten)) == [20]
 
 
-async def test_lookups_by_time_stay_right_after_replacing(
+async def test_lookups_by_time_stay_correct_after_replacing(
     compaction: CompactionStore, log: LogStore, key: PartitionKey
 ) -> None:
     for timestamp_ms in (5000, 9000, 3000, 7000, 8000, 9500):
@@ -167,7 +167,7 @@ async def test_lookups_by_time_stay_right_after_replacing(
         assert (found.base_offset if found else None) == expected, timestamp_ms
 
 
-async def test_a_run_is_ended_by_the_next(compaction: CompactionStore, log: LogStore, ten: PartitionKey) -> None:
+async def test_a_new_run_ends_the_previous_one(compaction: CompactionStore, log: LogStore, ten: PartitionKey) -> None:
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
     first, second = await compaction.begin(dirty), await compaction.begin(dirty)
@@ -181,10 +181,10 @@ async def test_a_run_is_ended_by_the_next(compaction: CompactionStore, log: LogS
     await compaction.finish(second)
 
 
-async def test_what_must_stay_may_lie_in_one_chunk_with_what_goes(
+async def test_a_chunk_may_hold_batches_that_stay_and_batches_that_go(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
-    """The mover puts chunks together while a run is under way, and knows nothing of where it ends."""
+    """The mover joins chunks during a run. It does not know where the run ends."""
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
     run = await compaction.begin(dirty)
@@ -203,7 +203,7 @@ async def test_what_must_stay_may_lie_in_one_chunk_with_what_goes(
     assert await append(log, new_batch(ten)) == [20]
 
 
-async def test_a_batch_that_retention_took_ends_the_replacing(
+async def test_a_batch_removed_by_retention_ends_the_replacing(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
     dirty = await dirty_range(compaction, ten)
@@ -219,17 +219,17 @@ async def test_a_batch_that_retention_took_ends_the_replacing(
 @pytest.mark.parametrize(
     ("removed", "added"),
     [
-        ([18], []),  # the last batch
-        ([0], [batch(0, 2)]),  # into the next one
-        ([2], [batch(1, 3)]),  # into the one before
-        ([0], [batch(4, 5)]),  # elsewhere
-        ([0, 4], [batch(0, 5)]),  # over one that stays
-        ([0, 2], [batch(0, 2), batch(2, 3)]),  # over each other
+        ([18], []),  # The last batch.
+        ([0], [batch(0, 2)]),  # Into the next batch.
+        ([2], [batch(1, 3)]),  # Into the previous batch.
+        ([0], [batch(4, 5)]),  # Elsewhere.
+        ([0, 4], [batch(0, 5)]),  # Over a batch that stays.
+        ([0, 2], [batch(0, 2), batch(2, 3)]),  # Over each other.
         ([0], [batch(1, 0)]),
         ([], [batch(0, 1)]),
     ],
 )
-async def test_what_does_not_fit_is_refused_whole(
+async def test_replacements_that_do_not_fit_are_refused_as_a_whole(
     compaction: CompactionStore,
     log: LogStore,
     ten: PartitionKey,
@@ -257,7 +257,7 @@ async def test_a_batch_does_not_grow_into_a_gap(compaction: CompactionStore, log
         await compaction.replace(run, [6], [batch(5, 7)])
 
 
-async def test_retention_of_cleaned_batches_leaves_the_dirty_ratio_right(
+async def test_the_dirty_ratio_stays_correct_after_retention_of_cleaned_batches(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
     dirty = await dirty_range(compaction, ten)
@@ -310,7 +310,7 @@ async def test_a_range_ends_before_the_first_open_transaction(
     assert await end_offset() == 28, "the newest batch, the marker"
 
 
-async def test_a_range_that_begins_at_an_open_transaction_is_none(
+async def test_a_range_that_begins_at_an_open_transaction_is_empty(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
     dirty = await dirty_range(compaction, ten)
@@ -326,10 +326,10 @@ async def test_a_range_that_begins_at_an_open_transaction_is_none(
     assert await dirty_range(compaction, ten) is not None
 
 
-async def test_a_range_ends_where_a_chunk_begins_in_which_a_transaction_opens(
+async def test_a_range_ends_before_the_chunk_in_which_a_transaction_begins(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
-    """One commit may hold batches of both kinds."""
+    """One commit may contain transactional and other batches."""
     producer = Producer(database, log, 1)
     await producer.take_in(ten)
     plain, opening = plain_batch(ten, (b"a", b"1")), producer.batch(ten, (b"a", b"2"))
@@ -359,7 +359,7 @@ async def test_a_transaction_whose_first_records_were_deleted_holds_the_range_at
     assert await dirty_range(compaction, ten) is not None
 
 
-async def test_which_transactions_of_a_range_were_aborted(
+async def test_the_aborted_transactions_of_a_range_are_returned(
     compaction: CompactionStore, database: Database, log: LogStore, key: PartitionKey, make_topic: MakeTopic
 ) -> None:
     other = (await make_topic("payments")).partitions[0].partition_key

@@ -1,5 +1,5 @@
-"""kill −9 at every step of append, roll, rewrite and delete: nothing acknowledged is lost, nothing is there twice, and
-every byte that the index names is right."""
+"""kill −9 at every step of append, roll, rewrite and delete: acknowledged records are not lost, no record is stored
+twice, and every byte that the index names is correct."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import batch, open_place
 
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12"))
-"""A long run takes 500 and more."""
+"""A long run uses 500 and more."""
 
 LAST_STEP = 160
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)
-async def test_a_killed_process_loses_nothing_it_has_acknowledged(
+async def test_a_killed_process_loses_no_acknowledged_record(
     database: Database, database_url: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     await kill_again_and_again(database, database_url, make_topic, str(tmp_path))
 
 
 async def kill_again_and_again(database: Database, database_url: str, make_topic: MakeTopic, place: str) -> None:
-    """Kills a process at a step of its work on the store at `place`, looks, and begins another, KILLS times."""
+    """Kill a process at a step of its work on the store at `place`, verify the store, and start another process, KILLS
+    times."""
     keys = [partition.partition_key for partition in (await make_topic(partition_count=4)).partitions]
     acknowledged: dict[int, int] = dict.fromkeys(keys, 0)
     seed = int(os.environ.get("SLUICE_TEST_SEED", "1"))
@@ -64,7 +65,7 @@ async def kill_again_and_again(database: Database, database_url: str, make_topic
 
 
 async def collected(database: Database, store: ByteStore) -> None:
-    """Nobody works there any more: what nobody names goes, and nothing else."""
+    """Assert that only unreferenced objects are removed, now that no process works there."""
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     await Roller(database, LogStore(database, store), store).sweep(grace_ms=0)
     files = {each.object_id for each in await store.listed()}
@@ -80,8 +81,8 @@ async def _verify(database: Database, place: str, acknowledged: dict[int, int], 
 
 
 async def verify(database: Database, store: ByteStore, acknowledged: dict[int, int], which: str) -> dict[int, int]:
-    """Every record from each partition's start to its end is the one that was sent, and the end is not before what was
-    acknowledged; the ends."""
+    """Assert that every record from each partition's start to its end is the one that was sent, and that the end is not
+    before the last acknowledged record. Return the ends."""
     log = LogStore(database, store)
     states = await log.states([batch(key, 0).partition_key for key in acknowledged])
     for key, state in states.items():
@@ -90,7 +91,7 @@ async def verify(database: Database, store: ByteStore, acknowledged: dict[int, i
         while offset < state.high_watermark:
             result = await read(log, key, offset)
             if offset < result.state.log_start_offset:
-                # What the killed process had asked of Postgres last may be done only now.
+                # Postgres may execute the killed process' last statement only now.
                 offset = result.state.log_start_offset
                 continue
             batches = result.batches
@@ -100,7 +101,7 @@ async def verify(database: Database, store: ByteStore, acknowledged: dict[int, i
                 assert stored.base_offset <= offset
                 assert stored.records[16:] == expected.records[16:], f"{which}: offset {offset} of partition {key}"
                 offset = stored.last_offset + 1
-        # What was durable without an acknowledgement is repeated by the next process, and recognised.
+        # The next process repeats records that were durable and not acknowledged, and they are recognised.
     await log.close()
     report = await check(database, store)
     assert [wrong for wrong in report.wrong if "does not know" not in wrong] == [], which

@@ -1,4 +1,4 @@
-"""URLs of databases: several hosts and IPv6 addresses on every Python, and what is none."""
+"""Database URLs: several hosts and IPv6 addresses on every Python, and URLs that are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSET = (
 
 
 def addresses(url: str) -> Any:
-    """What asyncpg would connect to, and as whom."""
+    """Return the addresses and the login to which asyncpg would connect."""
     given = dict.fromkeys(UNSET.split())
     found, parameters, *_ = _parse_connect_dsn_and_args(dsn=parse_database_url(url).for_asyncpg, **given)
     return found, parameters.user, parameters.password, parameters.database
@@ -65,11 +65,11 @@ def test_the_login_reaches_asyncpg_with_several_hosts() -> None:
         ("postgresql:///d?pass%77ord=secret", "postgresql:///d", "secret"),
     ],
 )
-def test_the_password_is_taken_out_of_a_url(url: str, shown: str, password: str | None) -> None:
+def test_the_password_is_removed_from_a_url(url: str, shown: str, password: str | None) -> None:
     assert parse_database_url(url).without_password() == (shown, password)
 
 
-def test_a_url_with_a_password_that_has_no_other_place_is_refused() -> None:
+def test_a_url_whose_password_cannot_be_passed_otherwise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^every user of this machine would see sslpassword") as refused:
         parse_database_url("postgresql://me@host/db?sslpassword=secret").without_password()
     assert "=secret" not in str(refused.value)
@@ -79,17 +79,18 @@ SEVERAL_HOSTS = "postgresql://me@host,[::1]:5433/db"
 
 
 def beside_the_pools(directory: Path) -> Iterator[Awaitable[object]]:
-    """Who opens a connection of its own."""
+    """Parts that open connections of their own."""
     database: Any = SimpleNamespace(url=SEVERAL_HOSTS, guard=HistoryGuard())
     yield HistoryStore(database).adopt()
     yield Listener(database, {}).listen(lambda: None, lambda: None)
     yield back_up(SEVERAL_HOSTS, None, directory)
 
 
-async def test_connections_beside_the_pools_read_such_a_url_alike(
+async def test_connections_outside_the_pools_read_the_url_in_the_same_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node that has its pools needs these too: to know its history, to hear the other nodes, to be backed up."""
+    """A node with pools also needs these connections: to know its history, to listen to other nodes, to make
+    backups."""
     asked: list[str] = []
 
     async def nobody(dsn: str, **_: object) -> None:
@@ -103,10 +104,10 @@ async def test_connections_beside_the_pools_read_such_a_url_alike(
     assert asked == [parse_database_url(SEVERAL_HOSTS).for_asyncpg] * 3
 
 
-async def test_connections_beside_the_pools_pin_what_they_rely_on_by_themselves(
+async def test_connections_outside_the_pools_set_the_settings_they_rely_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A pooler in session mode refuses a start that names settings which it does not know, or drops them."""
+    """A pooler in session mode refuses a connection that names settings unknown to it, or drops these settings."""
     named: list[set[str]] = []
     pinned: list[list[str]] = []
 
@@ -149,7 +150,7 @@ async def test_connections_beside_the_pools_pin_what_they_rely_on_by_themselves(
         "postgresql://host/db?port=1,x",
     ],
 )
-def test_what_is_no_database_is_refused_without_its_secrets(url: str) -> None:
+def test_an_invalid_database_url_is_refused_without_showing_its_secrets(url: str) -> None:
     with pytest.raises(ValueError, match="URL") as refused:
         parse_database_url(url)
     assert "secret" not in str(refused.value)

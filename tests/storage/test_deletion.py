@@ -1,4 +1,5 @@
-"""Deletion in two phases: hidden at once, whatever a topic holds; gone in bounded steps, whoever takes them."""
+"""Deletion in two phases. A topic is hidden at once, however much it holds. Any node then removes it in bounded
+steps."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def deletions(database: Database) -> DeletionStore:
 
 @pytest.fixture
 async def lease(database: Database) -> CoordinatorLease:
-    """Leave to do the job."""
+    """The lease that permits the job."""
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     (lease,) = await nodes.acquire_leases(node_id, [DELETION], 60_000, LeaseKind.JOBS)
@@ -49,7 +50,7 @@ async def rows(sql: asyncpg.Connection) -> dict[str, int]:
 
 
 async def delete(deletions: DeletionStore, topic: Topic) -> int:
-    """Turns until the topic is gone; how many."""
+    """Take turns until the topic is gone, and return their number."""
     for turn in range(1, 1_000):
         if (await deletions.advance(topic.topic_id)).gone:
             return turn
@@ -75,7 +76,7 @@ async def test_a_deleted_topic_is_closed_before_any_of_its_rows_is_touched(
     assert await make_topic("orders") != topic
 
 
-async def test_hiding_a_topic_waits_for_nobody_and_costs_the_same_whatever_it_holds(
+async def test_hiding_a_topic_waits_for_no_lock_and_costs_the_same_for_any_size(
     topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     small, large = await make_topic("small", 1), await make_topic("large", 500)
@@ -92,7 +93,7 @@ async def test_hiding_a_topic_waits_for_nobody_and_costs_the_same_whatever_it_ho
 # --- the second phase -------------------------------------------------------------------------------------------------
 
 
-async def test_every_row_of_a_deleted_topic_goes_and_of_no_other(
+async def test_every_row_of_a_deleted_topic_is_removed_and_no_other(
     deletions: DeletionStore,
     log: LogStore,
     topics: TopicStore,
@@ -134,7 +135,7 @@ async def test_every_row_of_a_deleted_topic_goes_and_of_no_other(
     assert (await deletions.advance(gone.topic_id)).gone, "again, by whoever did not hear of it"
 
 
-async def test_another_store_goes_on_where_the_first_was_cut_off(
+async def test_another_store_continues_where_the_first_was_interrupted(
     database: Database, deletions: DeletionStore, log: LogStore, topics: TopicStore, make_topic: MakeTopic,
     sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -150,7 +151,7 @@ async def test_another_store_goes_on_where_the_first_was_cut_off(
     assert await rows(sql) == dict.fromkeys(TABLES, 0)
 
 
-async def test_a_partition_that_somebody_holds_puts_the_topic_off_longer_and_longer_and_its_name_is_free(
+async def test_a_locked_partition_delays_the_deletion_ever_longer_while_the_name_is_free(
     database: Database, deletions: DeletionStore, log: LogStore, topics: TopicStore, make_topic: MakeTopic,
     sql: asyncpg.Connection, lease: CoordinatorLease,
 ) -> None:  # fmt: skip
@@ -186,7 +187,7 @@ async def test_a_partition_that_somebody_holds_puts_the_topic_off_longer_and_lon
     assert offsets((await read(log, again.partitions[0].partition_key)).batches) == [(0, 0)]
 
 
-async def test_only_the_owner_of_the_job_puts_a_topic_off(
+async def test_only_the_owner_of_the_job_delays_a_topic(
     deletions: DeletionStore, topics: TopicStore, make_topic: MakeTopic, lease: CoordinatorLease
 ) -> None:
     gone = await make_topic("gone")
@@ -196,7 +197,7 @@ async def test_only_the_owner_of_the_job_puts_a_topic_off(
     assert [each.failures for each in await deletions.due(10)] == [0]
 
 
-async def test_a_commit_under_way_that_refers_to_the_topic_is_waited_for(
+async def test_deletion_waits_for_a_running_commit_that_refers_to_the_topic(
     deletions: DeletionStore, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     gone = await make_topic("gone")
@@ -211,7 +212,7 @@ async def test_a_commit_under_way_that_refers_to_the_topic_is_waited_for(
     assert await rows(sql) == dict.fromkeys(TABLES, 0)
 
 
-async def test_a_cleaning_that_begins_beside_the_deletion_leaves_nothing(
+async def test_a_cleaning_that_begins_during_the_deletion_leaves_no_row(
     database: Database, deletions: DeletionStore, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     gone = await make_topic("gone")
@@ -227,7 +228,7 @@ async def test_a_cleaning_that_begins_beside_the_deletion_leaves_nothing(
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_and_its_offsets_go_in_bounded_steps(
+async def test_a_group_and_its_offsets_are_removed_in_bounded_steps(
     database: Database, make_topic: MakeTopic, leases: list[CoordinatorLease], sql: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -254,7 +255,7 @@ def _fence(lease: CoordinatorLease) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("depth", [5_000, 45_000])
-async def test_a_step_costs_the_same_in_a_deep_partition_the_statistics_do_not_know(
+async def test_a_step_costs_the_same_in_a_deep_partition_unknown_to_the_statistics(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
     topic = await make_topic(partition_count=11)
@@ -264,7 +265,7 @@ async def test_a_step_costs_the_same_in_a_deep_partition_the_statistics_do_not_k
     assert await pages_touched(sql, statement("chunk_sizes"), new, 0, 2**60, 100) < 20
 
 
-async def test_a_step_costs_what_it_removes_of_many_producers_offsets_and_partitions(
+async def test_a_steps_cost_follows_the_producers_offsets_and_partitions_that_it_removes(
     sql: asyncpg.Connection, make_topic: MakeTopic
 ) -> None:
     add = """
@@ -283,7 +284,7 @@ async def test_a_step_costs_what_it_removes_of_many_producers_offsets_and_partit
     await sql.execute("update topic set deleted_at = now()")
     await sql.executemany(COMMIT, [(topic.topic_id, index) for index in range(3_000)])
     assert await pages_touched(sql, statement("delete_offsets_of_topic"), topic.topic_id, 100) < 1_500
-    # Postgres 15 touches 1,838, Postgres 18 fewer.
+    # Postgres 15 touches 1,838 pages, Postgres 18 fewer.
     assert await pages_touched(sql, statement("fence_partitions"), topic.topic_id, 1_000, 100) < 2_500
     keys = [partition.partition_key for partition in topic.partitions[:100]]
     assert await pages_touched(sql, statement("delete_partitions"), keys) < 2_500

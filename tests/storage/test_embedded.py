@@ -1,4 +1,4 @@
-"""The embedded Postgres: who it runs as, who may use it, and what happens when either side dies."""
+"""The embedded Postgres: which user runs it, who may connect, and the effects when either side dies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def empty_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """A cluster fresh from initdb, whose synced files are dear on a busy disk."""
+    """A new cluster from initdb, made once, because syncing its files is slow on a busy disk."""
     with short_directory() as path:
         asyncio.run(run_and_stop(path))
         yield path / "postgres"
@@ -69,7 +69,7 @@ def cluster() -> Iterator[Path]:
 
 @pytest.fixture
 def directory(empty_directory: Path, cluster: Path) -> Path:
-    """A data directory with a cluster that nobody has used. As root its files are root's, as after a restore."""
+    """A data directory with an unused cluster. If root runs the test, root owns the files, as after a restore."""
     shutil.copytree(cluster, empty_directory / "postgres")
     return empty_directory
 
@@ -129,7 +129,7 @@ async def run_and_stop(directory: Path, statement: str = "SELECT 1") -> object:
 
 
 def owner(directory: Path, *, stay: bool = True) -> subprocess.Popen[str]:
-    """Another process that owns a server, once that serves."""
+    """Start another process that owns a server, and wait until the server answers."""
     command = [sys.executable, "-c", OWNER, str(directory), "stay" if stay else "leave"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -142,7 +142,7 @@ def owner(directory: Path, *, stay: bool = True) -> subprocess.Popen[str]:
 # --- what it is ---------------------------------------------------------------------------------------------------
 
 
-async def test_every_commit_is_synced_and_nothing_listens_on_tcp(server: EmbeddedPostgres) -> None:
+async def test_every_commit_is_synced_and_no_socket_listens_on_tcp(server: EmbeddedPostgres) -> None:
     connection = await asyncpg.connect(server.url)
     settings = {row["name"]: row["setting"] for row in await connection.fetch("SELECT name, setting FROM pg_settings")}
     await connection.close()
@@ -160,13 +160,13 @@ async def test_the_server_takes_every_setting_as_it_is_written(server: EmbeddedP
     await connection.close()
 
 
-async def test_a_persons_own_settings_win(directory: Path) -> None:
+async def test_settings_of_the_administrator_override_ours(directory: Path) -> None:
     with (directory / "postgres" / "postgresql.auto.conf").open("a") as file:
         file.write("work_mem = '7MB'\nmax_connections = 42\n")
     assert await run_and_stop(directory, "SHOW max_connections") == "42"
 
 
-async def test_only_the_wheels_user_and_root_come_near_it(server: EmbeddedPostgres) -> None:
+async def test_only_the_servers_user_can_open_its_directories(server: EmbeddedPostgres) -> None:
     for name in ("postgres", "socket"):
         assert (server.data_dir / name).stat().st_mode & 0o077 == 0
 
@@ -212,10 +212,10 @@ async def test_a_project_below_a_private_directory_is_reached_with_one_capabilit
 
 
 @as_root
-async def test_a_user_without_privileges_runs_it_as_itself(empty_directory: Path) -> None:
+async def test_an_unprivileged_user_runs_the_server_under_its_own_account(empty_directory: Path) -> None:
     user = pwd.getpwnam("daemon")
     os.chown(empty_directory, user.pw_uid, user.pw_gid)
-    # The launcher lets that user reach this interpreter and project, wherever they lie.
+    # The launcher lets that user reach this interpreter and this project, wherever they lie.
     launcher = [sys.executable, "-I", "-S", embedded_child.__file__, str(user.pw_uid), str(user.pw_gid)]
     command = [
         str(os.getpid()),
@@ -227,12 +227,12 @@ async def test_a_user_without_privileges_runs_it_as_itself(empty_directory: Path
     process = await asyncio.create_subprocess_exec(*launcher, *command, str(empty_directory), "leave", cwd="/")
     assert await process.wait() == 0
     assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
-    assert await run_and_stop(empty_directory, "SELECT 1") == 1  # and root after it, as that user
+    assert await run_and_stop(empty_directory, "SELECT 1") == 1  # Root runs it next, as that user.
     assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
 
 
 @as_root
-async def test_a_cluster_that_root_restored_is_handed_over(directory: Path) -> None:
+async def test_a_cluster_restored_by_root_is_given_to_the_servers_user(directory: Path) -> None:
     assert (directory / "postgres" / "base").stat().st_uid == 0
     assert await run_and_stop(directory) == 1
     assert (directory / "postgres" / "base").stat().st_uid == pwd.getpwnam(embedded.ACCOUNT).pw_uid
@@ -246,7 +246,7 @@ def give_to_the_former_account(directory: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("name", ["postgres", "postgres.from-65534"], ids=["whole", "cut short before"])
-async def test_a_cluster_of_the_former_account_is_taken_over(directory: Path, name: str) -> None:
+async def test_a_cluster_of_the_former_account_is_given_to_the_new_one(directory: Path, name: str) -> None:
     give_to_the_former_account(directory / "postgres")
     (directory / "postgres").rename(directory / name)
     account = pwd.getpwnam(embedded.ACCOUNT)
@@ -257,7 +257,7 @@ async def test_a_cluster_of_the_former_account_is_taken_over(directory: Path, na
 
 @as_root
 @pytest.mark.parametrize("previous_uid", [0, 65534])
-async def test_a_hard_link_in_a_cluster_that_is_taken_over_is_refused(directory: Path, previous_uid: int) -> None:
+async def test_a_hard_link_in_a_cluster_of_the_former_account_is_refused(directory: Path, previous_uid: int) -> None:
     precious = directory / "precious"
     precious.write_text("root's own")
     precious.chmod(0o600)
@@ -280,7 +280,7 @@ PLANTED = [
 
 
 def plant(cluster: Path, name: str, target: Path) -> None:
-    """As the cluster's owner can at any time."""
+    """Make a symlink, as the cluster's owner can at any time."""
     owner = cluster.stat()
     (cluster / name).unlink(missing_ok=True)
     (cluster / name).symlink_to(target)
@@ -289,7 +289,7 @@ def plant(cluster: Path, name: str, target: Path) -> None:
 
 @pytest.fixture
 def precious(directory: Path) -> Iterator[Path]:
-    """A file of root's beside the cluster, which must be the same afterwards."""
+    """A file of root's beside the cluster. The test must not change it."""
     path = directory / "precious"
     path.write_text("root's own\n" * 9)
     path.chmod(0o640)
@@ -300,16 +300,14 @@ def precious(directory: Path) -> Iterator[Path]:
 
 
 @as_root
-async def test_symlinks_in_the_cluster_are_not_followed_at_a_start(directory: Path, precious: Path) -> None:
+async def test_a_start_does_not_follow_symlinks_in_the_cluster(directory: Path, precious: Path) -> None:
     for name in PLANTED:
         plant(directory / "postgres", name, precious)
     assert await run_and_stop(directory) == 1
 
 
 @as_root
-async def test_a_symlink_in_the_place_of_the_pid_file_is_neither_read_nor_followed(
-    directory: Path, precious: Path
-) -> None:
+async def test_a_symlink_instead_of_the_pid_file_is_neither_read_nor_followed(directory: Path, precious: Path) -> None:
     plant(directory / "postgres", "postmaster.pid", precious)
     with pytest.raises(EmbeddedPostgresError, match="symbolic links"):
         await EmbeddedPostgres(directory).start()
@@ -328,14 +326,14 @@ async def test_a_symlink_is_not_followed_after_the_server_was_killed(
 
 
 @as_root
-async def test_a_named_pipe_in_the_place_of_the_pid_file_holds_no_start_up(directory: Path) -> None:
+async def test_a_named_pipe_instead_of_the_pid_file_does_not_block_the_start(directory: Path) -> None:
     os.mkfifo(directory / "postgres" / "postmaster.pid")
     with pytest.raises(EmbeddedPostgresError, match="not a regular file"):
         await asyncio.wait_for(EmbeddedPostgres(directory).start(), 30)
 
 
 @as_root
-async def test_the_pid_file_cannot_have_another_users_process_ended(directory: Path) -> None:
+async def test_a_forged_pid_file_does_not_end_another_users_process(directory: Path) -> None:
     bystander = subprocess.Popen(["sh", "-c", "sleep 600", str(directory / "postgres")])
     try:
         (directory / "postgres" / "postmaster.pid").write_text(f"{bystander.pid}\n")
@@ -347,7 +345,7 @@ async def test_the_pid_file_cannot_have_another_users_process_ended(directory: P
 
 
 @as_root
-async def test_another_user_can_read_nothing_and_lock_nothing(empty_directory: Path) -> None:
+async def test_another_user_can_read_no_file_and_lock_none(empty_directory: Path) -> None:
     data_dir = empty_directory / "data"
     umask = os.umask(0o022)
     server = EmbeddedPostgres(data_dir)
@@ -368,7 +366,7 @@ async def test_another_user_can_read_nothing_and_lock_nothing(empty_directory: P
         await server.stop()
 
 
-async def test_what_an_earlier_release_left_readable_is_restricted(directory: Path) -> None:
+async def test_files_that_an_earlier_release_left_readable_are_restricted(directory: Path) -> None:
     (directory / "sluice.lock").touch(0o644)
     directory.chmod(0o755)
     await run_and_stop(directory)
@@ -376,7 +374,7 @@ async def test_what_an_earlier_release_left_readable_is_restricted(directory: Pa
     assert (directory / "sluice.lock").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_directory_that_is_a_persons_own_keeps_its_mode(directory: Path) -> None:
+async def test_an_existing_directory_keeps_its_mode(directory: Path) -> None:
     directory.chmod(0o755)
     await run_and_stop(directory)
     assert directory.stat().st_mode & 0o777 == 0o755
@@ -406,7 +404,7 @@ async def test_a_socket_directory_that_another_prepared_is_refused(directory: Pa
 # --- one owner ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_directory_in_use_is_refused_with_the_holders_pid(server: EmbeddedPostgres) -> None:
+async def test_a_directory_in_use_is_refused_with_the_owners_pid(server: EmbeddedPostgres) -> None:
     with pytest.raises(EmbeddedPostgresError, match=rf"in use by another sluice \(pid {os.getpid()}\)"):
         await EmbeddedPostgres(server.data_dir).start()
     assert await value_of(server.url, "SELECT 1") == 1
@@ -451,7 +449,7 @@ async def test_a_server_that_outlived_its_owner_is_replaced_by_our_child(directo
 
 
 @on_linux
-async def test_a_pid_file_whose_number_went_to_another_process_does_not_stop_the_start(directory: Path) -> None:
+async def test_a_pid_file_that_names_another_process_does_not_prevent_the_start(directory: Path) -> None:
     await run_and_stop(directory)
     server_user = (directory / "postgres").stat().st_uid
     stranger = subprocess.Popen(["sleep", "600"], user=server_user if os.geteuid() == 0 else None)
@@ -466,8 +464,8 @@ async def test_a_pid_file_whose_number_went_to_another_process_does_not_stop_the
 
 
 @on_linux
-async def test_the_files_of_a_server_whose_init_has_not_reaped_it_do_not_stop_the_start(directory: Path) -> None:
-    """The state after kill -9 of both, until pid 1 has looked: where it never does, for ever."""
+async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(directory: Path) -> None:
+    """This is the state after kill −9 of both until pid 1 reaps the server, which in some containers never happens."""
     await run_and_stop(directory)
     server_user = (directory / "postgres").stat().st_uid
     zombie = subprocess.Popen(["true"], user=server_user if os.geteuid() == 0 else None)
@@ -481,8 +479,8 @@ async def test_the_files_of_a_server_whose_init_has_not_reaped_it_do_not_stop_th
 
 
 @on_linux
-async def test_a_socket_lock_whose_number_went_to_another_process_does_not_stop_the_start(directory: Path) -> None:
-    """As after the machine went down: small numbers of pids are given again."""
+async def test_a_socket_lock_that_names_another_process_does_not_prevent_the_start(directory: Path) -> None:
+    """This is the state after a reboot, when the kernel gives small pids again."""
     server = EmbeddedPostgres(directory)
     await server.start()
     socket_dir = socket_dir_of(server)
@@ -513,7 +511,7 @@ async def test_a_killed_server_is_started_again_with_every_commit(server: Embedd
 
 
 def title_of(process: psutil.Process) -> str:
-    """What it calls itself; nothing if it has ended meanwhile."""
+    """Return the process' title, or an empty string if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -521,7 +519,7 @@ def title_of(process: psutil.Process) -> str:
 
 
 async def test_a_server_that_lost_one_process_is_started_again_whole(server: EmbeddedPostgres) -> None:
-    """Not by itself, which may never come to an end: see SERVER_SETTINGS."""
+    """Postgres must not recover by itself, because its recovery may never end: see SERVER_SETTINGS."""
     await value_of(server.url, "CREATE TABLE kept AS SELECT 7 AS value")
     pid = server.pid
     assert pid is not None
@@ -551,9 +549,7 @@ async def test_stop_while_the_server_is_down_ends_the_supervision(server: Embedd
     assert await run_and_stop(server.data_dir) == 1
 
 
-async def test_a_frozen_server_is_stopped_nevertheless(
-    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_ends_a_frozen_server(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "STOP_FAST_SECONDS", 0.1)
     monkeypatch.setattr(embedded, "STOP_IMMEDIATE_SECONDS", 0.1)
     pid = server.pid
@@ -563,7 +559,7 @@ async def test_a_frozen_server_is_stopped_nevertheless(
     assert not alive(pid)
 
 
-async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(directory: Path) -> None:
+async def test_a_server_that_cannot_run_gives_its_reason_and_releases_the_directory(directory: Path) -> None:
     overrides = directory / "postgres" / "postgresql.auto.conf"
     before = overrides.read_text()
     overrides.write_text(before + "max_connections = 'many'\n")
@@ -573,7 +569,7 @@ async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(di
     assert await run_and_stop(directory) == 1
 
 
-async def test_the_reason_is_the_line_that_was_fatal_and_of_this_start(directory: Path) -> None:
+async def test_the_reason_is_the_fatal_line_of_this_start(directory: Path) -> None:
     await run_and_stop(directory)
     server = EmbeddedPostgres(directory)
     with server.log_path.open("a") as file:
@@ -589,7 +585,7 @@ async def test_the_reason_is_the_line_that_was_fatal_and_of_this_start(directory
 # --- what lies on the disk ----------------------------------------------------------------------------------------
 
 
-async def test_a_disk_too_full_for_a_cluster_is_the_reason_given(
+async def test_a_disk_too_full_for_a_cluster_is_reported_as_the_reason(
     empty_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(self: EmbeddedPostgres, directory: Path, command: list[str], output: int) -> object:
@@ -603,7 +599,7 @@ async def test_a_disk_too_full_for_a_cluster_is_the_reason_given(
         await EmbeddedPostgres(empty_directory).start()
 
 
-async def test_a_torn_initdb_is_made_anew(empty_directory: Path) -> None:
+async def test_an_interrupted_initdb_is_repeated(empty_directory: Path) -> None:
     (empty_directory / "postgres.new").mkdir()
     (empty_directory / "postgres.new" / "PG_VERSION").write_text("18\n")
     assert await run_and_stop(empty_directory) == 1
@@ -616,7 +612,7 @@ async def test_a_cluster_of_another_major_version_is_refused(directory: Path) ->
         await EmbeddedPostgres(directory).start()
 
 
-async def test_a_file_where_the_directory_should_be_is_one_clear_line(empty_directory: Path) -> None:
+async def test_a_file_instead_of_the_directory_is_reported_in_one_line(empty_directory: Path) -> None:
     (empty_directory / "file").write_text("")
     with pytest.raises(EmbeddedPostgresError, match=r"cannot run Postgres in .*Not a directory"):
         await EmbeddedPostgres(empty_directory / "file" / "data").start()
@@ -629,7 +625,7 @@ async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.M
     url = await server.start()
     try:
         for _ in range(3):
-            # RAISE LOG reaches the server's log whatever the client asked for.
+            # RAISE LOG reaches the server's log with any setting of the client.
             await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
             await eventually(lambda: server.log_path.stat().st_size < 1000)
         assert server.log_path.with_suffix(".log.1").stat().st_size < 4000

@@ -1,4 +1,4 @@
-"""Groups: what changed of them is stored, many at once, fenced by the lease."""
+"""Groups: changes are stored, many in one transaction, fenced by the lease."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def group(group_id: str = "g", **changes: object) -> GroupRecord:
 
 
 def whole(record: GroupRecord, lease: CoordinatorLease, **changes: object) -> GroupChange:
-    """The change that leaves the group exactly as `record`."""
+    """The change that makes the stored group equal to `record`."""
     return dataclasses.replace(
         GroupChange(
             lease=lease,
@@ -88,7 +88,7 @@ def groups(database: Database) -> GroupStore:
     ],
     ids=["two members", "empty", "simple", "bare member", "odd strings", "escape", "many members"],
 )
-async def test_a_group_comes_back_as_it_was_saved(
+async def test_a_group_loads_as_it_was_saved(
     groups: GroupStore, leases: list[CoordinatorLease], record: GroupRecord
 ) -> None:
     await save(groups, record, leases[1])
@@ -104,10 +104,10 @@ def _by_id(members: Sequence[MemberRecord]) -> tuple[MemberRecord, ...]:
     return tuple(sorted(members, key=lambda each: each.member_id))
 
 
-async def test_one_members_change_is_one_row(
+async def test_the_change_of_one_member_writes_one_row(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
-    """N members that acknowledge one after the other are N rows, not N times N."""
+    """N members that acknowledge one after the other write N rows, not N times N."""
     record = group(members=tuple(member(f"m{i}") for i in range(20)))
     await save(groups, record, leases[0])
     before = await row_versions(sql)
@@ -121,9 +121,7 @@ async def test_one_members_change_is_one_row(
     assert next(each for each in loaded.members if each.member_id == "m7") == member("m7", 4)
 
 
-async def test_replacing_members_removes_those_that_are_not_given(
-    groups: GroupStore, leases: list[CoordinatorLease]
-) -> None:
+async def test_replacing_members_removes_the_others(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
     await save(groups, group(), leases[0])
     await save(groups, group("other"), leases[0])
     changed = group(generation_id=4, group_type="consumer", members=(member("m2", 7), member("m3")))
@@ -136,7 +134,7 @@ async def test_replacing_members_removes_those_that_are_not_given(
     assert len(other.members) == 2
 
 
-async def test_saving_what_is_stored_writes_no_member(
+async def test_saving_an_unchanged_group_writes_no_member(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     await save(groups, group(), leases[0])
@@ -145,7 +143,7 @@ async def test_saving_what_is_stored_writes_no_member(
     assert await row_versions(sql) == before
 
 
-async def test_many_groups_are_one_transaction_in_which_each_has_its_own_outcome(
+async def test_many_groups_are_saved_in_one_transaction_with_an_outcome_each(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     records = [group(f"g{i}", members=(member(f"m{i}"),)) for i in range(6)]
@@ -157,7 +155,7 @@ async def test_many_groups_are_one_transaction_in_which_each_has_its_own_outcome
     assert len(set((await row_versions(sql)).values())) == 1
 
 
-async def test_a_group_that_somebody_holds_does_not_keep_the_others(
+async def test_a_locked_group_does_not_delay_the_others(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     for group_id in ("g", "held"):
@@ -170,7 +168,7 @@ async def test_a_group_that_somebody_holds_does_not_keep_the_others(
     assert {key: record.generation_id for key, record in loaded.items()} == {"g": 4, "held": 3}
 
 
-async def test_the_states_time_is_postgres_and_moves_with_state_and_generation(
+async def test_postgres_dates_each_change_of_state_or_generation(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     await save(groups, group(), leases[0])
@@ -190,7 +188,7 @@ async def test_the_states_time_is_postgres_and_moves_with_state_and_generation(
         assert (age_ms < 60_000) == moves, changes
 
 
-async def test_a_reader_learns_since_when_members_are_waited_for(
+async def test_the_time_since_which_members_are_awaited_is_stored(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     await save(groups, group(), leases[0])
@@ -211,7 +209,7 @@ async def test_a_reader_learns_since_when_members_are_waited_for(
     assert (await groups.load(["nobody"]))["nobody"].silent_ms is None
 
 
-async def test_listing_and_loading_by_shard(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
+async def test_groups_are_listed_and_loaded_by_shard(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
     one, two = group("one"), group("two", members=(), state="Empty", protocol_type=None, group_type="consumer")
     await save(groups, two, leases[2])
     await save(groups, one, leases[2])
@@ -249,7 +247,7 @@ async def test_a_former_coordinator_is_fenced_by_the_next(
 ) -> None:
     await save(groups, group(), leases[0])
     other = NodeStore(database)
-    # The first node, in another process.
+    # The first node registers again, in another process.
     await NodeStore(database).register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     node_id = await other.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     assert await other.acquire_leases(node_id, [0], 60_000) == [], "still held"
@@ -279,7 +277,7 @@ async def test_deleting_a_group_takes_its_members_and_offsets(
     assert len(await offsets.fetch("h")) == 1
 
 
-async def test_a_new_generation_waits_for_commits_of_the_old_one_under_way(
+async def test_a_new_generation_waits_for_running_commits_of_the_old_one(
     groups: GroupStore,
     leases: list[CoordinatorLease],
     database: Database,
@@ -291,7 +289,7 @@ async def test_a_new_generation_waits_for_commits_of_the_old_one_under_way(
     await save(groups, group(generation_id=1), leases[0])
     commit = OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 5, -1, "")
 
-    # A commit of generation 1 that has been judged and has not ended yet.
+    # A commit of generation 1 that has been accepted and has not ended yet.
     async with database.hot.connection() as connection:
         transaction = connection.transaction()
         await transaction.__aenter__()
@@ -309,7 +307,7 @@ async def test_a_new_generation_waits_for_commits_of_the_old_one_under_way(
     assert [str(refusal) for refusal in await offsets.commit([commit])] == ["Refusal.ILLEGAL_GENERATION"]
 
 
-async def test_a_commit_that_comes_during_a_new_generations_save_is_refused(
+async def test_a_commit_during_the_save_of_a_new_generation_is_refused(
     groups: GroupStore,
     leases: list[CoordinatorLease],
     database: Database,
@@ -327,7 +325,7 @@ async def test_a_commit_that_comes_during_a_new_generations_save_is_refused(
     assert await offsets.fetch("g") == []
 
 
-async def test_people_see_members_and_lag_in_sql(
+async def test_the_views_show_members_and_lag(
     groups: GroupStore,
     leases: list[CoordinatorLease],
     database: Database,

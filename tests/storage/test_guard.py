@@ -1,4 +1,4 @@
-"""What a new connection must show, by values."""
+"""Conditions under which a new connection is accepted, by values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def guard() -> HistoryGuard:
     return made
 
 
-def test_a_log_that_is_as_long_as_was_known_when_it_was_asked_is_let_in(guard: HistoryGuard) -> None:
+def test_a_log_as_long_as_known_at_the_question_is_accepted(guard: HistoryGuard) -> None:
     known = guard.known()
-    guard.seen(3, 3, 500)  # said by another connection while the question was on its way
+    guard.seen(3, 3, 500)  # Another connection reported this while the question was on its way.
     guard.check(SAME, known)
     assert not guard.broken.is_set()
     assert guard.known().flushed_lsn == 500
@@ -43,7 +43,7 @@ def test_another_history_is_refused(guard: HistoryGuard, witness: Witness) -> No
     assert guard.broken.is_set()
 
 
-def test_what_was_acknowledged_lengthens_the_log_and_is_asked_for(guard: HistoryGuard) -> None:
+def test_an_acknowledged_transaction_raises_the_known_log_end_and_is_asked_for(guard: HistoryGuard) -> None:
     guard.acknowledged(3, 77, 300)
     guard.acknowledged(3, 76, 200)
     assert guard.known() == Known(3, 300, (77, 76))
@@ -51,14 +51,14 @@ def test_what_was_acknowledged_lengthens_the_log_and_is_asked_for(guard: History
         guard.check(replace(SAME, flushed_lsn=299), guard.known())
 
 
-def test_what_it_remembers_is_bounded(guard: HistoryGuard) -> None:
+def test_remembered_transactions_are_bounded(guard: HistoryGuard) -> None:
     for transaction_id in range(10 * REMEMBERED_TRANSACTIONS):
         guard.acknowledged(3, transaction_id, 300)
     assert len(guard.known().transactions) == REMEMBERED_TRANSACTIONS
     assert guard.known().transactions[-1] == 10 * REMEMBERED_TRANSACTIONS - 1
 
 
-def test_a_late_answer_of_the_history_before_says_nothing_of_the_next(guard: HistoryGuard) -> None:
+def test_a_late_answer_of_the_previous_history_is_ignored(guard: HistoryGuard) -> None:
     asked = guard.history
     guard.accept(4, "one", 50)
     guard.acknowledged(asked, 77, 300)
@@ -67,7 +67,7 @@ def test_a_late_answer_of_the_history_before_says_nothing_of_the_next(guard: His
     assert guard.known() == Known(4, 50, ())
 
 
-def test_a_connection_that_was_asked_under_the_history_before_is_asked_again(guard: HistoryGuard) -> None:
+def test_a_connection_checked_under_the_previous_history_is_checked_again(guard: HistoryGuard) -> None:
     known = guard.known()
     guard.accept(4, "one", 100)
     with pytest.raises(StorageUnavailable, match="while this connection was opened"):
@@ -75,18 +75,18 @@ def test_a_connection_that_was_asked_under_the_history_before_is_asked_again(gua
     assert not guard.broken.is_set()
 
 
-def test_a_number_that_another_node_gave_is_noticed(guard: HistoryGuard) -> None:
+def test_a_transaction_number_from_another_node_is_noticed(guard: HistoryGuard) -> None:
     guard.seen(3, 4, 100)
     assert guard.broken.is_set()
 
 
-def test_a_standby_is_no_other_history(guard: HistoryGuard) -> None:
+def test_a_standby_is_refused_but_is_no_other_history(guard: HistoryGuard) -> None:
     with pytest.raises(StorageUnavailable, match="standby"):
         guard.check(Witness(None, None, None, has_all=False), guard.known())
     assert not guard.broken.is_set()
 
 
-def test_before_anything_was_accepted_everything_is_let_in() -> None:
+def test_the_first_connection_is_accepted_with_any_history() -> None:
     guard = HistoryGuard()
     guard.check(Witness("any", 5, None, has_all=False), guard.known())
     guard.seen(0, 9, 5)

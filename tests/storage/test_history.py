@@ -1,4 +1,4 @@
-"""A database that lacks what it acknowledged is another history, however little is gone and however long its log is."""
+"""A database that lacks acknowledged transactions is another history, even if little is gone and its log is long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Node:
-    """What a node has of a database, without its passes: nobody renews anything."""
+    """A node's parts that know the database, without its passes, so nothing is renewed."""
 
     def __init__(self, database: Database, directory: Path | None) -> None:
         self.database = database
@@ -56,7 +56,7 @@ class Node:
 
 
 async def once_reached(work: Callable[[], Awaitable[T]]) -> T:
-    """Again while connections that a stopped server took along are found out."""
+    """Retry while the guard discovers connections that ended with a stopped server."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
@@ -68,7 +68,7 @@ async def once_reached(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def grow_log(url: str) -> None:
-    """To longer than it has ever been, as a server does by itself in time; it commits nothing."""
+    """Make the write-ahead log longer than it has ever been, as a server does in time, without a commit."""
     connection = await asyncpg.connect(url)
     try:
         for _ in range(2):
@@ -116,12 +116,12 @@ async def test_a_restart_that_lost_nothing_is_the_same_history(restorable: Resto
         await node.close()
 
 
-async def test_what_is_too_old_to_be_known_is_no_loss(restorable: RestorablePostgres) -> None:
-    """Postgres forgets what became of transactions that every row knows of."""
+async def test_a_transaction_too_old_for_postgres_to_know_is_no_loss(restorable: RestorablePostgres) -> None:
+    """Postgres forgets the outcome of old transactions once every row records it."""
     node = await Node.open(restorable.url)
     try:
         await append(node.log, new_batch(await node.topic()))
-        node.database.guard.acknowledged(node.history.history, 3, 0)  # of initdb
+        node.database.guard.acknowledged(node.history.history, 3, 0)  # A transaction of initdb.
         restorable.stop()
         restorable.start()
         await once_reached(lambda: node.database.hot.fetch("select 1"))
@@ -134,7 +134,7 @@ async def test_what_is_too_old_to_be_known_is_no_loss(restorable: RestorablePost
 
 @pytest.mark.parametrize("lost", [True, False])
 @pytest.mark.parametrize("grown", [False, True], ids=["shorter log", "longer log"])
-async def test_a_database_that_was_put_back_while_no_node_ran(
+async def test_a_database_restored_while_no_node_ran_is_another_history(
     restorable: RestorablePostgres, tmp_path: Path, *, lost: bool, grown: bool
 ) -> None:
     node = await Node.open(restorable.url, tmp_path)
@@ -159,7 +159,7 @@ async def test_a_database_that_was_put_back_while_no_node_ran(
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"identity": "x", "history": "y", "flushed_lsn": 0, "transactions": 3}']
 )
-async def test_what_was_written_badly_or_by_another_database_says_nothing(
+async def test_a_damaged_record_or_one_of_another_database_is_ignored(
     restorable: RestorablePostgres, tmp_path: Path, text: str
 ) -> None:
     node = await Node.open(restorable.url, tmp_path)
@@ -174,15 +174,16 @@ async def test_what_was_written_badly_or_by_another_database_says_nothing(
     await node.close()
 
 
-async def test_a_directory_that_takes_nothing_is_told(restorable: RestorablePostgres, tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_written_is_reported(restorable: RestorablePostgres, tmp_path: Path) -> None:
     node = await Node.open(restorable.url, tmp_path / "not there")
     with pytest.raises(StorageError, match="cannot write"):
         await node.history.remember(1)
     await node.close()
 
 
-async def test_producers_of_transactions_are_fenced_by_another_history(database_url: str) -> None:
-    """What they had begun may be gone, or have ended; a later owner may have been given their next epoch."""
+async def test_another_history_fences_transactional_producers(database_url: str) -> None:
+    """A fenced producer's transaction may be gone, or may have ended. A later owner may have received its next
+    epoch."""
     node = await Node.open(database_url)
     sql = await asyncpg.connect(database_url)
     try:
@@ -217,7 +218,7 @@ async def test_producers_of_transactions_are_fenced_by_another_history(database_
         await node.close()
 
 
-async def test_producer_ids_come_once_though_the_same_copy_is_put_back_twice(database_url: str) -> None:
+async def test_producer_ids_stay_unique_if_the_same_copy_is_restored_twice(database_url: str) -> None:
     node = await Node.open(database_url)
     sql = await asyncpg.connect(database_url)
     try:

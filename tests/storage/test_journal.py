@@ -1,4 +1,4 @@
-"""The journal's numbers follow the order of commits, and its days come and go without holding up a writer."""
+"""The journal's numbers follow the order of commits. Its days are created and dropped without blocking a writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAY_MS = 86_400_000
 
 
 async def an_old_day(connection: asyncpg.Connection) -> None:
-    """Partitions of a day long past, with one row, which takes the next number."""
+    """Create partitions of a day long past, with one row, which gets the next number."""
     for table in ("event", "member", "ownership", "offset", "handoff"):
         await connection.execute(
             f"create table journal_{table}_20200101 partition of journal_{table} "
@@ -56,7 +56,7 @@ async def test_numbers_become_visible_in_order(writers: list[asyncpg.Connection]
     assert await first.fetchval("select next_seq from journal_position") == 3
 
 
-async def test_what_is_rolled_back_leaves_no_hole(writers: list[asyncpg.Connection]) -> None:
+async def test_a_rolled_back_event_leaves_no_hole(writers: list[asyncpg.Connection]) -> None:
     first, second = writers
     began = first.transaction()
     await began.start()
@@ -65,14 +65,16 @@ async def test_what_is_rolled_back_leaves_no_hole(writers: list[asyncpg.Connecti
     assert await second.fetchval(INSERT_EVENT) == 1
 
 
-async def test_partitions_are_made_once_ahead_of_time(writers: list[asyncpg.Connection]) -> None:
+async def test_partitions_are_created_once_and_ahead_of_time(writers: list[asyncpg.Connection]) -> None:
     first, _ = writers
     assert await first.fetchval("select journal_make_partitions(2)") == 0
     assert await first.fetchval("select journal_make_partitions(3)") == 5
     assert await first.fetchval("select count(*) from pg_inherits where inhparent = 'journal_event'::regclass") == 4
 
 
-async def test_retention_drops_whole_days_and_says_from_where_rows_exist(writers: list[asyncpg.Connection]) -> None:
+async def test_retention_drops_whole_days_and_records_the_first_remaining_row(
+    writers: list[asyncpg.Connection],
+) -> None:
     first, _ = writers
     await an_old_day(first)
     assert await first.fetchval(INSERT_EVENT) == 2
@@ -95,7 +97,7 @@ async def test_retention_drops_the_oldest_days_above_the_bound_in_bytes(writers:
     assert await first.fetchval("select journal_retain(-1, $1)", taken) == 0
     assert await first.fetchval("select journal_retain(-1, $1)", taken - 1) == 1
     assert await first.fetch("select seq from journal_event") == [(2,)]
-    # The present day goes too if it alone is too large, and is made again.
+    # The present day is dropped too if it alone is too large, and is created again.
     assert await first.fetchval("select journal_retain(-1, 0)") == 1
     assert await first.fetchval("select count(*) from journal_event") == 0
     assert await first.fetchrow("select first_seq, next_seq from journal_position") == (3, 3)
@@ -103,14 +105,15 @@ async def test_retention_drops_the_oldest_days_above_the_bound_in_bytes(writers:
     assert await first.fetchval(INSERT_EVENT) == 3
 
 
-async def test_retention_leaves_a_day_that_a_dump_holds_and_keeps_no_writer_waiting(
+async def test_retention_skips_a_day_locked_by_a_dump_and_blocks_no_writer(
     writers: list[asyncpg.Connection],
 ) -> None:
     first, second = writers
     await an_old_day(first)
     dumping = first.transaction()
     await dumping.start()
-    await first.execute("lock table journal_ownership in access share mode")  # as pg_dump, for as long as it takes
+    # pg_dump takes this lock, for as long as the dump lasts.
+    await first.execute("lock table journal_ownership in access share mode")
     before = await first.fetchval("select first_seq from journal_position")
     assert await asyncio.wait_for(second.fetchval("select journal_retain($1, -1)", DAY_MS), 2) == 0
     assert await asyncio.wait_for(second.fetchval(INSERT_EVENT), 2) == 2
@@ -119,7 +122,7 @@ async def test_retention_leaves_a_day_that_a_dump_holds_and_keeps_no_writer_wait
     assert await second.fetchval("select journal_retain($1, -1)", DAY_MS) == 1
 
 
-async def test_retention_and_a_writer_do_not_lock_each_other_up(writers: list[asyncpg.Connection]) -> None:
+async def test_retention_and_a_writer_do_not_deadlock(writers: list[asyncpg.Connection]) -> None:
     first, second = writers
     await an_old_day(first)
     began = first.transaction()

@@ -1,5 +1,8 @@
-"""Where a log ends when appends leave its partition's row alone: what an open snapshot costs, who moves the row, and
-that a release which takes the row for the end is written for, or refused."""
+"""The end of a log whose partition row is not updated by appends.
+
+The tests check the cost under an open snapshot and which operations do update the row. A former release takes the row
+for the end: it is served, or refused.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def idempotent(key: PartitionKey, sequence: int) -> NewBatch:
 
 
 def arguments(*batches: NewBatch) -> tuple[object, ...]:
-    """Of `append_chunks`, inline."""
+    """Arguments of an inline `append_chunks`."""
     group = AppendGroup(batches)
     return group.arguments(wait=False, records=[b"".join(group.buffers(i)) for i in range(len(group.candidates))])
 
@@ -55,14 +58,14 @@ async def counts(sql: asyncpg.Connection) -> tuple[int, ...]:
 
 @pytest.fixture
 async def snapshot(database_url: str) -> AsyncIterator[None]:
-    """Somebody reads the database as it is now, and does not come to an end."""
+    """Hold a snapshot of the database open."""
     holder = await asyncpg.connect(database_url, server_settings=dict(SESSION_SETTINGS))
     await holder.execute("begin isolation level repeatable read; select count(*) from partition")
     yield
     await holder.close()
 
 
-async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is_open(
+async def test_the_pages_of_an_append_and_a_read_do_not_grow_under_an_open_snapshot(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, snapshot: None
 ) -> None:
     touched: list[list[int]] = []
@@ -85,7 +88,7 @@ async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is
     assert touched[1][2] < 20
 
 
-async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_rows(
+async def test_a_producer_keeps_one_row_and_its_duplicates_are_recognised_across_rows(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     for sequence in range(100):
@@ -101,7 +104,7 @@ async def test_a_producer_has_one_row_and_its_duplicates_are_known_across_its_ro
 # --- who moves the row ----------------------------------------------------------------------------------------------
 
 
-async def test_an_append_writes_no_version_of_its_partitions_row(
+async def test_an_append_writes_no_new_version_of_its_partition_row(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=i) for i in range(5)))
@@ -132,10 +135,10 @@ async def test_the_end_outlives_the_last_chunk(
     assert await sql.fetchval("select running_max_timestamp_ms from chunk") == 1_004, "it never falls"
 
 
-async def test_all_that_is_removed_of_the_middle_is_counted_once(
+async def test_bytes_removed_from_the_middle_are_counted_once(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    """The log start rises below the end and appends go on, round after round."""
+    """The log start rises below the end while appends continue, round after round."""
     for end in range(5, 30, 5):
         await append_each(log, *(new_batch(key) for _ in range(5)))
         assert await log.delete_records(key, end - 2) == end - 2
@@ -147,7 +150,7 @@ async def test_all_that_is_removed_of_the_middle_is_counted_once(
 async def test_moving_chunks_leaves_the_end_and_the_size(
     database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """Chunks become one with those before them, rows of the index that began behind the partition's row among them."""
+    """Chunks are joined with those before them. Some rows of the index began behind the partition's row."""
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=10_000)
     roller = Roller(database, log, directory)
@@ -164,7 +167,7 @@ async def test_moving_chunks_leaves_the_end_and_the_size(
     await log.close()
 
 
-async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
+async def test_the_end_outlives_a_log_emptied_by_compaction_and_retention(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(5)))
@@ -180,7 +183,7 @@ async def test_the_end_outlives_a_log_that_compaction_and_retention_emptied(
 async def test_a_deletion_that_waits_for_an_append_sees_its_records(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, database_url: str
 ) -> None:
-    """A lock makes no new version of the row: who has waited for it must look anew."""
+    """A lock makes no new version of the row, so a transaction that has waited for it must read again."""
     await append(log, new_batch(key))
     watcher = await asyncpg.connect(database_url)
     try:
@@ -196,7 +199,7 @@ async def test_a_deletion_that_waits_for_an_append_sees_its_records(
 # --- releases that take the row for the end --------------------------------------------------------------------------
 
 
-async def test_while_a_former_release_is_here_appends_write_what_it_reads(
+async def test_while_a_former_release_runs_appends_write_what_it_reads(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append(log, *(idempotent(key, sequence) for sequence in range(3)))
@@ -214,17 +217,17 @@ async def test_while_a_former_release_is_here_appends_write_what_it_reads(
     assert await counts(sql) == (0, 1), "it has moved"
     assert await log.append([idempotent(key, 3)]) == [Appended(3, 0, 0, duplicate=True)]
     assert tuple(await sql.fetchrow(ROW, key) or ()) == (6, 600, 1_004)
-    # Who had looked for former releases before the last one went.
+    # A transaction looked for former releases before the last one went.
     await sql.execute("insert into former_release values ($1)", FORMER)
     assert await append(log, idempotent(key, 6)) == [7]
     assert await counts(sql) == (0, 1)
     assert tuple(await sql.fetchrow(ROW, key) or ()) == (8, 800, 1_006)
 
 
-async def test_a_former_release_that_comes_back_is_refused(
+async def test_a_former_release_that_returns_is_refused(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """By its own functions, on a log whose row has been left behind."""
+    """The former release uses its own functions, on a log whose row lags behind."""
     await append(log, new_batch(key))
     await sql.execute(f"drop schema if exists {FORMER} cascade; create schema {FORMER}")
     try:
@@ -232,7 +235,7 @@ async def test_a_former_release_that_comes_back_is_refused(
         for file in sorted((unpack(tmp_path) / "storage" / "functions").glob("*.sql")):
             await sql.execute(file.read_text(encoding="utf-8"))
         await sql.execute(f"set search_path = {TABLE_SCHEMA}, {FORMER}")
-        known = arguments(new_batch(key))[:-1]  # it knows no transactions
+        known = arguments(new_batch(key))[:-1]  # The former release knows no transactions.
         places = ", ".join(f"${place}" for place in range(1, len(known) + 1))
         with pytest.raises(asyncpg.UniqueViolationError):
             await sql.fetch(f"select * from append_chunks({places})", *known)

@@ -1,4 +1,4 @@
-"""Migrations: from nothing, again, side by side, and not from the future."""
+"""Migrations: from an empty database, repeated, concurrent, and refused for a newer schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [number for number, _, _ in schema.migrations()] == list(range(1, len(schema.migrations()) + 1))
 
 
-async def test_again_does_nothing(empty: Database) -> None:
+async def test_a_repeated_migration_does_nothing(empty: Database) -> None:
     version = await migrate(empty)
     assert version == len(schema.migrations())
     cluster_id = await TopicStore(empty).cluster_id()
@@ -47,7 +47,7 @@ async def test_nodes_that_start_together_migrate_once(empty_database_url: str) -
             await database.close()
 
 
-async def test_a_failing_migration_leaves_nothing(
+async def test_a_failing_migration_leaves_no_change(
     empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = schema.migrations()
@@ -67,12 +67,12 @@ async def test_a_failing_migration_leaves_nothing(
 async def test_a_node_waits_for_a_migration_longer_than_for_a_request(
     empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait ends by Postgres' lock timeout with its reason, not by the time that a request may take."""
+    """Postgres' lock timeout ends the wait, with its reason. The time limit of a request does not apply."""
     holder = await asyncpg.connect(empty_database_url)
     limits = "select set_config('statement_timeout', '0', true), set_config('lock_timeout', '2500', true)"
     real = statement
     monkeypatch.setattr("storage.migrate.statement", lambda name: limits if name == "migration_limits" else real(name))
-    # A request may take 100 ms, and the client waits two seconds more: less than what the lock is waited for.
+    # A request may take 100 ms and the client waits two seconds more. Both are shorter than the wait for the lock.
     hasty = await Database.open(empty_database_url, statement_timeout_ms=100)
     try:
         async with holder.transaction():
@@ -95,7 +95,7 @@ async def test_a_newer_schema_is_refused(empty: Database) -> None:
 async def test_a_release_with_other_functions_leaves_those_of_the_previous_one(
     empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function may change its parameters, and a node of the release before goes on calling its own."""
+    """A function may change its parameters. A node of the previous release continues to call its own version."""
     releases = {
         "old": [("probe.sql", "create function probe(a integer) returns text language sql as $$ select 'old' $$")],
         "new": [("probe.sql", "create function probe(a integer, out text) language sql as $$ select 'new' $$")],
@@ -137,7 +137,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty: Database, empty_dat
         await empty.hot.fetch(f"drop database {name} with (force)")
 
 
-async def test_the_bytes_are_not_compressed_again(empty: Database) -> None:
+async def test_postgres_does_not_compress_the_stored_bytes(empty: Database) -> None:
     await migrate(empty)
     storage = await empty.hot.fetch_value(
         "select attstorage::text from pg_attribute "

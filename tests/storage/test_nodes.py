@@ -1,4 +1,4 @@
-"""Registrations and leases: time is Postgres's, authority is the epoch."""
+"""Registrations and leases: Postgres gives the time, and the epoch gives authority."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def epochs(leases: list[CoordinatorLease]) -> dict[int, int]:
     return {lease.shard: lease.lease_epoch for lease in leases}
 
 
-async def test_an_id_that_settings_name_is_kept_for_its_node(
+async def test_a_configured_id_is_reserved_for_its_node(
     nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
 ) -> None:
     given = await nodes.register("host:1", at(1), None, TTL_MS, 1)
@@ -55,7 +55,7 @@ async def test_an_id_that_settings_name_is_kept_for_its_node(
     assert await register(others, 4) == given, "a number that was not given by settings is anybody's"
 
 
-async def test_ids_are_the_lowest_free_from_one(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+async def test_a_node_gets_the_lowest_free_id_from_one(nodes: NodeStore, sql: asyncpg.Connection) -> None:
     assert [await register(nodes, port) for port in (1, 2, 3)] == [1, 2, 3]
     await sql.execute(LAPSE_NODE, 2)
     assert await nodes.register("host:4", at(4), "rack-a", TTL_MS) == 2
@@ -68,12 +68,12 @@ async def test_ids_are_the_lowest_free_from_one(nodes: NodeStore, sql: asyncpg.C
     ]
 
 
-async def test_processes_that_start_together_get_ids_of_their_own(nodes: NodeStore) -> None:
+async def test_processes_that_start_together_get_different_ids(nodes: NodeStore) -> None:
     ids = await asyncio.gather(*(register(nodes, port) for port in range(8)))
     assert sorted(ids) == list(range(1, 9))
 
 
-async def test_a_process_that_comes_back_has_its_id(nodes: NodeStore, others: NodeStore) -> None:
+async def test_a_process_that_returns_gets_its_id_back(nodes: NodeStore, others: NodeStore) -> None:
     await register(nodes, 1)
     node_id = await register(nodes, 2)
     assert await register(others, 2) == node_id
@@ -82,7 +82,7 @@ async def test_a_process_that_comes_back_has_its_id(nodes: NodeStore, others: No
     await others.renew(node_id, TTL_MS)
 
 
-async def test_a_name_outlives_its_address(nodes: NodeStore, others: NodeStore) -> None:
+async def test_a_node_with_a_new_address_keeps_its_name(nodes: NodeStore, others: NodeStore) -> None:
     node_id = await nodes.register("gateway-a", at(1, "old"), None, TTL_MS)
     assert await others.register("gateway-a", at(2, "new"), None, TTL_MS) == node_id
     assert await nodes.alive() == [Node(node_id, at(2, "new"))]
@@ -94,7 +94,9 @@ async def test_each_listener_has_an_address_of_its_own(nodes: NodeStore, others:
     assert await others.alive() == [Node(node_id, listeners, "rack-a")]
 
 
-async def test_what_a_node_is_the_others_read(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+async def test_other_nodes_read_what_a_node_registered(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
     controller = Roles(is_broker=False, controller_listeners=("CONTROLLER",))
     broker = Roles(is_controller=False)
     for port, roles in ((1, controller), (2, broker)):
@@ -109,8 +111,8 @@ async def test_what_a_node_is_the_others_read(nodes: NodeStore, others: NodeStor
     assert [node.node_id for node in await others.fenced()] == [2, 3], "a controller is no broker that could be fenced"
 
 
-async def test_a_process_that_says_nothing_of_its_roles_is_both(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    """As of a release that does not know of them, under a name that one which does had before."""
+async def test_a_process_without_roles_is_broker_and_controller(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+    """A process of a release without roles registers under a name that a process with roles had before."""
     node_id = await nodes.register("host:1", at(1), None, TTL_MS, roles=Roles(is_broker=False))
     await sql.execute("update sluice.node set incarnation = incarnation + 1")
     assert [(node.node_id, node.roles) for node in await nodes.alive()] == [(node_id, BOTH)]
@@ -129,14 +131,16 @@ async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: as
     assert await nodes.alive() == []
 
 
-async def test_withdrawing_ends_no_registration_of_another_process(nodes: NodeStore, others: NodeStore) -> None:
+async def test_a_withdrawal_does_not_end_the_registration_of_another_process(
+    nodes: NodeStore, others: NodeStore
+) -> None:
     node_id = await register(nodes, 1)
     await register(others, 1)
     await nodes.withdraw(node_id)
     assert [node.node_id for node in await nodes.alive()] == [node_id]
 
 
-async def test_a_node_that_is_unregistered_leaves_its_name_and_id_to_others(
+async def test_an_unregistered_node_frees_its_name_and_id(
     nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
 ) -> None:
     assert await others.unregister(NodeId(1)) is Unregistered.UNKNOWN
@@ -152,7 +156,7 @@ async def test_a_node_that_is_unregistered_leaves_its_name_and_id_to_others(
     assert await others.alive() == [Node(one, at(2))]
 
 
-async def test_a_process_that_slept_while_it_was_unregistered_is_fenced(
+async def test_a_process_that_slept_through_its_unregistration_is_fenced(
     nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
 ) -> None:
     slept = await register(nodes, 1)
@@ -171,7 +175,7 @@ async def test_an_id_that_was_not_registered_here_is_refused(nodes: NodeStore) -
         await nodes.acquire_leases(NodeId(1), [0], TTL_MS)
 
 
-async def test_leases_are_taken_when_free_and_refused_while_held(nodes: NodeStore, others: NodeStore) -> None:
+async def test_a_lease_is_acquired_if_free_and_refused_if_held(nodes: NodeStore, others: NodeStore) -> None:
     one, two = (
         await register(nodes, 1),
         await register(others, 2),
@@ -185,7 +189,7 @@ async def test_leases_are_taken_when_free_and_refused_while_held(nodes: NodeStor
     }
 
 
-async def test_acquiring_what_one_holds_keeps_the_epoch(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+async def test_acquiring_a_lease_again_keeps_its_epoch(nodes: NodeStore, sql: asyncpg.Connection) -> None:
     node_id = await register(nodes, 1)
     await nodes.acquire_leases(node_id, [1], TTL_MS)
     assert epochs(await nodes.acquire_leases(node_id, [1], TTL_MS)) == {1: 1}
@@ -211,7 +215,9 @@ async def test_the_epoch_rises_with_the_owner_and_with_the_process(
     assert await others.acquire_leases(two, [1], TTL_MS) == [], "the process before has no say any more"
 
 
-async def test_renewing_gives_what_is_still_held(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+async def test_a_renewal_returns_the_leases_still_held(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
     one, two = (
         await register(nodes, 1),
         await register(others, 2),
@@ -234,7 +240,7 @@ async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeSt
     assert epochs(await others.acquire_leases(two, [1, 2], TTL_MS)) == {1: 2, 2: 2}
 
 
-async def test_a_shard_has_one_owner_when_many_try(database: Database) -> None:
+async def test_a_shard_has_one_owner_if_many_nodes_try(database: Database) -> None:
     stores = [NodeStore(database) for _ in range(4)]
     ids = [await register(store, port) for port, store in enumerate(stores)]
     shards = list(range(20))
@@ -244,7 +250,9 @@ async def test_a_shard_has_one_owner_when_many_try(database: Database) -> None:
     assert sorted(lease.shard for leases in taken for lease in leases) == shards
 
 
-async def test_a_lease_that_was_handed_over_is_its_successors_for_a_while(nodes: NodeStore, others: NodeStore) -> None:
+async def test_a_lease_that_was_handed_over_is_reserved_for_its_successor_for_a_while(
+    nodes: NodeStore, others: NodeStore
+) -> None:
     one, two, three = await register(nodes, 1), await register(others, 2), await register(others, 3)
     (before,) = await nodes.acquire_leases(one, [1], TTL_MS)
     await nodes.release_leases(one, {1: two})
@@ -260,7 +268,7 @@ async def test_a_lease_that_was_handed_over_is_its_successors_for_a_while(nodes:
     assert taken.node_id == three, "its successor has not come"
 
 
-async def test_what_others_should_have_is_taken_when_nobody_has_had_it_for_a_while(
+async def test_a_lease_meant_for_another_node_is_acquired_if_it_stays_free_for_a_while(
     nodes: NodeStore, others: NodeStore
 ) -> None:
     one, two = await register(nodes, 1), await register(others, 2)
@@ -272,7 +280,7 @@ async def test_what_others_should_have_is_taken_when_nobody_has_had_it_for_a_whi
     assert [lease.shard for lease in taken] == [2]
 
 
-async def test_a_registration_that_had_run_out_is_told(nodes: NodeStore) -> None:
+async def test_a_renewal_reports_that_the_registration_had_expired(nodes: NodeStore) -> None:
     one = await register(nodes, 1)
     assert not await nodes.renew(one, TTL_MS)
     assert await nodes.renew(one, 0) is False
@@ -280,7 +288,7 @@ async def test_a_registration_that_had_run_out_is_told(nodes: NodeStore) -> None
     assert not await nodes.renew(one, TTL_MS)
 
 
-async def test_a_renewal_that_crosses_the_withdrawal_does_not_begin_the_registration_again(nodes: NodeStore) -> None:
+async def test_a_renewal_concurrent_with_the_withdrawal_does_not_register_again(nodes: NodeStore) -> None:
     one = await register(nodes, 1)
     await nodes.withdraw(one)
     with pytest.raises(StorageConflict):
@@ -288,7 +296,9 @@ async def test_a_renewal_that_crosses_the_withdrawal_does_not_begin_the_registra
     assert await nodes.alive() == []
 
 
-async def test_an_id_that_was_asked_for(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+async def test_a_requested_id_is_given_unless_another_process_holds_it(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
     one = await register(nodes, 1)
     assert await nodes.register("host:1", at(1), None, TTL_MS, 0) == 0, "its name has another id from now on"
     assert await nodes.alive() == [Node(NodeId(0), at(1))]
@@ -297,7 +307,7 @@ async def test_an_id_that_was_asked_for(nodes: NodeStore, others: NodeStore, sql
     assert await others.register("host:1", at(1), None, TTL_MS, 0) == 0
     with pytest.raises(StorageConflict):
         await nodes.renew(NodeId(0), TTL_MS)
-    # A process that stands for it keeps it; one that has gone without a word does not.
+    # The id is kept for a running process. A process that ended without withdrawing does not keep it.
     await sql.execute(STAND_FOR_NODE, 0)
     with pytest.raises(StorageConflict, match=r"node\.id 0"):
         await nodes.register("host:2", at(2), None, TTL_MS, 0)
@@ -316,16 +326,16 @@ update node set expires_at = expires_at + interval '1 hour', registered_at = reg
     renewed_at = renewed_at + interval '1 hour';
 update coordinator_lease set expires_at = expires_at + interval '1 hour' where isfinite(expires_at);
 """
-"""What every row looks like then."""
+"""Set the clock back: afterwards every row looks like this."""
 LASTS = """
 select node_id, max(round(extract(epoch from expires_at - clock_timestamp()) / 10) * 10)::integer as seconds
 from {} group by node_id order by node_id
 """
-"""Within five seconds."""
+"""Remaining seconds of registrations and leases, by node, rounded."""
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_a_dead_node_runs_out_after_its_time_though_the_clock_was_set_back(
+async def test_a_dead_node_expires_in_time_although_the_clock_was_set_back(
     nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection, renewed: bool
 ) -> None:
     dead, alive = await nodes.register("host:1", at(1), None, 300_000), await register(others, 2)
@@ -340,10 +350,11 @@ async def test_a_dead_node_runs_out_after_its_time_though_the_clock_was_set_back
     assert all(report.registered_ms_ago >= 0 for report in await others.reports())
 
 
-async def test_nothing_is_shortened_while_the_clock_goes_on(
+async def test_no_registration_is_shortened_while_the_clock_advances(
     nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
 ) -> None:
-    """The other node's time is longer than that of the one that looks, and its leases were withdrawn with it."""
+    """The other node's period is longer than the one of the node that looks. Its withdrawal also withdrew its
+    leases."""
     patient, hasty = (
         await nodes.register("host:1", at(1), None, 600_000),
         await others.register("host:2", at(2), None, 20_000),

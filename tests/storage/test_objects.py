@@ -1,4 +1,4 @@
-"""Records on their way through a bucket: sorted into objects, named under a lease in one go, rewritten, removed."""
+"""Records in a bucket: sorted into objects, named in one statement under a lease, rewritten, removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MINUTE_MS = 60_000
 
 
 class Bucket(ObjectStore):
-    """A bucket in memory that can be away, and says what it was told to write."""
+    """A bucket in memory that can be unavailable, and records what it was asked to write."""
 
     def __init__(self) -> None:
         super().__init__("s3://bucket", MemoryStore())
@@ -92,7 +92,7 @@ async def lease_of(database: Database, name: str = "node", ttl_ms: int = MINUTE_
 
 
 async def age(sql: asyncpg.Connection, column: str) -> None:
-    """Two minutes go by."""
+    """Make the rows two minutes older."""
     await sql.execute(f"update log_object set {column} = {column} - interval '2 minutes'")
 
 
@@ -134,7 +134,7 @@ async def test_objects_are_of_one_size(
     assert offsets((await read(log, key)).batches) == [(n, n) for n in range(70)]
 
 
-async def test_who_has_lost_the_lease_names_nothing(
+async def test_a_node_that_has_lost_the_lease_names_no_object(
     database: Database, log: LogStore, rolls: Roller, bucket: Bucket, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(new_batch(key, fill=number) for number in range(5)))
@@ -156,7 +156,7 @@ async def test_who_has_lost_the_lease_names_nothing(
     assert len((await read(log, key)).batches) == 5
 
 
-async def test_a_store_that_takes_nothing_leaves_bytes_where_they_are(
+async def test_bytes_stay_inline_while_the_store_refuses_writes(
     log: LogStore, rolls: Roller, bucket: Bucket, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(new_batch(key, fill=number) for number in range(5)))
@@ -170,7 +170,7 @@ async def test_a_store_that_takes_nothing_leaves_bytes_where_they_are(
     assert len((await read(log, key)).batches) == 5
 
 
-async def test_what_lies_in_a_store_that_is_away_is_damaged_and_the_rest_is_served(
+async def test_records_in_an_unavailable_store_are_damaged_and_the_rest_is_served(
     log: LogStore, rolls: Roller, bucket: Bucket, make_topic: MakeTopic
 ) -> None:
     far, near = await keys_of(make_topic, 2)
@@ -188,7 +188,7 @@ async def test_what_lies_in_a_store_that_is_away_is_damaged_and_the_rest_is_serv
     assert len((await read(log, far)).batches) == 1
 
 
-async def test_an_object_is_removed_a_grace_after_nothing_named_it(
+async def test_an_unreferenced_object_is_removed_after_a_grace(
     database: Database, log: LogStore, rolls: Roller, bucket: Bucket, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append(log, new_batch(key))
@@ -205,7 +205,7 @@ async def test_an_object_is_removed_a_grace_after_nothing_named_it(
     assert await sql.fetchval("select count(*) from log_object") == 0
 
 
-async def test_small_objects_are_put_together_and_thin_ones_rewritten(
+async def test_small_objects_are_joined_and_sparse_ones_rewritten(
     database: Database, log: LogStore, rolls: Roller, bucket: Bucket, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     one, two = await keys_of(make_topic, 2)
@@ -228,7 +228,7 @@ async def test_small_objects_are_put_together_and_thin_ones_rewritten(
     assert offsets((await read(log, two, 1)).batches) == [(n, n) for n in range(roller.SMALL_OBJECTS)][1:]
 
 
-async def test_what_a_lost_history_left_is_removed_and_its_ids_are_not_given_out_again(
+async def test_objects_of_a_lost_history_are_removed_and_their_ids_are_not_given_out_again(
     database: Database, log: LogStore, bucket: Bucket, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     last = await sql.fetchval("select coalesce(last_value, 0) from pg_sequences where sequencename like 'log_object%'")
@@ -245,7 +245,7 @@ async def test_what_a_lost_history_left_is_removed_and_its_ids_are_not_given_out
     assert len((await read(log, key)).batches) == 1
 
 
-async def test_nothing_is_removed_from_a_store_that_is_not_ours(
+async def test_no_object_is_removed_from_the_store_of_another_database(
     database: Database, log: LogStore, rolls: Roller, bucket: Bucket, key: PartitionKey
 ) -> None:
     await bucket.create_marker(b'{"store_id": "00000000-0000-0000-0000-000000000000"}')

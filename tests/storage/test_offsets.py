@@ -71,7 +71,7 @@ async def committed(offsets: OffsetStore, group_id: str = "g") -> dict[int, int]
         (2**63 - 1, 2**31 - 1, "x" * 4096),
     ],
 )
-async def test_what_was_committed_comes_back_exactly(
+async def test_a_committed_offset_is_returned_exactly(
     offsets: OffsetStore,
     lease: CoordinatorLease,
     topic: Topic,
@@ -102,7 +102,7 @@ async def test_a_later_commit_replaces_everything(
 async def test_commits_are_dated_by_postgres(
     offsets: OffsetStore, lease: CoordinatorLease, topic: Topic, now_ms: int, sql: asyncpg.Connection
 ) -> None:
-    """A gateway whose clock is days behind must not make a commit that is old enough to expire."""
+    """If a gateway's clock is days behind, its commit must not be so old that it expires."""
     retentions = (None, 0, DAY_MS, 2**63 - 1)
     await offsets.commit(
         [commit(lease, topic, partition_index=index, retention_ms=ms) for index, ms in enumerate(retentions)]
@@ -116,7 +116,7 @@ async def test_commits_are_dated_by_postgres(
 async def test_a_commit_that_names_a_member_is_fenced_by_its_epoch(
     offsets: OffsetStore, groups: GroupStore, leases: list[CoordinatorLease], topic: Topic
 ) -> None:
-    """Members of one group are at different epochs; the group's own says nothing of theirs."""
+    """Members of one group have different epochs. The group's epoch says nothing about theirs."""
     await save(
         groups, group("g", group_type="consumer", generation_id=9, members=(member("a", 4), member("b", 5))), leases[0]
     )
@@ -133,7 +133,7 @@ async def test_a_commit_that_names_a_member_is_fenced_by_its_epoch(
     assert await committed(offsets) == {0: 42, 1: 42}
 
 
-async def test_of_several_commits_of_a_partition_the_last_is_kept(
+async def test_the_last_of_several_commits_of_a_partition_is_kept(
     offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
 ) -> None:
     commits = [
@@ -203,7 +203,7 @@ async def test_a_fenced_simple_commit_creates_no_group(
     assert await load(groups, "simple") is None
 
 
-async def test_a_simple_commit_stands_once_a_group_has_lost_its_members(
+async def test_a_simple_commit_is_accepted_once_a_group_has_lost_its_members(
     offsets: OffsetStore, groups: GroupStore, lease: CoordinatorLease, topic: Topic
 ) -> None:
     simple = commit(lease, topic, generation_id=-1)
@@ -217,12 +217,12 @@ update coordinator_lease
 set node_id = $1, incarnation = 1, lease_epoch = lease_epoch + 1, expires_at = clock_timestamp()
 where kind = 'groups' and shard = 0
 """
-"""What a takeover of a release that locks the row only for an update comes to."""
+"""The takeover by a release that locks the row only for an update amounts to this."""
 
 
 @asynccontextmanager
 async def commit_under_way(database: Database, lease: CoordinatorLease, topic: Topic) -> AsyncIterator[None]:
-    """A commit of offset 42 that has been let through and has not ended."""
+    """A commit of offset 42 that has been accepted and has not ended."""
     async with database.hot.connection() as connection, connection.transaction():
         refusals = await connection.fetchval(
             "select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
@@ -233,7 +233,7 @@ async def commit_under_way(database: Database, lease: CoordinatorLease, topic: T
         yield
 
 
-async def test_a_change_of_coordinator_comes_after_commits_under_way(
+async def test_a_change_of_coordinator_waits_for_running_commits(
     database: Database, offsets: OffsetStore, leases: list[CoordinatorLease], lease: CoordinatorLease, topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:  # fmt: skip
@@ -241,7 +241,7 @@ async def test_a_change_of_coordinator_comes_after_commits_under_way(
     node_id = await nodes.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     await sql.execute("update coordinator_lease set expires_at = '-infinity'")
     async with commit_under_way(database, lease, topic):
-        # What is not held up is taken, in the time that the next renewal may wait.
+        # Free leases are acquired within the time that the next renewal may wait.
         async with asyncio.timeout(3):
             taken = await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)
         assert [other.shard for other in taken] == [1, 2]
@@ -250,20 +250,21 @@ async def test_a_change_of_coordinator_comes_after_commits_under_way(
             await sql.execute(TAKEN_BY_ANY_RELEASE, node_id)
     (taken,) = await nodes.acquire_leases(node_id, [0], 60_000)
     assert taken.lease_epoch == lease.lease_epoch + 1
-    # The new owner has what was acknowledged under the former lease, and nothing comes behind it.
+    # The new owner sees what was acknowledged under the former lease, and no later commit of the former owner is
+    # stored.
     assert await committed(offsets) == {0: 42}
     assert await offsets.commit([commit(lease, topic, committed_offset=41)]) == [Refusal.NOT_COORDINATOR]
     assert await committed(offsets) == {0: 42}
 
 
-async def test_a_commit_that_ends_soon_is_waited_for_by_the_next_coordinator(
+async def test_the_next_coordinator_waits_for_a_commit_that_ends_soon(
     database: Database, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     await sql.execute("update coordinator_lease set expires_at = '-infinity'")
     taken: list[CoordinatorLease] = []
-    for _ in range(20):  # a machine that stands still for 250 ms in between is no fault
+    for _ in range(20):  # A machine that stands still for 250 ms in between is no fault.
         async with commit_under_way(database, lease, topic):
             acquire = asyncio.create_task(nodes.acquire_leases(node_id, [0], 60_000))
             await until_blocked(sql, 1)
@@ -272,24 +273,24 @@ async def test_a_commit_that_ends_soon_is_waited_for_by_the_next_coordinator(
     assert [each.lease_epoch for each in taken] == [lease.lease_epoch + 1]
 
 
-async def test_renewals_go_on_beside_a_commit_that_postgres_keeps(
+async def test_renewals_continue_beside_a_commit_that_postgres_holds(
     database: Database, leases: list[CoordinatorLease], lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
-    # The process that holds them, started again.
+    # The process that holds the leases was started again.
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     held = await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)
     async with commit_under_way(database, held[0], topic):
         async with asyncio.timeout(3):
             assert await nodes.renew_leases(node_id, held, 60_000) == held
-            # And so do another commit and a save of a group of the shard.
+            # Another commit and a save of a group of the shard succeed too.
             assert await OffsetStore(database).commit([commit(held[0], topic, partition_index=1)]) == [None]
             await save(GroupStore(database), group("h"), held[0])
             await nodes.release_leases(node_id, {0: None})
         assert await sql.fetchval("select expires_at <= clock_timestamp() from coordinator_lease where shard = 0")
 
 
-async def test_fetching_partitions_gives_those_committed(
+async def test_fetching_partitions_returns_the_committed_ones(
     offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
 ) -> None:
     await offsets.commit([commit(lease, topic, partition_index=index) for index in (0, 2)])
@@ -301,11 +302,11 @@ async def test_fetching_partitions_gives_those_committed(
 
 @pytest.mark.parametrize("require_stable", [False, True])
 @pytest.mark.parametrize("known", [False, True], ids=["no statistics", "statistics from before"])
-async def test_fetching_costs_what_is_fetched_however_many_topics_groups_and_offsets_there_are(
+async def test_the_cost_of_a_fetch_follows_its_result_not_the_number_of_rows(
     sql: asyncpg.Connection, known: bool, require_stable: bool
 ) -> None:
     for table in ("topic", "consumer_group", "committed_offset", "pending_offset"):
-        # One that begins within the test would know half of what is there, or stand in the way of looking.
+        # An autovacuum that begins within the test would read half of the rows, or hold a lock that the test needs.
         await sql.execute(f"alter table {table} set (autovacuum_enabled = false)")
     await sql.execute("insert into topic (name) select 't' || i from generate_series(1, 5000) i")
     await sql.execute(
@@ -329,7 +330,7 @@ async def test_fetching_costs_what_is_fetched_however_many_topics_groups_and_off
     assert await pages_touched(sql, statement("fetch_offsets"), ["g8"] * 3, topic_ids, [0, 0, 0], require_stable) < 30
 
 
-async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
+async def test_a_topic_created_again_inherits_no_offsets(
     database: Database,
     offsets: OffsetStore,
     lease: CoordinatorLease,
@@ -348,7 +349,9 @@ async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
     assert await sql.fetchval("select count(*) from committed_offset") == 0
 
 
-async def test_deleting_offsets_of_some_partitions(offsets: OffsetStore, lease: CoordinatorLease, topic: Topic) -> None:
+async def test_deleting_offsets_of_some_partitions_keeps_the_others(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
+) -> None:
     await offsets.commit([commit(lease, topic, partition_index=index) for index in range(3)])
     await offsets.delete("g", [(topic.topic_id, 0), (topic.topic_id, 2), (UUID(int=1), 0)], lease)
     assert await committed(offsets) == {1: 42}
@@ -447,7 +450,7 @@ SIMPLE = {**EMPTY, "protocol_type": None}
         "rebalancing", "other type", "explicit time is past", "explicit time is to come", "explicit but in use",
     ],
 )  # fmt: skip
-async def test_when_offsets_expire(
+async def test_offsets_expire_by_kafkas_rules(
     offsets: OffsetStore,
     groups: GroupStore,
     leases: list[CoordinatorLease],
@@ -472,7 +475,7 @@ async def test_when_offsets_expire(
     assert len(await offsets.fetch("g")) == (0 if expires else 1)
 
 
-async def test_a_settled_group_keeps_what_it_subscribes_to(
+async def test_offsets_of_subscribed_topics_do_not_expire(
     offsets: OffsetStore,
     groups: GroupStore,
     leases: list[CoordinatorLease],
@@ -488,7 +491,7 @@ async def test_a_settled_group_keeps_what_it_subscribes_to(
     assert [offset.topic_id for offset in await offsets.fetch("g")] == [topic.topic_id]
 
 
-async def test_what_the_coordinator_holds_as_unsettled_stays(
+async def test_offsets_of_a_group_that_the_coordinator_names_unsettled_do_not_expire(
     offsets: OffsetStore,
     groups: GroupStore,
     leases: list[CoordinatorLease],
@@ -502,7 +505,7 @@ async def test_what_the_coordinator_holds_as_unsettled_stays(
     assert await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g"]) == ExpiredOffsets(0, ("bare",))
 
 
-async def test_a_pass_is_bounded_and_keeps_to_its_shard(
+async def test_a_pass_is_bounded_and_stays_within_its_shard(
     offsets: OffsetStore,
     groups: GroupStore,
     leases: list[CoordinatorLease],

@@ -1,5 +1,8 @@
-"""Postgres is killed, or the disk is full, at any step of append, roll, rewrite and delete, while the process goes on:
-what it acknowledged is there, nothing is there twice, and it needs nothing but room and a Postgres to go on."""
+"""Postgres is killed, or the disk is full, at any step of append, roll, rewrite and delete, while the process
+continues.
+
+Each acknowledged record must be stored, and stored once. The process needs only room and a Postgres to continue.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,27 @@ from tests.storage.test_crash import KILLS, LAST_STEP, collected, verify
 
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 FULL_ROUNDS = max(3, KILLS // 4)
-"""Of a disk that is really full: Postgres takes up to 5 s to be tried again."""
+"""Rounds with a disk that is really full. Each lasts up to 5 s longer, until Postgres is started again."""
 
 MEMORY = Path("/dev/shm")
 CLUSTER_BYTES = 2 * 1024**3
-"""With a write-ahead log as long as it may get."""
+"""Size of a cluster whose write-ahead log has reached its limit."""
 
 DEADLINE_S = 60.0
 RETRY_S = 0.005
 SHUT_S = 10.0
-"""A Postgres that lets nobody in for so long does not until there is room."""
+"""A Postgres that accepts no connection for so many seconds accepts none until there is room."""
 WRITES = ("pwritev", "fdatasync", "fsync", "posix_fallocate")
 """Calls that a full disk refuses."""
 
 WRITE_AHEAD = "select pg_logical_emit_message(false, 'full', ''); select pg_switch_wal()"
-"""A row that changes nothing, and the rest of its segment of the write-ahead log."""
+"""Write a row that changes nothing, and fill the rest of its segment of the write-ahead log."""
 
 SMALL_WAL = "max_wal_size = '64MB'\nmin_wal_size = '32MB'\n"
 
 
 class Steps:
-    """Counts the calls to disk and Postgres down to the one at which something happens."""
+    """Count calls to disk and Postgres down to the one at which the fault happens."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +74,7 @@ class Steps:
             self._left, self._strike = steps, strike
 
     def refuse(self, calls: int) -> None:
-        """The next so many writes find no room. Called by a strike."""
+        """Let the next so many writes fail for want of room. A fault calls this."""
         self._refused = calls
 
     def __call__(self, name: str) -> None:
@@ -94,7 +97,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 class Play:
-    """Work that goes on through every failure of its storage, until it is told to pause."""
+    """Work that continues through every failure of its storage until it is asked to pause."""
 
     def __init__(self, database: Database, store: SegmentDirectory, keys: Sequence[int]) -> None:
         self.work = Work(database, store, SEED, dict.fromkeys(keys, 0))
@@ -123,7 +126,7 @@ class Play:
                 await asyncio.sleep(RETRY_S)
 
     async def until(self, holds: Callable[[], bool], which: str) -> None:
-        """Waits while the work goes on; fails with the work."""
+        """Wait while the work continues; raise if the work fails."""
         deadline = time.monotonic() + DEADLINE_S
         while not holds():
             for task in self._tasks:
@@ -133,7 +136,7 @@ class Play:
             await asyncio.sleep(RETRY_S)
 
     async def comes_back(self, which: str) -> None:
-        """Groups are acknowledged again, then it pauses and all is as it was acknowledged."""
+        """Wait until appends are acknowledged again, pause, and assert that all acknowledged records are stored."""
         before = self.acknowledged
         await self.until(lambda: self.acknowledged > before + 20, f"{which}: it does not go on")
         self._pausing = True
@@ -158,8 +161,11 @@ class Play:
 
 
 def in_memory() -> Path | None:
-    """Where there is room for a cluster in memory. A recovery syncs every file of the cluster, which is most of what a
-    kill takes on a disk that others use, and a killed process takes nothing from what it has written."""
+    """A directory in memory, if it has room for a cluster.
+
+    A recovery syncs every file of the cluster, which takes most of its time on a shared disk. A killed process loses
+    none of what it has written to memory.
+    """
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= CLUSTER_BYTES and os.access(MEMORY, os.W_OK | os.X_OK):
             return MEMORY
@@ -168,7 +174,7 @@ def in_memory() -> Path | None:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddedPostgres]:
-    # One that is killed again and again would come back ever later, which shows nothing here.
+    # A server that is killed repeatedly would return ever later, which shows nothing here.
     monkeypatch.setattr(embedded, "LAST_BACKOFF_SECONDS", embedded.FIRST_BACKOFF_SECONDS)
     with short_directory(in_memory()) as directory:
         made = EmbeddedPostgres(directory)
@@ -179,7 +185,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddedPostg
 
 @contextlib.asynccontextmanager
 async def playing(server: EmbeddedPostgres, directory: Path) -> AsyncIterator[tuple[Database, Play]]:
-    """On a database of the server's own, which knows its history."""
+    """Play on a database of the server's own, whose history is known."""
     database = await Database.open(server.url, hot_connections=3, cold_connections=2)
     play: Play | None = None
     try:
@@ -199,7 +205,7 @@ async def playing(server: EmbeddedPostgres, directory: Path) -> AsyncIterator[tu
 
 
 def kill(pid: int, what: str, generator: random.Random) -> None:
-    """SIGKILL of the postmaster, of one of its processes, or of all at once."""
+    """Send SIGKILL to the postmaster, to one of its processes, or to all at once."""
     with contextlib.suppress(psutil.NoSuchProcess):
         postmaster = psutil.Process(pid)
         children = postmaster.children(recursive=True)
@@ -210,7 +216,7 @@ def kill(pid: int, what: str, generator: random.Random) -> None:
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)
-async def test_a_killed_postgres_loses_nothing_that_was_acknowledged(
+async def test_a_killed_postgres_loses_no_acknowledged_record(
     server: EmbeddedPostgres, steps: Steps, tmp_path: Path
 ) -> None:
     generator = random.Random(SEED)
@@ -235,7 +241,7 @@ async def test_a_killed_postgres_loses_nothing_that_was_acknowledged(
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)
-async def test_writes_that_find_no_room_lose_nothing_that_was_acknowledged(
+async def test_writes_that_find_no_room_lose_no_acknowledged_record(
     database: Database, make_topic: MakeTopic, steps: Steps, tmp_path: Path
 ) -> None:
     generator = random.Random(SEED)
@@ -268,8 +274,8 @@ async def nothing() -> None:
 async def fill_again_and_again(
     play: Play, steps: Steps, disk: Disk, press: Callable[[], Awaitable[None]] = nothing
 ) -> None:
-    """Fills the disk at a step and empties it once that has been noticed often enough, FULL_ROUNDS times; in every
-    other round `press` makes it worse meanwhile."""
+    """Fill the disk at a step, and empty it once that has been noticed often enough, FULL_ROUNDS times. In every other
+    round `press` makes things worse in between."""
     generator = random.Random(SEED)
     for number in range(FULL_ROUNDS):
         step, failures = generator.randint(1, LAST_STEP), generator.randint(1, 20)
@@ -282,7 +288,7 @@ async def fill_again_and_again(
             await press()
 
         def noticed(enough: int = enough) -> bool:
-            # What is swept makes room.
+            # Removing swept files makes room.
             disk.fill()
             return play.failures >= enough
 
@@ -292,7 +298,7 @@ async def fill_again_and_again(
 
 
 @pytest.mark.timeout(120 + 60 * FULL_ROUNDS)
-async def test_a_full_directory_loses_nothing_that_was_acknowledged(
+async def test_a_full_directory_loses_no_acknowledged_record(
     database: Database, make_topic: MakeTopic, steps: Steps, disk: Disk
 ) -> None:
     keys = [partition.partition_key for partition in (await make_topic(partition_count=4)).partitions]
@@ -307,11 +313,10 @@ async def test_a_full_directory_loses_nothing_that_was_acknowledged(
 
 
 @pytest.mark.timeout(120 + 60 * FULL_ROUNDS)
-async def test_a_disk_full_for_postgres_and_the_log_loses_nothing_that_was_acknowledged(
-    disk: Disk, steps: Steps
-) -> None:
-    """In every other round Postgres also needs room for its write-ahead log, and ends for want of it, or lets nobody
-    in, which is as good: one that came back on the full disk has no room for what a new connection writes."""
+async def test_a_disk_full_for_postgres_and_the_log_loses_no_acknowledged_record(disk: Disk, steps: Steps) -> None:
+    """In every other round Postgres also needs room for its write-ahead log. It ends for want of room, or accepts no
+    connection, which is as good: a server that restarted on the full disk has no room for the writes of a new
+    connection."""
     server = EmbeddedPostgres(disk.directory)
     await server.start()
     try:

@@ -1,4 +1,4 @@
-"""Which files of a log's directory stay in the operating system's page cache, as the kernel itself tells it."""
+"""Which files of a log's directory stay in the operating system's page cache, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def cached_bytes(path: Path) -> int:
-    """How much of a file the page cache holds (mincore(2))."""
+    """Return how many bytes of a file the page cache holds (mincore(2))."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = ctypes.create_string_buffer(-(-len(mapped) // mmap.PAGESIZE))
         first = ctypes.c_char.from_buffer(mapped)
@@ -30,7 +30,7 @@ def cached_bytes(path: Path) -> int:
 
 
 async def fill(directory: SegmentDirectory, files: int) -> list[int]:
-    """Puts so many files; what the cache holds of each, the oldest first."""
+    """Write so many files, and return how many bytes of each the cache holds, the oldest first."""
     for object_id in range(files):
         await directory.put(object_id, [bytes([object_id]) * FILE_BYTES])
     return [cached_bytes(directory.path(object_id)) for object_id in range(files)]
@@ -41,7 +41,7 @@ async def test_the_newest_files_stay_in_the_page_cache(tmp_path: Path, limit_byt
     directory = SegmentDirectory(tmp_path, segment_bytes=FILE_BYTES, page_cache_bytes=limit_bytes)
     try:
         assert await fill(directory, 6) == [0] * (6 - files) + [FILE_BYTES] * files
-        # What was given up is on disk.
+        # Bytes dropped from the cache are on disk.
         for object_id in range(6):
             (read,) = await directory.load(object_id, [(0, FILE_BYTES)], lambda pieces: pieces)
             assert read == bytes([object_id]) * FILE_BYTES
@@ -49,7 +49,7 @@ async def test_the_newest_files_stay_in_the_page_cache(tmp_path: Path, limit_byt
         directory.close()
 
 
-async def test_a_file_that_was_removed_is_given_up_in_silence(tmp_path: Path) -> None:
+async def test_a_removed_file_is_dropped_from_the_cache_without_an_error(tmp_path: Path) -> None:
     directory = SegmentDirectory(tmp_path, segment_bytes=FILE_BYTES, page_cache_bytes=FILE_BYTES)
     try:
         await directory.put(0, [b"0" * FILE_BYTES])
@@ -60,7 +60,9 @@ async def test_a_file_that_was_removed_is_given_up_in_silence(tmp_path: Path) ->
         directory.close()
 
 
-async def test_what_cannot_be_given_up_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_cannot_be_dropped_from_the_cache_causes_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: int) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -1,8 +1,8 @@
-"""Defects that another gateway on Postgres has, where storage decides: each must not be found here.
+"""Defects of another gateway on Postgres that storage decides; none may occur here.
 
-Retention that reads −1 or 30 days wrongly, or waits for a policy to be set; compaction that drops what was written
-while it ran; headers that break a produce; duplicates that race or are refused; sequences past 2^31; a log that never
-says an offset is out of range; offsets written before the fence; ListOffsets that answers 0 for "nothing".
+The defects: retention reads −1 or 30 days wrongly, or waits until a policy is set. Compaction drops records that were
+written while it ran. Headers break a produce. Duplicates race or are refused. Sequences past 2^31 fail. A log never
+reports an offset as out of range. Offsets are written before the fence is checked. ListOffsets returns 0 for "nothing".
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ async def left(database: Database, log: LogStore, policy: RetentionPolicy) -> in
     return len((await read(log, policy.partition_key, state.log_start_offset)).batches)
 
 
-async def test_retention_minus_one_keeps_for_ever(database: Database, log: LogStore, key: PartitionKey) -> None:
+async def test_retention_of_minus_one_keeps_records_for_ever(
+    database: Database, log: LogStore, key: PartitionKey
+) -> None:
     await append_each(log, new_batch(key, max_timestamp_ms=0), new_batch(key, max_timestamp_ms=1))
     assert await left(database, log, RetentionPolicy(key, retention_ms=-1, retention_bytes=-1)) == 2
 
@@ -81,7 +83,7 @@ async def test_the_default_policy_deletes_after_seven_days(
     assert await left(database, log, RetentionPolicy(key)) == 2
 
 
-async def test_compaction_leaves_what_was_appended_since_it_looked(
+async def test_compaction_keeps_records_appended_since_it_looked(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     store = CompactionStore(database, log)
@@ -94,7 +96,7 @@ async def test_compaction_leaves_what_was_appended_since_it_looked(
     assert offsets((await read(log, key)).batches) == [(2, 2), (3, 3)]
 
 
-async def test_what_is_inside_a_batch_is_no_business_of_the_database(log: LogStore, key: PartitionKey) -> None:
+async def test_the_database_does_not_read_the_inside_of_a_batch(log: LogStore, key: PartitionKey) -> None:
     every_byte = bytes(range(256)) * 20
     batches = [new_batch(key), new_batch(key, size_bytes=5120), new_batch(key, size_bytes=5120)]
     for batch in batches:
@@ -104,7 +106,7 @@ async def test_what_is_inside_a_batch_is_no_business_of_the_database(log: LogSto
     assert [one.records[61:] for one in stored] == [every_byte[61:100], every_byte[61:], every_byte[61:]]
 
 
-async def test_many_copies_of_one_batch_at_once_are_one_batch(
+async def test_many_concurrent_copies_of_one_batch_are_stored_once(
     database_url: str, key: PartitionKey, log: LogStore
 ) -> None:
     databases = [await Database.open(database_url, hot_connections=2, cold_connections=1) for _ in range(2)]
@@ -124,14 +126,14 @@ async def test_many_copies_of_one_batch_at_once_are_one_batch(
     assert (await read(log, key)).state.high_watermark == 15
 
 
-async def test_sequences_go_on_past_the_greatest_int(log: LogStore, key: PartitionKey) -> None:
+async def test_sequences_continue_past_the_greatest_int(log: LogStore, key: PartitionKey) -> None:
     sequence = 2**31 - 2
     for i in range(4):
         (outcome,) = await log.append([new_batch(key, producer=(9, 0, (sequence + i) % 2**31))])
         assert outcome == Appended(i, 0, 0)
 
 
-async def test_an_offset_out_of_range_can_be_told_from_the_end_of_the_log(log: LogStore, key: PartitionKey) -> None:
+async def test_an_offset_out_of_range_differs_from_the_end_of_the_log(log: LogStore, key: PartitionKey) -> None:
     await append_each(log, *(new_batch(key) for _ in range(5)))
     await log.delete_records(key, 2)
     for offset in (0, 1, 5, 6):
@@ -139,7 +141,7 @@ async def test_an_offset_out_of_range_can_be_told_from_the_end_of_the_log(log: L
         assert (result.state.log_start_offset, result.state.high_watermark, result.batches) == (2, 5, ())
 
 
-async def test_a_zombie_writes_no_offset_before_it_is_told(
+async def test_a_zombie_writes_no_offset_before_it_is_refused(
     database: Database, leases: list[CoordinatorLease], make_topic: MakeTopic
 ) -> None:
     topic = await make_topic()
@@ -152,7 +154,7 @@ async def test_a_zombie_writes_no_offset_before_it_is_told(
     assert [offset.committed_offset for offset in await offset_store.fetch("g")] == [10]
 
 
-async def test_the_latest_offset_stays_when_the_newest_records_are_gone(
+async def test_the_latest_offset_stays_after_the_newest_records_are_removed(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(5)))
@@ -163,7 +165,7 @@ async def test_the_latest_offset_stays_when_the_newest_records_are_gone(
     assert await log.batch_of_max_timestamp(key) is None
 
 
-async def test_no_record_at_or_after_a_time_is_none_not_the_first(log: LogStore, key: PartitionKey) -> None:
+async def test_a_lookup_past_the_last_time_finds_no_record(log: LogStore, key: PartitionKey) -> None:
     await append(log, new_batch(key, max_timestamp_ms=1000))
     assert await log.batch_at_timestamp(key, 1001) is None
 

@@ -1,4 +1,4 @@
-"""Lost connections, locks that are not had, pools that are full: each ends in time, in our own errors."""
+"""Lost connections, locks that are not granted, exhausted pools: each ends in time, with our own errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_the_call_after_a_lost_connection_works(
     assert database.hot.size == 4
     for _ in range(3):
         await _terminate_all(sql)
-        # Each pool may find out by one failing call, however many connections it had.
+        # Each pool may discover the loss by one failing call, however many connections it had.
         for call in (log.states([key]), read(log, key)):
             with contextlib.suppress(StorageUnavailable):
                 await call
@@ -44,16 +44,14 @@ async def test_the_call_after_a_lost_connection_works(
         assert len((await read(log, key)).batches) == 1
 
 
-async def test_connections_that_died_while_nobody_used_them_fail_no_call(
-    sql: asyncpg.Connection, database: Database
-) -> None:
+async def test_connections_that_died_while_idle_fail_no_call(sql: asyncpg.Connection, database: Database) -> None:
     await asyncio.gather(*(database.hot.fetch("select pg_sleep(0.05)") for _ in range(4)))
     await sql.execute(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
         "where datname = current_database() and application_name = 'sluice' and pid <> pg_backend_pid()"
     )
     for _ in range(3):
-        await sql.fetchval("select 1")  # by then the event loop has been told of their ends
+        await sql.fetchval("select 1")  # By then the event loop knows that the connections ended.
     assert await database.hot.fetch_value("select 1") == 1
 
 
@@ -75,7 +73,7 @@ async def test_a_connection_lost_during_a_write_is_unavailable(
     assert await append(log, new_batch(key)) == [0], "nothing of them was written, and nothing holds a lock"
 
 
-async def test_a_lock_that_is_not_had_in_time_is_unavailable(
+async def test_a_lock_that_is_not_granted_in_time_is_unavailable(
     database_url: str, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     hasty = await Database.open(database_url, statement_timeout_ms=200)
@@ -110,7 +108,7 @@ async def test_waiting_for_a_connection_is_bounded(database_url: str) -> None:
         await narrow.close()
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_an_address_without_a_listener_is_unavailable() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -135,14 +133,14 @@ async def test_a_closed_database_is_unavailable(database_url: str) -> None:
         await closed.hot.fetch("select 1")
 
 
-async def test_our_own_mistakes_are_not_called_transient(database: Database) -> None:
+async def test_our_own_mistakes_are_not_reported_as_transient(database: Database) -> None:
     for query, arguments in [("select nonsense", ()), ("select $1::integer", ("text",)), ("select 1 / 0", ())]:
         with pytest.raises(StorageError) as caught:
             await database.hot.fetch(query, *arguments)
         assert not isinstance(caught.value, StorageUnavailable)
 
 
-async def test_a_deadlock_is_tried_again(database: Database, key: PartitionKey, sql: asyncpg.Connection) -> None:
+async def test_a_deadlock_is_retried(database: Database, key: PartitionKey, sql: asyncpg.Connection) -> None:
     runs: list[int] = []
 
     async def work(connection: Connection) -> str:
@@ -169,7 +167,7 @@ async def test_retries_end(database: Database) -> None:
     assert len(runs) == 4
 
 
-async def test_nothing_else_is_tried_again(database: Database) -> None:
+async def test_no_other_error_is_retried(database: Database) -> None:
     for code in ("57P01", "08006", "23505", "P0001"):
         runs: list[int] = []
 
@@ -197,14 +195,14 @@ async def test_a_cancelled_call_leaves_the_pool_usable(
     assert await append(log, new_batch(key)) == [0]
 
 
-async def test_sessions_wait_for_the_disk_whatever_the_server_says(database_url: str, sql: asyncpg.Connection) -> None:
+async def test_sessions_wait_for_the_disk_with_any_server_setting(database_url: str, sql: asyncpg.Connection) -> None:
     name = await sql.fetchval("select current_database()")
     await sql.execute(f'alter database "{name}" set synchronous_commit = off')
     try:
         opened = await Database.open(database_url)
         try:
             for pool in (opened.hot, opened.cold):
-                for _ in range(2):  # also when the connection is used again
+                for _ in range(2):  # The second round uses the connection again.
                     assert await pool.fetch_value("select current_setting('synchronous_commit')") == "on"
         finally:
             await opened.close()
@@ -228,7 +226,7 @@ async def test_sessions_wait_for_the_disk_whatever_the_server_says(database_url:
         ("search_path", "nowhere", SEARCH_PATH),
     ],
 )
-async def test_the_databases_defaults_change_nothing_that_is_relied_on(
+async def test_defaults_of_the_database_do_not_change_settings_that_we_rely_on(
     database_url: str, sql: asyncpg.Connection, setting: str, odd: str, pinned: str
 ) -> None:
     name = await sql.fetchval("select current_database()")
@@ -263,7 +261,7 @@ async def test_two_nodes_append_to_one_partition_of_a_repeatable_read_database(
         await sql.execute(f'alter database "{name}" reset default_transaction_isolation')
 
 
-async def test_a_timeout_says_that_it_is_one(database_url: str) -> None:
+async def test_a_timeout_is_named_as_such(database_url: str) -> None:
     narrow = await Database.open(database_url, hot_connections=1, acquire_timeout_s=0.05)
     try:
         async with narrow.hot.connection():
@@ -274,7 +272,7 @@ async def test_a_timeout_says_that_it_is_one(database_url: str) -> None:
 
 
 async def test_leases_and_readiness_do_not_wait_for_requests(database_url: str) -> None:
-    """Eight thousand groups that join at once took every connection, and the node lost its leases."""
+    """Eight thousand groups that joined at once took every connection, and the node lost its leases."""
     narrow = await Database.open(database_url, hot_connections=1, cold_connections=1, acquire_timeout_s=0.05)
     try:
         nodes, topics = NodeStore(narrow), TopicStore(narrow)

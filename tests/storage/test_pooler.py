@@ -1,4 +1,4 @@
-"""Through a connection pooler: served where a connection keeps its server, refused at once where it does not."""
+"""Connections through a pooler: served if a client's connection keeps its server, refused at once if not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not inst
 
 @contextlib.contextmanager
 def _pooler(database_url: str, directory: Path, *, mode: str, ignored: str) -> Iterator[str]:
-    """A pgbouncer before the test's database; the URL of the database through it."""
+    """Run a pgbouncer before the test's database, and yield the database's URL through it."""
     parts = urlsplit(database_url)
     query = parse_qs(parts.query)
     host = query.get("host", [parts.hostname or ""])[0]
@@ -69,7 +69,7 @@ ignore_startup_parameters = {ignored}
 
 @pytest.fixture(autouse=True)
 async def pooler_may_connect(sql: asyncpg.Connection) -> None:
-    """Admit the server's own account: as root's child the embedded server admits only root, and a pooler refuses to run
+    """Admit the server's own account. As root's child the embedded server admits only root, and a pooler refuses to run
     as root."""
     ident = Path(str(await sql.fetchval("select current_setting('ident_file')")))
     if os.getuid() == 0 and ident.exists() and "gateway root" in ident.read_text():
@@ -103,7 +103,7 @@ async def test_a_pooler_that_moves_a_session_is_refused(database_url: str, tmp_p
         await (await _open(url)).close()
 
 
-async def test_a_session_pooler_serves_with_the_settings_that_are_relied_on(
+async def test_a_session_pooler_serves_with_the_settings_that_we_rely_on(
     database_url: str, tmp_path: Path, key: PartitionKey
 ) -> None:
     with _pooler(database_url, tmp_path, mode="session", ignored="extra_float_digits") as url:
@@ -111,7 +111,7 @@ async def test_a_session_pooler_serves_with_the_settings_that_are_relied_on(
         try:
             assert await database.hot.fetch_value("select current_setting('statement_timeout')") == "10s"
             assert await append(LogStore(database), new_batch(key)) == [0]
-            history = HistoryStore(database)  # on a connection of its own
+            history = HistoryStore(database)  # This uses a connection of its own.
             history.accept(*await history.adopt())
         finally:
             await database.close()

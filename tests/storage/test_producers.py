@@ -15,7 +15,7 @@ from tests.storage.batches import append, new_batch
 HOUR_MS = 3_600_000
 
 
-async def test_ids_are_never_given_twice(database: Database) -> None:
+async def test_no_producer_id_is_given_twice(database: Database) -> None:
     stores = [ProducerStore(database) for _ in range(3)]
     calls = [store.allocate_producer_id() for store in stores for _ in range(BLOCK_SIZE + 5)]
     ids = await asyncio.gather(*calls)
@@ -24,7 +24,7 @@ async def test_ids_are_never_given_twice(database: Database) -> None:
     assert await ProducerStore(database).allocate_producer_id() > max(ids)
 
 
-async def test_a_block_is_asked_for_once(database: Database, sql: asyncpg.Connection) -> None:
+async def test_concurrent_callers_reserve_one_block_of_ids(database: Database, sql: asyncpg.Connection) -> None:
     store = ProducerStore(database)
     first = await store.allocate_producer_id()
     before = await sql.fetchval("select next_producer_id from cluster")
@@ -44,7 +44,7 @@ async def test_idle_producers_are_forgotten_in_bounded_passes(
     assert await sql.fetchval("select array_agg(producer_id) from producer_state") == [5]
 
 
-async def test_a_forgotten_producer_goes_on_with_any_sequence(
+async def test_a_forgotten_producer_may_continue_with_any_sequence(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append(log, new_batch(key, producer=(1, 0, 0)))

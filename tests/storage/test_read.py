@@ -16,7 +16,7 @@ from tests.storage.pages import fill, fill_unknown, pages_touched
 
 @pytest.fixture(params=["statement", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Every test of this module runs wherever the bytes may lie."""
+    """Run every test of this module in each place of the bytes."""
     return request.param
 
 
@@ -38,7 +38,7 @@ async def test_reading_begins_with_the_batch_that_holds_the_offset(
 @pytest.mark.parametrize(
     ("max_bytes", "count"), [(0, 1), (1, 1), (100, 1), (199, 1), (200, 2), (499, 4), (500, 5), (10**9, 5)]
 )
-async def test_whole_batches_within_the_limit_and_the_first_always(
+async def test_a_read_returns_whole_batches_within_the_limit_and_the_first_always(
     log: LogStore, five: PartitionKey, max_bytes: int, count: int
 ) -> None:
     assert len((await read(log, five, 0, max_bytes)).batches) == count
@@ -51,10 +51,10 @@ async def test_a_batch_larger_than_every_limit_is_returned_whole(log: LogStore, 
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
-async def test_a_read_ends_after_so_many_batches_and_another_goes_on(
+async def test_a_read_ends_at_the_batch_limit_and_the_next_continues(
     log: LogStore, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Of chunks of one batch and of several; whoever begins within a chunk comes on too."""
+    """Chunks hold one batch or several. A read may also begin within a chunk."""
     monkeypatch.setattr("storage.log.MAX_BATCHES", most)
     keys = [part.partition_key for part in (await make_topic(partition_count=2)).partitions]
     for key in keys:
@@ -112,17 +112,17 @@ async def test_only_the_first_partition_with_records_may_exceed_its_limit(log: L
     assert [len(result.batches) for result in results if isinstance(result, ReadResult)] == [1, 0]
 
 
-async def test_one_partition_twice_in_a_call(log: LogStore, five: PartitionKey) -> None:
+async def test_a_call_may_name_one_partition_twice(log: LogStore, five: PartitionKey) -> None:
     results = await log.read([ReadRequest(five, 8, 100), ReadRequest(five, 0, 100)], max_bytes=1000)
     assert [offsets(result.batches) for result in results if isinstance(result, ReadResult)] == [[(8, 9)], [(0, 1)]]
 
 
 @pytest.mark.parametrize("offset", [-1, 10, 11, 2**62])
-async def test_an_offset_outside_the_log_gives_the_state_alone(log: LogStore, five: PartitionKey, offset: int) -> None:
+async def test_an_offset_outside_the_log_returns_only_the_state(log: LogStore, five: PartitionKey, offset: int) -> None:
     assert await read(log, five, offset) == ReadResult(PartitionState(0, 10, 10, 0, 500), ())
 
 
-async def test_an_offset_below_the_log_start_gives_the_state_alone(log: LogStore, five: PartitionKey) -> None:
+async def test_an_offset_below_the_log_start_returns_only_the_state(log: LogStore, five: PartitionKey) -> None:
     assert await log.delete_records(five, 5) == 5
     result = await read(log, five, 4)
     assert (result.state.log_start_offset, result.batches) == (5, ())
@@ -151,13 +151,15 @@ async def test_unknown_and_deleted_partitions_are_refused_in_their_place(
     }
 
 
-async def test_a_gap_leads_to_the_next_batch(log: LogStore, five: PartitionKey, sql: asyncpg.Connection) -> None:
+async def test_a_read_from_a_gap_begins_with_the_next_batch(
+    log: LogStore, five: PartitionKey, sql: asyncpg.Connection
+) -> None:
     await sql.execute("delete from chunk where partition_key = $1 and base_offset in (0, 4, 6)", five)
     assert offsets((await read(log, five, 0)).batches) == [(2, 3), (8, 9)]
     assert offsets((await read(log, five, 5)).batches) == [(8, 9)]
 
 
-async def test_nothing_to_read(log: LogStore) -> None:
+async def test_a_read_of_no_partitions_returns_nothing(log: LogStore) -> None:
     assert await log.read([], max_bytes=1) == []
 
 
@@ -174,7 +176,7 @@ async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
     for key, depth in ((shallow, 1_000), (deep, 100_000)):
         await fill(sql, key, depth)
         offset = int(depth * place) * 2
-        # About ten batches' worth; the plans were made while the table was small and are not made anew.
+        # The limit is about ten batches. The plans were made while the table was small, and Postgres keeps them.
         costs.append(
             await pages_touched(sql, statement("read_chunks"), [key], [offset], [1000], [False], 1000, 10**6, 10**6),
         )
@@ -192,11 +194,11 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
 
 
 @pytest.mark.parametrize("depth", [1_000, 45_000, 60_000, 70_000, 100_000])
-async def test_reads_touch_few_pages_of_a_partition_the_statistics_do_not_know(
+async def test_reads_touch_few_pages_of_a_partition_unknown_to_the_statistics(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
-    """A planner that takes the partition for one of a single row would rather sort than walk the index. A search by
-    time halves the offsets: some seventeen looks of four pages each."""
+    """If the planner took the partition for one of a single row, it would sort instead of walking the index. A search
+    by time halves the offsets: some seventeen look-ups of four pages each."""
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     last_ms = 999 + depth

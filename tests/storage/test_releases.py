@@ -1,4 +1,4 @@
-"""Functions of releases: kept while anybody may call them, dropped when nobody has for long."""
+"""SQL functions of a release: kept while a node may call them, dropped when no node has done so for long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ async def register(store: NodeStore, port: int) -> int:
     return await store.register(f"host:{port}", {"PLAINTEXT": ("host", port)}, None, 60_000)
 
 
-async def test_functions_go_when_nobody_has_called_them_for_long(database: Database, sql: asyncpg.Connection) -> None:
+async def test_functions_that_no_node_has_called_for_long_are_dropped(
+    database: Database, sql: asyncpg.Connection
+) -> None:
     await make(sql, FORMER, "sluice_not_a_release")
     for table in ("former_release", "release_without_transactions"):
         await sql.execute(f"insert into {table} values ($1)", FORMER)
@@ -47,7 +49,7 @@ async def test_functions_go_when_nobody_has_called_them_for_long(database: Datab
     await sql.execute("drop schema sluice_not_a_release cascade")
 
 
-async def test_what_a_live_node_calls_stays_and_what_a_dead_one_called_goes(
+async def test_functions_of_a_live_node_stay_and_those_of_a_dead_one_are_dropped(
     database: Database, sql: asyncpg.Connection
 ) -> None:
     await make(sql, FORMER, OTHER)
@@ -62,10 +64,10 @@ async def test_what_a_live_node_calls_stays_and_what_a_dead_one_called_goes(
     assert await schemas(sql) == {FUNCTION_SCHEMA, FORMER}
 
 
-async def test_a_node_of_a_release_that_does_not_say_keeps_them_all(
+async def test_a_node_that_does_not_name_its_release_keeps_all_functions(
     database: Database, sql: asyncpg.Connection
 ) -> None:
-    """It registers under the name of one of this release, as after an upgrade that was taken back."""
+    """It registers under the name of a node of this release, as after an upgrade that was taken back."""
     await make(sql, FORMER)
     node_id = await register(NodeStore(database), 1)
     await sql.execute("update node set incarnation = incarnation + 1 where node_id = $1", node_id)

@@ -1,4 +1,4 @@
-"""What leaves the log, and what must not."""
+"""Which records retention removes, and which it must keep."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 async def now_ms(sql: asyncpg.Connection) -> int:
-    """The database's clock, which is the one that counts."""
+    """The database's clock, which retention follows."""
     return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)
 
 
 async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: int) -> list[int]:
-    """Base offsets of what one pass leaves readable; checks that rows, sizes and log start agree."""
+    """Run a pass and return the base offsets of the readable batches. Assert that rows, sizes and log start agree."""
     outcome = await retention.apply(database, [RetentionPolicy(key, **limits)])
     assert outcome.complete
     state = (await log.states([key]))[key]
@@ -41,16 +41,16 @@ async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: i
     return [batch.base_offset for batch in result.batches]
 
 
-async def test_by_time_the_batches_before_the_first_that_is_young_enough(
+async def test_retention_by_time_removes_the_batches_before_the_first_young_one(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
-    ages = [50, 40, 5, 30, 1]  # minutes: the fourth is older than the third and stays behind it
+    ages = [50, 40, 5, 30, 1]  # Minutes. The fourth batch is older than the third and stays behind it.
     await append_each(log, *(new_batch(key, max_timestamp_ms=now_ms - age * MINUTE_MS) for age in ages))
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
 
 
-async def test_a_log_that_is_past_its_time_becomes_empty_and_goes_on(
+async def test_a_log_older_than_its_retention_becomes_empty_and_accepts_appends(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key, records=4) for _ in range(3)))
@@ -60,7 +60,7 @@ async def test_a_log_that_is_past_its_time_becomes_empty_and_goes_on(
     assert await append(log, new_batch(key)) == [12]
 
 
-async def test_by_size_as_many_as_leave_at_least_the_limit(
+async def test_retention_by_size_leaves_at_least_the_limit(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(10)))
@@ -69,7 +69,9 @@ async def test_by_size_as_many_as_leave_at_least_the_limit(
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=0) == []
 
 
-async def test_time_and_size_together(database: Database, log: LogStore, key: PartitionKey, now_ms: int) -> None:
+async def test_retention_by_time_and_size_removes_what_either_allows(
+    database: Database, log: LogStore, key: PartitionKey, now_ms: int
+) -> None:
     await append_each(log, new_batch(key), *(new_batch(key, max_timestamp_ms=now_ms) for _ in range(4)))
     assert await kept(database, log, key, retention_ms=MINUTE_MS, retention_bytes=450) == [1, 2, 3, 4]
     assert await kept(database, log, key, retention_ms=MINUTE_MS, retention_bytes=200) == [3, 4]
@@ -86,7 +88,7 @@ async def test_a_batch_without_timestamps_ages_from_its_append(
     assert await kept(database, log, key, retention_ms=MINUTE_MS) == [1]
 
 
-async def test_delete_records_moves_the_log_start_and_retention_removes_the_rows(
+async def test_delete_records_moves_the_log_start_before_retention_removes_the_rows(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
     await append_each(log, *(new_batch(key, records=10) for _ in range(3)))
@@ -101,7 +103,7 @@ async def test_delete_records_moves_the_log_start_and_retention_removes_the_rows
     assert await log.delete_records(PartitionKey(10**9), -1) is Refusal.UNKNOWN_PARTITION
 
 
-async def test_a_pass_is_bounded_and_says_that_more_is_due(
+async def test_a_pass_is_bounded_and_reports_that_more_is_due(
     database: Database, log: LogStore, make_topic: MakeTopic
 ) -> None:
     keys = [partition.partition_key for partition in (await make_topic(partition_count=2)).partitions]
@@ -126,7 +128,7 @@ async def test_rows_below_a_log_start_count_neither_as_size_nor_twice(
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=500) == [5, 6, 7, 8, 9]
 
 
-async def test_passes_side_by_side_and_appends_agree(
+async def test_concurrent_passes_and_appends_agree(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
     await append_each(log, *(new_batch(key) for _ in range(200)))
@@ -143,7 +145,7 @@ async def test_passes_side_by_side_and_appends_agree(
     assert await kept(database, log, key, retention_ms=MINUTE_MS) == list(range(200, 220))
 
 
-async def test_partitions_that_nothing_is_due_of_are_only_looked_at(
+async def test_partitions_with_nothing_due_are_not_changed(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int, sql: asyncpg.Connection
 ) -> None:
     await append(log, new_batch(key, max_timestamp_ms=now_ms))
@@ -153,7 +155,7 @@ async def test_partitions_that_nothing_is_due_of_are_only_looked_at(
     assert await sql.fetchval("select xmin::text from partition where partition_key = $1", key) == before
 
 
-def test_policies_default_to_kafkas(key: PartitionKey) -> None:
+def test_policies_default_to_kafkas_defaults(key: PartitionKey) -> None:
     policy = RetentionPolicy(key)
     assert (policy.retention_ms, policy.retention_bytes) == (604_800_000, -1)
 
@@ -162,11 +164,11 @@ def test_policies_default_to_kafkas(key: PartitionKey) -> None:
 
 
 @pytest.mark.parametrize("depth", [5_000, 45_000])
-async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_statistics_do_not_know(
+async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_unknown_to_the_statistics(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
-    """A planner that takes the partition for one of a single row would begin with all of its rows, and look for the
-    oldest anew for each."""
+    """If the planner took the partition for one of a single row, it would begin with all of its rows and look for the
+    oldest again for each."""
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     await sql.execute("update partition set log_start_offset = 400 where partition_key = $1", new)
@@ -175,11 +177,11 @@ async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_s
     assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300
 
 
-async def test_a_chunk_that_has_come_to_reach_the_log_start_meanwhile_stays(
+async def test_a_chunk_that_was_joined_across_the_log_start_stays(
     database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    """Neighbours are put together between the look for what may go and its removal: the first of them is now the first
-    of a chunk that holds what must stay."""
+    """Neighbours are joined between the look for removable chunks and their removal. The first of them now belongs to a
+    chunk with records that must stay."""
     await append_each(log, *(new_batch(key) for _ in range(3)))
     chunks = await log.chunks_between(key, 0, 2)
     batches = (await read(log, key)).batches
@@ -205,7 +207,7 @@ async def test_a_chunk_that_has_come_to_reach_the_log_start_meanwhile_stays(
             [b"".join(batch.records for batch in batches)],
         )
         assert refusal is None
-        # Whoever looks passes this lock; whoever removes waits behind it until the other's work can be seen.
+        # The look passes this lock. The removal waits behind it until the other transaction's work is visible.
         await between.execute("begin")
         locking = asyncio.create_task(between.execute("lock table chunk in share mode"))
         await until_blocked(sql, 1)
@@ -228,7 +230,7 @@ async def aborted_rows(sql: asyncpg.Connection, key: PartitionKey) -> list[tuple
     return [tuple(row) for row in rows]
 
 
-async def test_aborted_transactions_are_forgotten_with_the_records_up_to_their_markers(
+async def test_an_aborted_transaction_is_forgotten_once_its_marker_is_removed(
     database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     producer = Producer(database, log, 1)
@@ -247,7 +249,7 @@ async def test_aborted_transactions_are_forgotten_with_the_records_up_to_their_m
 async def test_a_long_log_forgets_no_aborted_transaction_before_its_time(
     database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    """Rows of chunks go in bounded pieces, the oldest first."""
+    """Rows of chunks are removed in bounded pieces, the oldest first."""
     producer = Producer(database, log, 1)
     for _ in range(5):
         await producer.append(key, (b"a", b"1"))
@@ -258,7 +260,7 @@ async def test_a_long_log_forgets_no_aborted_transaction_before_its_time(
     assert await aborted_rows(sql, key) == [(6, 7), (8, 9)], "none is of use to a reader from the log start on"
 
 
-async def test_what_is_stable_never_ends_below_the_log_start(
+async def test_the_last_stable_offset_is_never_below_the_log_start(
     database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(plain_batch(key, (b"p", b"1")) for _ in range(2)))
@@ -282,10 +284,11 @@ async def test_what_is_stable_never_ends_below_the_log_start(
     assert [record.offset for record in (await read_committed(log, key))[0]] == [4, 5]
 
 
-async def test_what_goes_while_it_is_read_is_not_delivered_as_committed(
+async def test_records_removed_during_a_read_are_not_delivered_as_committed(
     database: Database, log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches and the list of what was aborted are read one after the other: it may have lost what they need."""
+    """A reader reads first the batches and then the list of aborted transactions. Retention may have removed from the
+    list what the batches need."""
     producer = Producer(database, log, 1)
     await producer.append(key, (b"a", b"1"))
     await producer.end(committed=False)

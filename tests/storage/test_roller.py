@@ -1,4 +1,4 @@
-"""Where bytes go after their commit, and that they go nowhere else: moved, rewritten, removed, never lost."""
+"""The fate of bytes after their commit: they are moved, rewritten or removed, and never lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def small(key: PartitionKey, fill: int) -> NewBatch:
 
 
 async def places(sql: asyncpg.Connection) -> list[tuple[int, int, bool]]:
-    """(base offset, last offset, whether inline) of every chunk."""
+    """Return (base offset, last offset, whether inline) of every chunk."""
     rows = await sql.fetch("select base_offset, last_offset, object_id is null from chunk order by 1")
     return [tuple(row) for row in rows]
 
@@ -59,7 +59,7 @@ async def inline_rows(sql: asyncpg.Connection) -> int:
     return await sql.fetchval("select count(*) from inline_records") or 0
 
 
-async def test_inline_chunks_become_one_in_a_segment_and_postgres_is_freed(
+async def test_inline_chunks_are_joined_in_a_segment_and_their_rows_are_freed(
     log: LogStore, roller: Roller, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(small(key, i) for i in range(20)))
@@ -79,7 +79,7 @@ async def test_inline_chunks_become_one_in_a_segment_and_postgres_is_freed(
 async def test_many_chunks_move_a_few_at_a_time(
     log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Producers of a partition wait while its chunks are named, and all else while many rows become values."""
+    """Producers of a partition wait while its chunks are renamed. All else waits while many rows become values."""
     monkeypatch.setattr(mover, "MOVE_CHUNKS", 4)
     monkeypatch.setattr(roller_module, "CHUNKS_PER_STATEMENT", 5)
     named: list[int] = []
@@ -101,7 +101,7 @@ async def test_many_chunks_move_a_few_at_a_time(
     assert [await read(log, key) for key in (first, second)] == before
 
 
-async def test_young_and_few_bytes_stay(
+async def test_few_and_young_bytes_stay_inline(
     log: LogStore, roller: Roller, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append_each(log, *(small(key, i) for i in range(3)))
@@ -109,7 +109,7 @@ async def test_young_and_few_bytes_stay(
     assert [inline for *_, inline in await places(sql)] == [True] * 3
 
 
-async def test_chunks_are_not_put_together_over_a_gap_nor_over_partitions(
+async def test_chunks_are_not_joined_across_a_gap_or_across_partitions(
     log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
@@ -152,7 +152,7 @@ async def test_appends_and_reads_go_on_while_bytes_move(
     assert (await read(log, key)).state.size_bytes == 150 * 200
 
 
-async def test_without_a_directory_the_living_move_to_another_slot_when_most_are_dead(
+async def test_without_a_directory_live_rows_move_to_another_slot_if_most_are_dead(
     database: Database, key: PartitionKey, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     log = LogStore(database)
@@ -168,7 +168,7 @@ async def test_without_a_directory_the_living_move_to_another_slot_when_most_are
     assert (await read(log, other)).batches[0].records[100] == 7
 
 
-async def test_a_segment_goes_when_nothing_names_it_and_not_before_its_time(
+async def test_an_unreferenced_segment_is_removed_after_its_grace(
     database: Database, log: LogStore, roller: Roller, key: PartitionKey, directory: SegmentDirectory
 ) -> None:
     for _ in range(3):
@@ -193,7 +193,7 @@ async def test_a_segment_that_is_open_is_never_removed(
     assert len((await read(log, key)).batches) == 1
 
 
-async def test_a_segment_of_which_little_is_alive_is_rewritten(
+async def test_a_sparse_segment_is_rewritten(
     database: Database, log: LogStore, roller: Roller, make_topic: MakeTopic, directory: SegmentDirectory
 ) -> None:
     topic = await make_topic(partition_count=2)
@@ -211,7 +211,7 @@ async def test_a_segment_of_which_little_is_alive_is_rewritten(
     assert (await read(LogStore(database, directory), kept)).batches == expected
 
 
-async def test_files_that_nobody_registered_go_and_others_stay(
+async def test_unregistered_files_are_removed_and_others_stay(
     roller: Roller, directory: SegmentDirectory, tmp_path: Path
 ) -> None:
     directory.create(2**40).close()
@@ -221,7 +221,7 @@ async def test_files_that_nobody_registered_go_and_others_stay(
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-async def test_a_segment_that_others_have_sealed_is_left_for_another(
+async def test_a_writer_leaves_a_segment_that_another_process_has_sealed(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, directory: SegmentDirectory
 ) -> None:
     await append(log, new_batch(key, size_bytes=50_000, fill=1))
@@ -231,7 +231,7 @@ async def test_a_segment_that_others_have_sealed_is_left_for_another(
     assert [batch.records[100] for batch in (await read(log, key)).batches] == [1, 2]
 
 
-async def test_what_is_dead_is_freed_though_the_directory_takes_nothing_of_what_lives(
+async def test_a_dead_slot_is_freed_although_the_directory_accepts_no_write(
     database: Database,
     log: LogStore,
     roller: Roller,
@@ -239,7 +239,7 @@ async def test_what_is_dead_is_freed_though_the_directory_takes_nothing_of_what_
     sql: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a disk that both share it is what makes room."""
+    """If both share a disk, freeing the dead slot makes room."""
     kept, gone = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     for key in (kept, gone):
         await append(log, small(key, 1))
@@ -259,7 +259,7 @@ async def test_what_is_dead_is_freed_though_the_directory_takes_nothing_of_what_
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "fdatasync"])
-async def test_a_move_that_is_cancelled_while_a_thread_has_its_file_leaves_none_open(
+async def test_a_move_cancelled_during_a_write_leaves_no_file_open(
     log: LogStore,
     roller: Roller,
     key: PartitionKey,
@@ -268,7 +268,7 @@ async def test_a_move_that_is_cancelled_while_a_thread_has_its_file_leaves_none_
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """As where its lease goes to another node: the thread goes on, and the file is its own until it has ended."""
+    """This happens if the lease moves to another node. The thread continues, and owns the file until it has ended."""
     await append_each(log, *(small(key, i) for i in range(3)))
     begun, go_on = threading.Event(), threading.Event()
     real: Callable[..., None] = getattr(os, step)
@@ -297,7 +297,7 @@ async def test_a_move_that_is_cancelled_while_a_thread_has_its_file_leaves_none_
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-async def test_what_is_damaged_is_refused_and_all_else_is_served(
+async def test_a_damaged_chunk_is_refused_and_all_others_are_served(
     database: Database, log: LogStore, make_topic: MakeTopic, directory: SegmentDirectory, damage: str
 ) -> None:
     topic = await make_topic(partition_count=2)
@@ -345,7 +345,7 @@ async def test_a_write_that_fails_fails_its_append_and_not_the_next(
 async def test_a_segment_that_cannot_be_made_leaves_no_row(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Producers repeat what failed, for as long as the disk is full."""
+    """Producers repeat failed appends for as long as the disk is full."""
 
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

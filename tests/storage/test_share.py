@@ -1,4 +1,4 @@
-"""Where share groups stand, on a real Postgres: fences, what is refused, and what goes with groups and topics."""
+"""Positions of share groups on a real Postgres: fences, refusals, and removal with groups and topics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def topic(make_topic: MakeTopic) -> Topic:
 
 @pytest.fixture
 async def key(leases: list[CoordinatorLease], database: Database, topic: Topic) -> ShareKey:
-    """Of the share group "s", which has no members."""
+    """Key of the share group "s", which has no members."""
     await save(
         GroupStore(database), group("s", group_type="share", state="Empty", generation_id=1, members=()), leases[0]
     )
@@ -46,7 +46,7 @@ async def begin(share: ShareStore, key: ShareKey, start_offset: int) -> ShareRow
     return row
 
 
-async def test_who_reads_last_may_write(share: ShareStore, key: ShareKey) -> None:
+async def test_the_last_reader_of_a_position_may_write_it(share: ShareStore, key: ShareKey) -> None:
     assert await share.lead(key) is None
     first, second = await begin(share, key, 7), await begin(share, key, 9)
     assert (first.start_offset, second.start_offset) == (7, 7)
@@ -63,7 +63,7 @@ async def test_who_reads_last_may_write(share: ShareStore, key: ShareKey) -> Non
     assert await share.epochs([missing, key, key]) == [None, third.state_epoch, third.state_epoch]
 
 
-async def test_a_write_that_comes_behind_its_repetition_undoes_nothing(share: ShareStore, key: ShareKey) -> None:
+async def test_a_write_that_arrives_after_its_repetition_changes_nothing(share: ShareStore, key: ShareKey) -> None:
     row = await begin(share, key, 0)
     late, repeated = replace(row, start_offset=1, write_number=1), replace(row, start_offset=2, write_number=2)
     assert await share.write([(key, repeated)]) == [True]
@@ -74,7 +74,7 @@ async def test_a_write_that_comes_behind_its_repetition_undoes_nothing(share: Sh
     assert (led.start_offset, led.write_number) == (2, 2)
 
 
-async def test_each_of_many_is_written_or_not(share: ShareStore, key: ShareKey) -> None:
+async def test_each_of_many_positions_is_written_or_refused_by_itself(share: ShareStore, key: ShareKey) -> None:
     other, missing = key._replace(partition_index=1), key._replace(group_id="nobody")
     mine, others = await begin(share, key, 0), await begin(share, other, 0)
     stale = replace(mine, state_epoch=others.state_epoch + 1, start_offset=1)
@@ -84,13 +84,13 @@ async def test_each_of_many_is_written_or_not(share: ShareStore, key: ShareKey) 
 
 
 @pytest.mark.parametrize("change", [{"group_id": "nobody"}, {"topic_id": UUID(int=1)}, {"partition_index": 2}])
-async def test_nothing_begins_where_there_is_nothing(
+async def test_a_position_of_an_absent_group_or_partition_is_refused(
     share: ShareStore, key: ShareKey, change: dict[str, object]
 ) -> None:
     assert await share.begin(key._replace(**change), 0) is None  # type: ignore[arg-type]
 
 
-async def test_groups_of_other_types_stand_nowhere(
+async def test_groups_of_other_types_have_no_position(
     share: ShareStore, key: ShareKey, database: Database, leases: list[CoordinatorLease]
 ) -> None:
     await save(GroupStore(database), group("g", generation_id=3), leases[0])
@@ -98,7 +98,7 @@ async def test_groups_of_other_types_stand_nowhere(
     assert not await share.alter("g", {(key.topic_id, 0): 1})
 
 
-async def test_who_stood_there_is_fenced_by_what_comes_from_outside(share: ShareStore, key: ShareKey) -> None:
+async def test_an_administrators_change_fences_the_present_leader(share: ShareStore, key: ShareKey) -> None:
     mine = replace(await begin(share, key, 0), start_offset=2, ranges=RANGES)
     assert await share.write([(key, mine)]) == [True]
     assert await share.alter("s", {(key.topic_id, 0): 5, (key.topic_id, 1): 6})
@@ -109,13 +109,13 @@ async def test_who_stood_there_is_fenced_by_what_comes_from_outside(share: Share
     assert await share.delete("s", [key.topic_id, UUID(int=1)]) == {key.topic_id}
     assert await share.write([(key, altered)]) == [False]
     assert await share.lead(key) is None
-    # A row that begins anew meets none of those who led the one before.
+    # A new row fences every leader of the former row.
     await begin(share, key, 0)
     for former in (mine, altered):
         assert await share.write([(key, former)]) == [False]
 
 
-async def test_with_members_nothing_is_changed_from_outside(
+async def test_an_administrators_change_of_a_group_with_members_is_refused(
     share: ShareStore, key: ShareKey, database: Database, leases: list[CoordinatorLease]
 ) -> None:
     await share.begin(key, 3)
@@ -126,7 +126,9 @@ async def test_with_members_nothing_is_changed_from_outside(
     assert (await share.offsets("s", SETTLED))[key.topic_id, 0].start_offset == 3
 
 
-async def test_what_is_gone_takes_it_along(share: ShareStore, key: ShareKey, database: Database, topic: Topic) -> None:
+async def test_a_deleted_group_or_topic_removes_its_positions(
+    share: ShareStore, key: ShareKey, database: Database, topic: Topic
+) -> None:
     await share.begin(key, 0)
     assert await TopicStore(database).delete(topic.topic_id)
     assert await share.offsets("s", SETTLED) == {}

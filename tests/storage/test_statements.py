@@ -10,7 +10,7 @@ from storage.queries import parse_statements, statement
 from storage.text import loaded, loaded_or_none, stored
 
 
-def test_statements_are_read_by_name() -> None:
+def test_a_statement_is_found_by_its_name() -> None:
     text = "-- A file.\n-- name: one\n-- Says what.\nselect 1;\n\n-- name: two\n-- Says\n-- more.\nselect\n-- inner\n2"
     with pytest.raises(ValueError, match="before the first name"):
         parse_statements("f.sql", "select 1")
@@ -26,18 +26,18 @@ def test_statements_are_read_by_name() -> None:
     ],
     ids=["no description", "no body", "twice"],
 )
-def test_a_statement_needs_description_body_and_a_name_of_its_own(text: str) -> None:
+def test_a_statement_without_description_body_or_unique_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="needs"):
         parse_statements("f.sql", text)
 
 
-def test_an_unknown_name_is_a_mistake() -> None:
+def test_an_unknown_statement_name_raises() -> None:
     with pytest.raises(KeyError):
         statement("no_such_statement")
 
 
 @given(st.text(alphabet="\0\u241b0a"))
-def test_any_string_is_stored_without_nul_and_comes_back(value: str) -> None:
+def test_any_string_is_stored_without_nul_and_restored(value: str) -> None:
     assert "\0" not in stored(value)
     assert loaded(stored(value)) == value
 

@@ -1,4 +1,4 @@
-"""What ListOffsets asks: by time, and for the greatest time."""
+"""Look-ups of ListOffsets: by time, and for the greatest time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES_MS = (5_000, 4_000, 9_000, 3_000, 9_000, 7_000)
 
 @pytest.fixture(params=["statement", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Every test of this module runs wherever the bytes may lie."""
+    """Run every test of this module in each place of the bytes."""
     return request.param
 
 
@@ -36,13 +36,13 @@ async def base_offset(log: LogStore, key: PartitionKey, timestamp_ms: int) -> in
     ("timestamp_ms", "expected"),
     [(0, 0), (5_000, 0), (5_001, 2), (9_000, 2), (9_001, None), (2**62, None)],
 )
-async def test_the_first_batch_in_offset_order_at_or_after_a_time(
+async def test_a_lookup_by_time_finds_the_first_batch_in_offset_order(
     log: LogStore, timed: PartitionKey, timestamp_ms: int, expected: int | None
 ) -> None:
     assert await base_offset(log, timed, timestamp_ms) == expected
 
 
-async def test_every_time_against_a_plain_scan(log: LogStore, timed: PartitionKey) -> None:
+async def test_a_lookup_of_every_time_equals_a_plain_scan(log: LogStore, timed: PartitionKey) -> None:
     for log_start in range(7):
         assert await log.delete_records(timed, log_start) == log_start
         for timestamp_ms in range(0, 10_000, 500):
@@ -52,12 +52,14 @@ async def test_every_time_against_a_plain_scan(log: LogStore, timed: PartitionKe
             assert await base_offset(log, timed, timestamp_ms) == expected, (log_start, timestamp_ms)
 
 
-async def test_from_an_offset_on(log: LogStore, timed: PartitionKey) -> None:
+async def test_a_lookup_begins_at_the_given_offset(log: LogStore, timed: PartitionKey) -> None:
     found = [await log.batch_at_timestamp(timed, 5_000, from_offset) for from_offset in range(7)]
     assert [None if batch is None else batch.base_offset for batch in found] == [0, 2, 2, 4, 4, 5, None]
 
 
-async def test_a_log_start_past_the_greatest_time(log: LogStore, timed: PartitionKey, database: Database) -> None:
+async def test_lookups_by_time_skip_records_before_the_log_start(
+    log: LogStore, timed: PartitionKey, database: Database
+) -> None:
     await log.delete_records(timed, 5)
     assert await base_offset(log, timed, 6_000) == 5
     greatest = await log.batch_of_max_timestamp(timed)
@@ -84,7 +86,7 @@ async def test_an_empty_partition_and_an_unknown_one_have_no_times(log: LogStore
         assert await log.batch_of_max_timestamp(partition_key) is None
 
 
-async def test_batches_without_timestamps_are_found_by_no_time(
+async def test_batches_without_timestamps_are_never_found_by_time(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append(log, new_batch(key, max_timestamp_ms=-1))

@@ -1,4 +1,4 @@
-"""Delegation tokens on a real Postgres: how many, until when, and whose."""
+"""Delegation tokens on a real Postgres: their bounds, expiry and owners."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_token_is_found_by_its_digest_and_its_credential_by_its_id(token
     assert await tokens.credential("\0", 1) is None
 
 
-async def test_there_are_bounds_of_all_and_of_one(tokens: TokenStore) -> None:
+async def test_tokens_are_bounded_in_total_and_per_owner(tokens: TokenStore) -> None:
     assert await create(tokens, token("one"), most=2, most_of_one=1) is not None
     assert await create(tokens, token("two"), most=2, most_of_one=1) is None
     other = token("two", requester="ben")
@@ -55,7 +55,7 @@ async def test_there_are_bounds_of_all_and_of_one(tokens: TokenStore) -> None:
     assert await create(tokens, other._replace(token_id="three", requester="eve"), most=2, most_of_one=1) is None
 
 
-async def test_a_token_holds_no_longer_than_it_can(tokens: TokenStore) -> None:
+async def test_a_token_expires_at_its_maximum_lifetime(tokens: TokenStore) -> None:
     made = await create(tokens, token("one"), expiry_ms=LAST_MS, lifetime_ms=LAST_MS)
     assert (made.expires_ms, made.max_ms) == (LAST_MS, LAST_MS)
     short = await create(tokens, token("two"), lifetime_ms=10_000)
@@ -69,7 +69,7 @@ async def test_a_token_holds_no_longer_than_it_can(tokens: TokenStore) -> None:
     assert await tokens.prolong("three", 1) is None
 
 
-async def test_what_has_expired_is_neither_prolonged_nor_kept(tokens: TokenStore) -> None:
+async def test_an_expired_token_is_neither_renewed_nor_kept(tokens: TokenStore) -> None:
     for number in range(3):
         await create(tokens, token(f"gone-{number}"), lifetime_ms=-1_000)
     made = await create(tokens, token("stays"))
@@ -83,7 +83,7 @@ async def test_what_has_expired_is_neither_prolonged_nor_kept(tokens: TokenStore
     assert await tokens.delete("stays") is None
 
 
-async def test_tokens_are_listed_for_all_whom_they_concern(tokens: TokenStore) -> None:
+async def test_tokens_are_listed_for_owners_requesters_and_renewers(tokens: TokenStore) -> None:
     await create(tokens, token("1"))
     await create(tokens, token("2", owner="ben", renewers=("ann", "eve")))
     await create(tokens, token("3", owner="ben", requester="eve"))

@@ -38,7 +38,7 @@ async def test_a_created_topic_is_found_by_name_by_id_and_in_the_catalog(topics:
     assert await topics.find_by_id(NOBODY) is None
 
 
-async def test_each_topic_of_a_call_stands_for_itself(topics: TopicStore) -> None:
+async def test_each_topic_of_a_call_succeeds_or_fails_by_itself(topics: TopicStore) -> None:
     wanted = [NewTopic("a", 1, {}), NewTopic("b", 0, {}), NewTopic("a", 2, {}), NewTopic("c", 1, {})]
     outcomes = await topics.create(wanted)
     assert [outcome if isinstance(outcome, Refusal) else outcome.name for outcome in outcomes] == [
@@ -50,7 +50,7 @@ async def test_each_topic_of_a_call_stands_for_itself(topics: TopicStore) -> Non
     assert [topic.name for topic in (await topics.changes(0)).topics] == ["a", "c"]
 
 
-async def test_many_creating_one_name_make_one_topic(topics: TopicStore) -> None:
+async def test_many_concurrent_creations_of_one_name_make_one_topic(topics: TopicStore) -> None:
     outcomes = await asyncio.gather(*(topics.create([NewTopic("a", 2, {})]) for _ in range(6)))
     created = [outcome for (outcome,) in outcomes if isinstance(outcome, Topic)]
     assert len(created) == 1
@@ -58,7 +58,7 @@ async def test_many_creating_one_name_make_one_topic(topics: TopicStore) -> None
     assert await topics.find("a") == created[0]
 
 
-async def test_deleting_frees_the_name_at_once(topics: TopicStore, make_topic: MakeTopic) -> None:
+async def test_a_deletion_frees_the_name_at_once(topics: TopicStore, make_topic: MakeTopic) -> None:
     first = await make_topic("orders", 2)
     assert await topics.delete(first.topic_id)
     assert not await topics.delete(first.topic_id)
@@ -72,7 +72,7 @@ async def test_deleting_frees_the_name_at_once(topics: TopicStore, make_topic: M
     assert (await topics.changes(0)).topics == (second,)
 
 
-async def test_partitions_are_added_after_those_there_are(topics: TopicStore, make_topic: MakeTopic) -> None:
+async def test_added_partitions_follow_the_existing_ones(topics: TopicStore, make_topic: MakeTopic) -> None:
     topic = await make_topic("orders", 2)
     grown = await topics.create_partitions(topic.topic_id, 4)
     assert isinstance(grown, Topic)
@@ -85,7 +85,7 @@ async def test_partitions_are_added_after_those_there_are(topics: TopicStore, ma
     assert await topics.create_partitions(topic.topic_id, 9) is Refusal.UNKNOWN_TOPIC
 
 
-async def test_assigned_topics_are_put_together_in_steps_behind_the_transaction(
+async def test_topics_with_assignments_are_assembled_in_steps_after_the_transaction(
     topics: TopicStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [topic for topic in await topics.create([NewTopic(f"t{n}", 2, {}) for n in range(7)]) if topic]
@@ -122,7 +122,7 @@ async def test_assigned_topics_are_put_together_in_steps_behind_the_transaction(
     assert {(topic.topic_id, 1): topic.partitions[1].assignment for topic in assigned} == wanted
 
 
-async def test_configs_are_set_unset_and_left(topics: TopicStore, make_topic: MakeTopic) -> None:
+async def test_topic_configs_are_set_removed_or_unchanged(topics: TopicStore, make_topic: MakeTopic) -> None:
     topic = await make_topic()
     await topics.set_configs(topic.topic_id, {"a": "1", "b": "2", "c": "3"})
     changed = await topics.set_configs(topic.topic_id, {"b": "4", "d": ""}, ["a", "d", "absent"])
@@ -132,7 +132,7 @@ async def test_configs_are_set_unset_and_left(topics: TopicStore, make_topic: Ma
     assert await topics.set_configs(NOBODY, {"a": "1"}) is Refusal.UNKNOWN_TOPIC
 
 
-async def test_broker_configs(topics: TopicStore) -> None:
+async def test_broker_configs_are_set_and_removed(topics: TopicStore) -> None:
     assert await topics.load_broker_configs() == {}
     await topics.set_broker_configs({"log.retention.ms": "5", "x": "1"}, [])
     await topics.set_broker_configs({"x": "2"}, ["log.retention.ms", "absent"])
@@ -142,7 +142,7 @@ async def test_broker_configs(topics: TopicStore) -> None:
     assert (await topics.changes(0)).broker_configs == {"": {"x": "2"}, "1": {"x": "3"}}
 
 
-async def test_another_history_tells_that_it_has_no_quotas_and_no_subscriptions(
+async def test_another_history_without_quotas_and_subscriptions_reports_none(
     topics: TopicStore, database: Database
 ) -> None:
     known = (await topics.changes(0)).revision
@@ -177,7 +177,9 @@ async def test_quotas_are_returned_when_they_changed_and_in_another_history(
     assert (await quotas_since(revision))[1] == quotas[1:]
 
 
-async def test_acls_are_told_when_they_changed_and_in_another_history(topics: TopicStore, database: Database) -> None:
+async def test_acls_are_returned_when_they_changed_and_in_another_history(
+    topics: TopicStore, database: Database
+) -> None:
     revision = (await topics.changes(0)).revision
     assert (await topics.changes(0)).acls == []
     assert (await topics.changes(revision)).acls is None
@@ -197,9 +199,7 @@ async def test_acls_are_told_when_they_changed_and_in_another_history(topics: To
     assert (await topics.changes(revision)).acls == acls[1:]
 
 
-async def test_every_change_takes_the_next_revision_and_is_read_from_there(
-    topics: TopicStore, make_topic: MakeTopic
-) -> None:
+async def test_every_change_has_the_next_revision_and_is_found_by_it(topics: TopicStore, make_topic: MakeTopic) -> None:
     other = await make_topic("other")
     before = await topics.revision()
     topic = await make_topic()
@@ -241,7 +241,7 @@ async def test_an_empty_catalog_has_a_revision(topics: TopicStore) -> None:
     assert changes.revision == await topics.revision()
 
 
-async def test_the_cluster_id_is_a_uuid_as_upstream_renders_it(topics: TopicStore) -> None:
+async def test_the_cluster_id_is_a_uuid_in_upstreams_notation(topics: TopicStore) -> None:
     cluster_id = await topics.cluster_id()
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}", cluster_id)
     assert len(base64.urlsafe_b64decode(cluster_id + "==")) == 16

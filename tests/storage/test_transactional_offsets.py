@@ -1,4 +1,4 @@
-"""Offsets that a transaction commits: fenced by its producer and by the group, pending until the transaction ends."""
+"""Offsets committed in a transaction: fenced by its producer and by the group, pending until the transaction ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def record(state: str, producer_id: int = PRODUCER, producer_epoch: int = EPOCH)
 async def begun(
     transactions: TransactionStore, *group_ids: str, transactional_id: str = T, producer_id: int = PRODUCER
 ) -> None:
-    """A transaction is under way, and offsets of these groups may belong to it."""
+    """Begin a transaction and enlist these groups in it."""
     read = await transactions.read(transactional_id)
     if not read.revision:
         assert await transactions.save(read, record("Empty", producer_id))
@@ -92,7 +92,7 @@ def commit(lease: CoordinatorLease, topic: Topic, **changes: object) -> OffsetCo
 
 
 async def pending(sql: asyncpg.Connection) -> dict[tuple[str, int, int], int]:
-    """Offset by group, partition and producer."""
+    """Return pending offsets by group, partition and producer."""
     return {
         (row["group_id"], row["partition_index"], row["producer_id"]): row["committed_offset"]
         for row in await sql.fetch("select * from pending_offset")
@@ -106,7 +106,7 @@ async def committed(offsets: OffsetStore, group_id: str = "g") -> dict[int, int]
 # --- what is taken ------------------------------------------------------------------------------------------------
 
 
-async def test_offsets_count_once_the_transaction_is_committed(
+async def test_offsets_become_visible_when_the_transaction_commits(
     offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, now_ms: int
 ) -> None:
     await begun(transactions, "g")
@@ -121,7 +121,7 @@ async def test_offsets_count_once_the_transaction_is_committed(
     assert second.committed_offset == -1
 
 
-async def test_a_transaction_takes_no_more_offsets_than_its_end_can_settle(
+async def test_a_transaction_accepts_no_more_offsets_than_its_end_can_settle(
     database: Database, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic
 ) -> None:
     offsets = OffsetStore(database, max_pending=3)
@@ -143,7 +143,7 @@ async def test_a_transaction_takes_no_more_offsets_than_its_end_can_settle(
     assert await take(3) == [None]
 
 
-async def test_a_marker_commits_offsets_of_its_groups_once_and_later_ones_are_the_transactions(
+async def test_a_marker_commits_its_groups_offsets_once_and_later_ones_stay_pending(
     offsets: OffsetStore,
     transactions: TransactionStore,
     leases: list[CoordinatorLease],
@@ -191,7 +191,7 @@ async def test_a_marker_commits_offsets_of_its_groups_once_and_later_ones_are_th
     assert (await committed(offsets), await committed(offsets, "h")) == ({0: 3}, {0: 6}), "and none a second time"
 
 
-async def test_offsets_of_an_aborted_transaction_are_gone(
+async def test_offsets_of_an_aborted_transaction_are_discarded(
     offsets: OffsetStore,
     transactions: TransactionStore,
     lease: CoordinatorLease,
@@ -206,7 +206,7 @@ async def test_offsets_of_an_aborted_transaction_are_gone(
     assert await pending(sql) == {}
 
 
-async def test_of_several_commits_of_a_partition_the_last_is_kept(
+async def test_the_last_of_several_commits_of_a_partition_is_kept(
     offsets: OffsetStore,
     transactions: TransactionStore,
     lease: CoordinatorLease,
@@ -241,7 +241,7 @@ async def test_only_its_own_producer_commits_in_a_transaction(
     producer_epoch: int,
     refusal: Refusal,
 ) -> None:
-    """Whatever else is wrong with the commit."""
+    """The producer is checked before anything else about the commit."""
     await begun(transactions, "g")
     commits = [commit(lease, topic), commit(lease, topic, partition_index=9, generation_id=2)]
     refused = await offsets.commit_in_transaction(commits, transactional_id, producer_id, producer_epoch)
@@ -249,7 +249,7 @@ async def test_only_its_own_producer_commits_in_a_transaction(
     assert await pending(sql) == {}
 
 
-async def test_the_transaction_must_be_under_way_and_have_taken_in_the_group(
+async def test_a_commit_needs_an_open_transaction_with_the_group_enlisted(
     offsets: OffsetStore,
     groups: GroupStore,
     transactions: TransactionStore,
@@ -272,12 +272,12 @@ async def test_the_transaction_must_be_under_way_and_have_taken_in_the_group(
     assert await refusal() is None
     await ended(transactions)
     assert await refusal() is Refusal.NOT_IN_TRANSACTION
-    # The groups of the last transaction are not those of the next.
+    # The groups of the previous transaction are not enlisted in the next.
     await begun(transactions, "another")
     assert await refusal() is Refusal.NOT_IN_TRANSACTION
 
 
-async def test_each_commit_is_judged_as_outside_of_a_transaction(
+async def test_each_commit_is_fenced_by_the_group_as_outside_a_transaction(
     offsets: OffsetStore,
     groups: GroupStore,
     transactions: TransactionStore,
@@ -336,7 +336,7 @@ async def test_the_end_waits_for_offsets_that_are_being_committed(
 ) -> None:
     await begun(transactions, "g")
     async with database.hot.connection() as held, held.transaction():
-        # Where a commit that has found its transaction under way waits for the group.
+        # A commit that has found its transaction open waits for the group here.
         await held.execute("select from consumer_group where group_id = 'g' for update")
         committing = asyncio.create_task(offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH))
         await until_blocked(sql, 1)
@@ -347,7 +347,7 @@ async def test_the_end_waits_for_offsets_that_are_being_committed(
     assert await committed(offsets) == {0: 42}
 
 
-async def test_what_comes_while_the_transaction_ends_is_refused(
+async def test_a_commit_while_the_transaction_ends_is_refused(
     database: Database,
     offsets: OffsetStore,
     transactions: TransactionStore,
@@ -367,10 +367,10 @@ async def test_what_comes_while_the_transaction_ends_is_refused(
     assert await pending(sql) == {}
 
 
-async def test_a_commit_outside_that_came_later_stands(
+async def test_a_later_commit_outside_the_transaction_wins(
     offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
-    """98: KeepsTheMostRecentCommittedOffset."""
+    """Case 98: KeepsTheMostRecentCommittedOffset."""
     await begun(transactions, "g")
     await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
     await offsets.commit([commit(lease, topic, committed_offset=50)])
@@ -411,20 +411,20 @@ async def test_transactions_commit_their_own_offsets(
     assert await committed(offsets) == {0: 42}
 
 
-# --- what a reader is told ----------------------------------------------------------------------------------------
+# --- answers to readers -------------------------------------------------------------------------------------------
 
 
 async def fetched(
     offsets: OffsetStore, topic: Topic, *, require_stable: bool, whole: bool
 ) -> list[tuple[int, int, bool]]:
-    """Partition, offset, whether it is pending."""
+    """Return partition, offset and whether the offset is pending."""
     wanted = [] if whole else [("g", topic.topic_id, index) for index in range(4)]
     found = await offsets.fetch_together(wanted, ["g"] if whole else [], require_stable=require_stable)
     return [(each.partition_index, each.committed_offset, each.is_pending) for _, each in found]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_who_wants_what_is_stable_is_told_what_is_pending(
+async def test_a_fetch_of_stable_offsets_reports_pending_ones(
     offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, whole: bool
 ) -> None:
     await offsets.commit([commit(lease, topic, partition_index=index, committed_offset=5) for index in (0, 1)])
@@ -449,14 +449,14 @@ async def test_who_wants_what_is_stable_is_told_what_is_pending(
 # --- what goes ----------------------------------------------------------------------------------------------------
 
 
-async def test_offsets_that_are_deleted_do_not_come_with_the_end(
+async def test_deleted_offsets_do_not_return_when_the_transaction_ends(
     offsets: OffsetStore,
     transactions: TransactionStore,
     lease: CoordinatorLease,
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """95: WithPendingTransactionalOffsets."""
+    """Case 95: WithPendingTransactionalOffsets."""
     await begun(transactions, "g")
     some = [commit(lease, topic, partition_index=index) for index in (0, 1)]
     await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
@@ -466,7 +466,7 @@ async def test_offsets_that_are_deleted_do_not_come_with_the_end(
     assert await committed(offsets) == {1: 42}
 
 
-async def test_a_deletion_comes_before_or_after_the_end(
+async def test_a_deletion_happens_before_or_after_the_end_of_a_transaction(
     database: Database,
     offsets: OffsetStore,
     transactions: TransactionStore,
@@ -487,7 +487,7 @@ async def test_a_deletion_comes_before_or_after_the_end(
     assert await committed(offsets) == {}
 
 
-async def test_a_deleted_group_takes_what_is_pending(
+async def test_a_deleted_group_loses_its_pending_offsets(
     offsets: OffsetStore,
     groups: GroupStore,
     transactions: TransactionStore,
@@ -495,7 +495,7 @@ async def test_a_deleted_group_takes_what_is_pending(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """96: DeleteGroupAllOffsets, pending ones too; whoever makes the group anew begins with nothing."""
+    """Case 96: DeleteGroupAllOffsets, pending ones too. A group that is created again begins with none."""
     await save(groups, group("h"), lease)
     await begun(transactions, "g", "h")
     some = [commit(lease, topic, group_id=group_id) for group_id in "gh"]
@@ -522,7 +522,7 @@ async def test_a_group_with_many_pending_offsets_is_deleted_in_bounded_steps(
     assert await pending(sql) == {}
 
 
-async def test_what_a_transaction_is_about_to_replace_does_not_expire(
+async def test_an_offset_that_an_open_transaction_will_replace_does_not_expire(
     offsets: OffsetStore,
     groups: GroupStore,
     transactions: TransactionStore,
@@ -530,7 +530,7 @@ async def test_what_a_transaction_is_about_to_replace_does_not_expire(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """97: pending ones retained."""
+    """Case 97: pending offsets are retained."""
     await offsets.commit([commit(lease, topic, partition_index=index) for index in (0, 1)])
     await begun(transactions, "g")
     some = [commit(lease, topic, partition_index=index) for index in (0, 2)]
@@ -553,27 +553,27 @@ async def test_what_a_transaction_is_about_to_replace_does_not_expire(
     assert await expired() == ExpiredOffsets(1, ("g",))
 
 
-async def test_an_empty_group_stays_while_a_transaction_has_offsets_for_it(
+async def test_an_empty_group_with_pending_offsets_is_not_removed(
     offsets: OffsetStore,
     groups: GroupStore,
     transactions: TransactionStore,
     lease: CoordinatorLease,
     topic: Topic,
 ) -> None:
-    """97: pending only."""
+    """Case 97: the group has pending offsets only."""
     await begun(transactions, "simple")
     await offsets.commit_in_transaction(
         [commit(lease, topic, group_id="simple", generation_id=None)], T, PRODUCER, EPOCH
     )
     await save(groups, group("without", state="Empty", members=()), lease)
-    # One group at a time: who has something pending does not keep others from their turn.
+    # The limit is one group at a time. A group with pending offsets must not keep others from their turn.
     expired = await offsets.expire(lease, 0, subscriptions={}, unsettled=["g"], group_limit=1)
     assert expired == ExpiredOffsets(0, ("without",))
     await ended(transactions)
     assert await committed(offsets, "simple") == {0: 42}
 
 
-async def test_what_is_pending_goes_with_its_topic(
+async def test_pending_offsets_are_removed_with_their_topic(
     database: Database,
     offsets: OffsetStore,
     transactions: TransactionStore,
@@ -598,7 +598,7 @@ async def test_what_is_pending_goes_with_its_topic(
     assert [each.topic_id for each in await offsets.fetch("g")] == [other.topic_id]
 
 
-async def test_the_end_leaves_out_topics_that_are_going(
+async def test_the_end_of_a_transaction_skips_topics_in_deletion(
     offsets: OffsetStore,
     transactions: TransactionStore,
     lease: CoordinatorLease,
@@ -621,8 +621,7 @@ async def test_overlapping_transactions_do_not_deadlock(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """Transactions that begin, commit offsets and end, commits outside of them, rebalances and deletions, of the same
-    groups."""
+    """Transactions begin, commit offsets and end, beside other commits, rebalances and deletions of the same groups."""
     names = [f"g{i}" for i in range(4)]
     for i, name in enumerate(names):
         await save(groups, group(name), leases[i % 3])

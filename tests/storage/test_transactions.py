@@ -1,4 +1,4 @@
-"""Transactions in Postgres: what appends may belong to one, what its end does at once, and what readers are told."""
+"""Transactions in Postgres: which appends belong to one, the single step that ends it, and what readers see."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def end(transactions: TransactionStore, name: str, *, committed: bool) -> 
 
 
 def marker() -> bytes:
-    """To storage a marker is a batch of one offset."""
+    """Make a marker. To storage it is a batch of one offset."""
     return bytes(batch_bytes(78, 1, 2_000))
 
 
@@ -96,7 +96,7 @@ def base_offsets(result: ReadResult) -> list[int]:
     return [batch.base_offset for batch in result.batches]
 
 
-async def test_what_is_under_way_is_not_stable_and_neither_is_what_comes_behind_it(
+async def test_records_behind_the_start_of_an_open_transaction_are_not_stable(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await append(log, new_batch(key, records=2))
@@ -125,7 +125,9 @@ async def test_what_is_under_way_is_not_stable_and_neither_is_what_comes_behind_
     assert after.open_since_offset is None
 
 
-async def test_the_least_of_several_is_stable(log: LogStore, key: PartitionKey, transactions: TransactionStore) -> None:
+async def test_the_earliest_open_transaction_bounds_the_last_stable_offset(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
     await begin(transactions, "a", FIRST, key)
     await begin(transactions, "b", SECOND, key)
     await log.append([transactional(key, 0, SECOND), transactional(key, 0, FIRST), transactional(key, 1, SECOND)])
@@ -136,7 +138,7 @@ async def test_the_least_of_several_is_stable(log: LogStore, key: PartitionKey, 
     assert (ended.base_offset, ended.last_stable_offset, ended.first_offset) == (4, 5, 1)
 
 
-async def test_readers_are_told_what_was_aborted_where_they_read(
+async def test_a_read_returns_the_aborted_transactions_of_its_range(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     """Offsets: 0 aborted, 1 marker, 2 committed, 3 marker, 4 aborted (both producers), 5, 6 and 7 markers."""
@@ -167,7 +169,7 @@ async def test_readers_are_told_what_was_aborted_where_they_read(
     assert (await read(log, key)).aborted == (), "who reads everything is told nothing"
 
 
-async def test_a_batch_needs_its_transaction(
+async def test_a_transactional_batch_outside_its_transaction_is_refused(
     log: LogStore, key: PartitionKey, make_topic: MakeTopic, transactions: TransactionStore
 ) -> None:
     assert await log.append([transactional(key, 0)]) == [Refusal.NOT_IN_TRANSACTION], "nobody knows the producer"
@@ -186,7 +188,7 @@ async def test_a_batch_needs_its_transaction(
     assert again.duplicate, "in the next transaction of the same epoch it is there already"
 
 
-async def test_an_id_whose_epochs_were_used_up_is_refused_as_fenced_where_it_wrote(
+async def test_a_producer_id_with_exhausted_epochs_is_fenced_where_it_wrote(
     log: LogStore, key: PartitionKey, make_topic: MakeTopic, transactions: TransactionStore
 ) -> None:
     (elsewhere,) = (await make_topic("elsewhere")).partitions
@@ -199,7 +201,7 @@ async def test_an_id_whose_epochs_were_used_up_is_refused_as_fenced_where_it_wro
     assert await log.append([transactional(elsewhere.partition_key, 0)]) == [Refusal.NOT_IN_TRANSACTION]
 
 
-async def test_an_epoch_that_was_fenced_is_refused_as_such(
+async def test_a_fenced_epoch_is_refused_as_fenced(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST, key)
@@ -213,7 +215,7 @@ async def test_an_epoch_that_was_fenced_is_refused_as_such(
     assert isinstance((await log.append([transactional(key, 0, fenced)]))[0], Appended)
 
 
-async def test_outside_of_its_open_transaction_a_producer_writes_nothing(
+async def test_a_plain_batch_of_a_producer_with_an_open_transaction_is_refused(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST, key)
@@ -226,7 +228,7 @@ async def test_outside_of_its_open_transaction_a_producer_writes_nothing(
     assert isinstance((await log.append([plain]))[0], Appended)
 
 
-async def test_markers_go_to_every_partition_that_was_named(
+async def test_every_enlisted_partition_receives_a_marker(
     log: LogStore, make_topic: MakeTopic, transactions: TransactionStore, topics: TopicStore
 ) -> None:
     keys = [part.partition_key for part in (await make_topic("many", 3)).partitions]
@@ -246,7 +248,7 @@ async def test_markers_go_to_every_partition_that_was_named(
         assert (await read(log, key)).batches[-1].records == each.records
 
 
-async def test_who_decided_by_a_row_that_has_changed_writes_nothing(
+async def test_an_end_decided_by_an_outdated_row_writes_nothing(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     nobody = await transactions.read("a")
@@ -278,8 +280,8 @@ async def test_an_append_and_the_end_of_its_transaction_never_pass_each_other(
     sql: asyncpg.Connection,
     end_first: bool,
 ) -> None:
-    """Both wait for the partition's lock and have it in the order in which they came: no record of the transaction is
-    behind its marker."""
+    """Both wait for the partition's lock and receive it in order of arrival, so no record of the transaction is behind
+    its marker."""
     await begin(transactions, "a", FIRST, key)
     await log.append([transactional(key, 0)])
     watcher = await asyncpg.connect(database_url)
@@ -307,7 +309,7 @@ async def test_an_append_and_the_end_of_its_transaction_never_pass_each_other(
     assert (await log.states([key]))[key].last_stable_offset == marked.base_offset + 1
 
 
-async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock(
+async def test_overdue_transactions_are_found_by_the_databases_clock(
     transactions: TransactionStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await begin(transactions, "slow", FIRST, key)
@@ -321,7 +323,7 @@ async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock
     assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
     await end(transactions, "slower", committed=True)
     assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
-    # Of a producer that takes part in two-phase commit: as old as none can be, and never overdue.
+    # The row of a producer with two-phase commit: older than any other transaction can be, and never overdue.
     await sql.execute(
         "update transactional_producer set timeout_ms = 2147483647, started_at = now() - interval '25 days'"
         " where transactional_id = 'slow'"
@@ -329,7 +331,7 @@ async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock
     assert await transactions.overdue(10) == []
 
 
-async def test_idle_ids_are_forgotten_unless_a_transaction_is_under_way(
+async def test_idle_transactional_ids_are_forgotten_unless_a_transaction_is_open(
     transactions: TransactionStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await transactions.save(await transactions.read("idle"), SECOND)
@@ -340,7 +342,7 @@ async def test_idle_ids_are_forgotten_unless_a_transaction_is_under_way(
     assert [each.transactional_id for each in await transactions.list_behind("", 10)] == ["open", "young"]
 
 
-async def test_what_is_in_a_transaction_can_be_looked_at(
+async def test_a_transactions_partitions_and_state_can_be_described(
     log: LogStore, make_topic: MakeTopic, transactions: TransactionStore
 ) -> None:
     topic = await make_topic("seen", 2)
@@ -366,7 +368,7 @@ async def test_what_is_in_a_transaction_can_be_looked_at(
     assert listed.begun_ms >= 0
 
 
-async def test_when_a_transaction_began_is_known_until_its_producer_is_initialized_anew(
+async def test_the_start_of_a_transaction_is_known_until_its_producer_initializes_again(
     key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST)
@@ -418,7 +420,7 @@ async def commit_part(
     return written
 
 
-async def test_what_is_committed_in_one_partition_is_read_there_and_the_transaction_goes_on(
+async def test_a_marker_in_one_partition_commits_there_while_the_transaction_stays_open(
     log: LogStore, make_topic: MakeTopic, transactions: TransactionStore
 ) -> None:
     topic = await make_topic("marked", 2)
@@ -443,7 +445,7 @@ async def test_what_is_committed_in_one_partition_is_read_there_and_the_transact
     assert [each.first_offset for each in (await read_committed(log, there)).aborted] == [0]
 
 
-async def test_what_comes_behind_a_marker_is_ended_with_the_transaction(
+async def test_records_behind_a_marker_end_with_the_transaction(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST, key)
@@ -460,10 +462,10 @@ async def test_what_comes_behind_a_marker_is_ended_with_the_transaction(
     assert result.state.last_stable_offset == 4
 
 
-async def test_behind_a_marker_of_a_later_epoch_nothing_is_taken(
+async def test_records_behind_a_marker_of_a_later_epoch_are_refused(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
-    """As upstream's partition, to which the producer then is at that epoch; until its transaction ends."""
+    """The marker, as in upstream's partition, gives the producer that epoch there until its transaction ends."""
     await begin(transactions, "a", FIRST, key)
     await log.append([transactional(key, 0)])
     await commit_part(transactions, "a", key, epoch=1)
@@ -479,7 +481,7 @@ async def test_behind_a_marker_of_a_later_epoch_nothing_is_taken(
     assert isinstance(appended, Appended)
 
 
-async def test_who_marks_by_a_row_that_has_changed_writes_nothing(
+async def test_a_marker_decided_by_an_outdated_row_is_not_written(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST, key)
@@ -502,7 +504,7 @@ async def test_who_marks_by_a_row_that_has_changed_writes_nothing(
 async def test_an_append_behind_a_marker_and_the_end_never_pass_each_other(
     log: LogStore, key: PartitionKey, transactions: TransactionStore, sql: asyncpg.Connection, database_url: str
 ) -> None:
-    """Of a partition in which all is marked the end waits for an append that is on its way."""
+    """In a partition in which everything is marked, the end waits for an append that is on its way."""
     await begin(transactions, "a", FIRST, key)
     await log.append([transactional(key, 0)])
     await commit_part(transactions, "a", key)
@@ -522,7 +524,7 @@ async def test_an_append_behind_a_marker_and_the_end_never_pass_each_other(
     assert marked.first_offset == appended.base_offset == 2
 
 
-async def test_records_that_are_deleted_under_an_open_transaction_do_not_lower_what_is_stable(
+async def test_deleted_records_of_an_open_transaction_do_not_lower_the_last_stable_offset(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     await begin(transactions, "a", FIRST, key)
@@ -533,14 +535,14 @@ async def test_records_that_are_deleted_under_an_open_transaction_do_not_lower_w
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 100])
-async def test_a_read_tells_of_so_many_aborted_transactions_and_ends_before_more(
+async def test_a_read_ends_before_it_would_return_too_many_aborted_transactions(
     database: Database,
     log: LogStore,
     make_topic: MakeTopic,
     monkeypatch: pytest.MonkeyPatch,
     most: int,
 ) -> None:
-    """Readers come to the end in more reads, and miss nothing of what was committed."""
+    """Readers need more reads to reach the end, and miss no committed record."""
     monkeypatch.setattr("storage.log.MAX_ABORTED", most)
     keys = [part.partition_key for part in (await make_topic("many", 3)).partitions]
     producers = [Producer(database, log, 5_000 + number) for number in range(4)]
@@ -586,7 +588,7 @@ async def test_a_transaction_of_thousands_of_partitions_ends_in_each(
     assert (await read_committed(log, keys[1_700])).aborted == (AbortedTransaction(FIRST.producer_id, 0),)
 
 
-async def test_who_reads_within_thousands_of_aborted_transactions_is_told_of_each(
+async def test_a_read_across_thousands_of_aborted_transactions_returns_each(
     log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
     keys = [part.partition_key for part in (await make_topic("t", 2)).partitions]
@@ -608,7 +610,7 @@ async def test_who_reads_within_thousands_of_aborted_transactions_is_told_of_eac
     assert (list(many.aborted), list(few.aborted)) == (told, told[-2:])
 
 
-async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has_gone(
+async def test_no_transaction_begins_while_a_node_without_support_is_alive(
     database: Database, transactions: TransactionStore, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
@@ -625,7 +627,7 @@ async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has
     assert not await transactions.are_known(), "it does not say what it is"
 
 
-async def test_every_live_node_is_known_by_the_version_that_its_release_serves(
+async def test_every_live_node_registers_the_transaction_version_that_it_serves(
     database: Database, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
@@ -638,7 +640,7 @@ async def test_every_live_node_is_known_by_the_version_that_its_release_serves(
     assert served == dict(zip(ids, (1, 2, 2, 0), strict=True))
 
 
-async def test_a_partition_that_does_not_know_the_producer_takes_sequence_0_first(
+async def test_a_partition_without_the_producers_state_accepts_sequence_0_first(
     log: LogStore, key: PartitionKey, transactions: TransactionStore
 ) -> None:
     for producer, begins_at_zero in ((FIRST, True), (SECOND, False)):

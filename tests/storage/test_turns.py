@@ -1,4 +1,4 @@
-"""Long work on rows in turns."""
+"""Long work on rows in turns, between which other tasks run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.turns import in_turns, json_elements
 ELEMENTS = st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
 
 
-async def test_others_have_a_turn_between_so_many_items() -> None:
+async def test_other_tasks_run_after_every_so_many_items() -> None:
     seen: list[int | str] = []
     see = seen.append
 
@@ -30,6 +30,6 @@ async def test_others_have_a_turn_between_so_many_items() -> None:
 
 
 @given(ELEMENTS, st.sampled_from([", ", ",", ", \n "]))
-def test_elements_of_a_json_array_come_one_by_one(elements: list[object], separator: str) -> None:
+def test_elements_of_a_json_array_are_yielded_one_by_one(elements: list[object], separator: str) -> None:
     text = "[" + separator.join(json.dumps(element, ensure_ascii=False) for element in elements) + "]"
     assert list(json_elements(text)) == elements

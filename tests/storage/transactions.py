@@ -1,4 +1,4 @@
-"""Producers that write in transactions, straight to the stores, and a reader that leaves out what was aborted."""
+"""Producers that write in transactions, directly to the stores, and a reader that skips aborted records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pair = tuple[bytes | None, bytes | None]
 
 @dataclass
 class Producer:
-    """One transactional id, with one producer id and epoch for ever. A transaction begins with the first append."""
+    """One transactional id, with one constant producer id and epoch. A transaction begins with the first append."""
 
     database: Database
     log: LogStore
@@ -31,7 +31,7 @@ class Producer:
         return f"transactional-{self.producer_id}"
 
     async def take_in(self, *keys: PartitionKey) -> None:
-        """As AddPartitionsToTxn does."""
+        """Enlist partitions, as AddPartitionsToTxn does."""
         store = TransactionStore(self.database)
         read = await store.read(self.transactional_id)
         if read.record is None:
@@ -62,13 +62,13 @@ class Producer:
         )
 
     async def append(self, key: PartitionKey, *pairs: Pair) -> int:
-        """A batch in the transaction, which takes the partition in; its base offset."""
+        """Append a batch in the transaction, which enlists the partition, and return its base offset."""
         await self.take_in(key)
         (base_offset,) = await append(self.log, self.batch(key, *pairs))
         return base_offset
 
     async def end(self, *, committed: bool) -> EndedTransaction:
-        """Commits or aborts what is under way, in every partition."""
+        """Commit or abort the open transaction in every partition."""
         store = TransactionStore(self.database)
         read = await store.read(self.transactional_id)
         marker = end_marker(
@@ -92,14 +92,17 @@ class Producer:
 
 
 def plain_batch(key: PartitionKey, *pairs: Pair, timestamp_ms: int = 1_000) -> NewBatch:
-    """A batch outside of any transaction."""
+    """Make a batch outside any transaction."""
     records = build_batch([Record(number, timestamp_ms, *pair) for number, pair in enumerate(pairs)])
     return NewBatch(key, bytearray(records), len(pairs), timestamp_ms)
 
 
 def committed_records(batches: Iterable[StoredBatch], aborted: Iterable[AbortedTransaction]) -> list[Record]:
-    """What a consumer with read_committed takes of one answer: a producer's records are left out from where a
-    transaction of the list begins up to the next marker that says ABORT. Upstream: CompletedFetch.nextFetchedRecord."""
+    """Return the records of one answer that a consumer with read_committed delivers.
+
+    A producer's records are left out from where a transaction of the list begins up to the next marker that says ABORT.
+    Upstream: CompletedFetch.nextFetchedRecord.
+    """
     waiting = [(transaction.first_offset, transaction.producer_id) for transaction in aborted]
     heapq.heapify(waiting)
     active: set[int] = set()
@@ -119,7 +122,7 @@ def committed_records(batches: Iterable[StoredBatch], aborted: Iterable[AbortedT
 async def read_committed(
     log: LogStore, key: PartitionKey, offset: int = 0, *, max_bytes: int = 10**8
 ) -> tuple[list[Record], Sequence[ReadResult]]:
-    """All that such a consumer gets from `offset` on, and the answers that it was in."""
+    """Return all that such a consumer receives from `offset` on, and the answers that contained it."""
     records: list[Record] = []
     answers: list[ReadResult] = []
     while True:

@@ -1,4 +1,5 @@
-"""aiokafka in the words of `tests.compat.python.client`: blocking calls on an event loop of its own per object."""
+"""aiokafka behind the interface of `tests.compat.python.client`: blocking calls on an event loop of its own per
+object."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """An event loop that runs only while a call waits."""
+    """An event loop that runs only during a call."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -110,7 +111,7 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
 
     async def on_partitions_revoked(self, revoked: set[aiokafka.TopicPartition]) -> None:
         if self.options.commit == "revoke" and revoked:
-            # Called back between a poll and the processing of what it brought, it has to count that as processed.
+            # A revocation between a poll and the processing of its records must count those records as processed.
             await self.consumer.commit()
         self.gave_up(_partitions(revoked))
 
@@ -130,7 +131,7 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
 
     async def _leave(self) -> None:
         if self.options.commit == "revoke":
-            # Closing does not call back.
+            # aiokafka runs no callback when it closes.
             await self.consumer.commit()
         await self.consumer.stop()
 
@@ -203,7 +204,7 @@ class AiokafkaTransactionalProducer(AiokafkaProducer, TransactionalProducer):
             raise ProducerFencedError(repr(error)) from error
 
     def close(self) -> None:
-        # Of what ended it for good it tells again.
+        # aiokafka raises the error that ended the producer once more.
         with contextlib.suppress(KafkaError):
             super().close()
 
@@ -305,7 +306,8 @@ class Aiokafka(Client):
     member_class = AiokafkaMember
     deletes_groups = False
     no_upgrade = "no cooperative assignor"
-    # Before a rebalance it commits all positions, and tries for ever while one of them is of a topic that is gone.
+    # Before a rebalance aiokafka commits all positions. It retries for ever while one of them belongs to a deleted
+    # topic.
     commit_where_topics_go = "each"
     not_fenced = "its heartbeats carry no group.instance.id, so a second of the name is not told from a first"
 
@@ -442,7 +444,7 @@ class Aiokafka(Client):
 
 
 def _raise_errors(outcomes: Sequence[Sequence[Any]]) -> None:
-    """Raise the first error of rows that are name, code, and perhaps a message."""
+    """Raise the first error of rows that consist of name, code, and perhaps a message."""
     for _name, code, *message in outcomes:
         if code:
             raise for_code(code)(*message)

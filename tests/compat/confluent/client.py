@@ -1,4 +1,4 @@
-"""librdkafka, through confluent-kafka, in the words of `tests.compat.python.client`."""
+"""librdkafka through confluent-kafka, behind the interface of `tests.compat.python.client`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.compat.python.options import SESSION_TIMEOUT_MS
 SEND_SECONDS = 60.0
 TRANSACTION_SECONDS = 15.0
 ADMIN_SECONDS = 30.0
-# It goes on by itself after these.
+# librdkafka continues by itself after these errors.
 PASSING = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -85,7 +85,7 @@ class ConfluentMember(Member):
 
     def protocol(self) -> dict[str, str | int]:
         if self.options.assignor == UNIFORM:
-            # The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848).
+            # Asking for the coordinator's assignor selects the consumer protocol (KIP-848).
             return {"group.protocol": "consumer", "group.remote.assignor": UNIFORM}
         return {
             "partition.assignment.strategy": self.options.assignor,
@@ -135,7 +135,7 @@ class ConfluentMember(Member):
 
 
 class ServerSideMember(ConfluentMember):
-    """Of the consumer protocol: who assigns, and for how long a member may be silent, is the broker's to say."""
+    """A member of the consumer protocol. The broker decides the assignor and the session timeout."""
 
     def protocol(self) -> dict[str, str | int]:
         return {"group.protocol": "consumer"}
@@ -177,7 +177,7 @@ class ConfluentProducer(Producer):
                 timestamp=record.timestamp_ms or 0,
                 on_delivery=lambda error, message, index=index: report(index, error, message),
             )
-        # Not flush: it goes on calling back after an error that is fatal, and crashes.
+        # Do not use flush: it continues to call back after a fatal error, and crashes.
         deadline = time.monotonic() + SEND_SECONDS
         while unsent := len(records) - len(acknowledged) - len(failures):
             assert time.monotonic() < deadline, f"{unsent} records were not acknowledged in {SEND_SECONDS:.0f} s"
@@ -195,7 +195,7 @@ class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
         extra: dict[str, str | int] = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": timeout_ms,
-            # Having bootstrapped again, it sends a transaction's offsets to a broker that it has given up, for ever.
+            # After a rebootstrap librdkafka sends a transaction's offsets to a broker that it has abandoned, for ever.
             "metadata.recovery.strategy": "none",
         }
         super().__init__(bootstrap, "none", True, extra)
@@ -224,7 +224,7 @@ class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
             self._producer.abort_transaction(TRANSACTION_SECONDS)
 
     def close(self) -> None:
-        # Of what ended it for good it tells again.
+        # librdkafka raises the error that ended the producer once more.
         with contextlib.suppress(KafkaException):
             super().close()
 
@@ -332,7 +332,7 @@ class Confluent(Client):
 
     def member(self, options: MemberOptions, journal: Journal, failures: list[str]) -> Member:
         if options.assignor == UNIFORM:
-            # Not one of the classic protocol's, which scenarios go through one by one.
+            # The assignor is not one of the classic protocol's, through which scenarios iterate.
             return ConfluentMember(options, journal, failures, self.bootstrap)
         return super().member(options, journal, failures)
 
@@ -417,11 +417,11 @@ class Confluent(Client):
         return {1: {}}
 
     def close(self) -> None:
-        """The admin client ends when it is collected."""
+        """The admin client closes when it is garbage-collected."""
 
 
 def _one(futures: Mapping[Any, Future[Any]]) -> Any:
-    """The result for the only thing that was asked. KafkaException is what it raises."""
+    """Return the result of the only request. It raises KafkaException."""
     (future,) = futures.values()
     return future.result(ADMIN_SECONDS)
 

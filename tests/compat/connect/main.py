@@ -1,7 +1,7 @@
 """Kafka Connect against the broker of COMPAT_BOOTSTRAP: a file into a topic and the topic into a file.
 
-Scenarios as JSON lines on stdout. The one idea: what a worker has done is judged by the file that comes out; each line
-that went in is in it exactly once, through restarts of the workers.
+Scenarios are JSON lines on stdout. The one idea: the output file judges the workers. It must contain each input line
+exactly once, through restarts of the workers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SESSION = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000", "sche
 
 
 class Scene:
-    """One scenario: names of its own, a file that goes in and one that comes out."""
+    """One scenario: names of its own, an input file and an output file."""
 
     def __init__(self, libraries: Path, directory: Path, ending: contextlib.ExitStack) -> None:
         self.bootstrap = os.environ["COMPAT_BOOTSTRAP"]
@@ -70,14 +70,14 @@ class Scene:
         return {f"{self.name}-source": source, f"{self.name}-sink": {**sink, "tasks.max": "1"}}
 
     def files(self) -> list[Path]:
-        """The connectors as a standalone worker takes them."""
+        """Return the connectors' configuration files for a standalone worker."""
         return [
             write_properties(self._directory / f"{name}.properties", {"name": name, **config})
             for name, config in self.connectors().items()
         ]
 
     def put_connectors(self, worker: Worker) -> None:
-        """A worker that has just joined may still be looking for its leader."""
+        """Create the connectors, and retry, because a worker that has just joined may still look for its leader."""
         for name, config in self.connectors().items():
             eventually(
                 lambda name=name, config=config: worker.accepts(f"/connectors/{name}/config", config),
@@ -85,14 +85,14 @@ class Scene:
             )
 
     def write(self) -> None:
-        """More lines into the file that is read."""
+        """Write more lines into the input file."""
         lines = [f"line {len(self._sent) + number}" for number in range(LINES)]
         self._sent += lines
         with self._went.open("a") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
     def await_lines(self, workers: list[Worker]) -> None:
-        """Until all lines have come; each must have come once."""
+        """Wait until all lines have arrived. Each must have arrived once."""
 
         def lines() -> list[str]:
             return self.came.read_text().splitlines() if self.came.exists() else []
@@ -105,7 +105,7 @@ class Scene:
         assert sorted(lines()) == sorted(self._sent), f"{len(lines())} lines came of {len(self._sent)}, {twice} twice"
 
     def await_any(self) -> None:
-        """Until one of the lines that were just written is in the topic, committed or not."""
+        """Wait until one of the latest lines is in the topic, committed or not."""
         before, written = self._ended, len(self._sent)
         eventually(lambda: self._ends() > before, lambda: f"none of {written} lines was read")
         self._ended = self._ends()
@@ -116,7 +116,7 @@ class Scene:
         return sum(found.result().offset for found in asked.values())
 
     def await_records(self, worker: Worker) -> None:
-        """Until all lines are in the topic, committed; each must be there once."""
+        """Wait until all lines are in the topic and committed. Each must be there once."""
         found: list[str] = []
         consumer = Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": "none", "isolation.level": "read_committed"}
@@ -154,7 +154,7 @@ def distributed(scene: Scene) -> None:
     worker = scene.distributed()
     worker.start()
     scene.put_connectors(worker)
-    # A worker lists its connectors, of which there are none, before it has made its topics; it takes one only then.
+    # A worker lists its (zero) connectors before it has created its topics, and accepts a connector only afterwards.
     for kind in ("config", "offset", "status"):
         policy = scene.cleanup_policy(f"{scene.name}-{kind}")
         assert policy == "compact", f"cleanup.policy of the {kind} topic is {policy}"
@@ -162,13 +162,13 @@ def distributed(scene: Scene) -> None:
     scene.await_lines([worker])
     worker.stop()
     scene.write()
-    # Connectors, offsets and all come from the internal topics.
+    # Connectors, offsets and all else come from the internal topics.
     worker.start()
     scene.await_lines([worker])
 
 
 def two_workers(scene: Scene) -> None:
-    """Two workers share connectors and tasks; one stops in order, and the other goes on with all of it."""
+    """Two workers share connectors and tasks. One stops in order, and the other continues with all of them."""
     first, second = scene.distributed(), scene.distributed()
     first.start()
     second.start()
@@ -208,7 +208,7 @@ def gateway_restart(scene: Scene) -> None:
 
 
 def exactly_once_source(scene: Scene) -> None:
-    """A source's records and its offsets in one transaction."""
+    """A source writes its records and its offsets in one transaction."""
     worker = scene.distributed(exactly_once_source_support="enabled")
     worker.start()
     scene.put_connectors(worker)
@@ -217,7 +217,7 @@ def exactly_once_source(scene: Scene) -> None:
 
 
 def exactly_once_source_crash(scene: Scene) -> None:
-    """The worker is killed (−9) while it reads, and goes on where its last committed transaction ended."""
+    """The worker is killed (−9) while it reads. It continues at the end of its last committed transaction."""
     worker = scene.distributed(exactly_once_source_support="enabled", offset_flush_interval_ms="1000")
     worker.start()
     scene.put_connectors(worker)

@@ -1,4 +1,4 @@
-"""A Kafka Connect worker in its own JVM, with what a user gives it: a properties file, connectors, and REST."""
+"""A Kafka Connect worker in its own JVM, used as a user does: by a properties file, connectors, and REST."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _STRINGS = "org.apache.kafka.connect.storage.StringConverter"
 
 
 class Worker:
-    """`kind` is Standalone or Distributed. What both kinds need is given; `settings` are the worker's own."""
+    """`kind` is Standalone or Distributed. The class supplies the settings that both need; `settings` are the worker's
+    own."""
 
     def __init__(
         self, libraries: Path, directory: Path, kind: str, bootstrap: str, settings: Mapping[str, str]
@@ -52,7 +53,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *connectors: Path) -> None:
-        """Until REST answers. Standalone workers are given their connectors here."""
+        """Start the worker and wait until REST answers. Standalone workers receive their connectors here."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *map(str, connectors)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -69,7 +70,7 @@ class Worker:
         return True
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """GET, or PUT where there is a body. AssertionError with what the worker said if it refuses."""
+        """Send GET, or PUT if there is a body. AssertionError with the worker's message if it refuses."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -93,7 +94,7 @@ class Worker:
 
     @property
     def address(self) -> str:
-        """As the group knows this worker."""
+        """Address by which the group knows this worker."""
         return f"127.0.0.1:{self._port}"
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -108,7 +109,7 @@ class Worker:
             raise AssertionError(f"the worker did not stop{self.log_tail()}") from None
 
     def log_tail(self) -> str:
-        """The last error of its log, for the end of a sentence."""
+        """Return the last error of the worker's log, for the end of a sentence."""
         lines = self._log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if "ERROR" in line or line.startswith(("Caused by", "org.apache.kafka"))]
         return ": " + " | ".join(errors or lines[-3:])[-LOG_TAIL_CHARACTERS:]

@@ -1,1 +1,1 @@
-"""Groups in mode `drain` whose members are written in different languages, each a program of another suite."""
+"""Groups in mode `drain` with members in different languages, each a program of another suite."""

@@ -1,9 +1,9 @@
-"""Partitions that are drained before they are given away, with stock clients of each language on either side.
+"""Partitions are drained before they move, with stock clients of each language on either side.
 
-`to-…`: the source is librdkafka's and commits when it is told that its work is done; the target, of that language, is
-given nothing before that, and goes on at the commit. `from-…`: the source is of that language. Java's commits late, by
-itself; the target is librdkafka's. `among-…`: both are of that language and commit as it does by default. Nothing is
-given to two members, and nobody waits for the handoff's deadline.
+`to-…`: librdkafka is the source, and commits when a scenario finishes its work. The target, in that language, receives
+no partition before that, and continues at the committed offset. `from-…`: the source is in that language and the target
+is librdkafka. Java's source commits late, by itself. `among-…`: both are in that language and commit by their default.
+No record is delivered to two members, and no member waits for the handoff's deadline.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ PARTITIONS = 4
 MOVING = PARTITIONS // 2
 ROUNDS = 20
 SOON_SECONDS = 20.0
-"""Two thirds of what a handoff may take."""
+"""Two thirds of the time that a handoff may take."""
 SCRAPE_SECONDS = 10.0
 VERSION_SECONDS = 60.0
 BETWEEN_GENERATIONS = frozenset(
     {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
 )
-"""A commit that is refused so is made again: its work is done whoever owns what by then."""
+"""Errors after which a commit is repeated: the work is done, even if another member owns the partition by then."""
 EAGER, COOPERATIVE, NEWEST = "range", "cooperative-sticky", SERVER_SIDE
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`kind` is how its suite's program is made one member: by variables, or by one of JSON."""
+    """`kind` says how a member's options reach its program: by variables, or as JSON."""
 
     suite: str
     kind: str
     assignors: tuple[str, ...]
     beside_librdkafka: bool = True
-    """Whether an assignor of it goes by the same name as one of librdkafka's."""
+    """True if one of the language's assignors has the name of one of librdkafka's."""
 
 
 LANGUAGES: Mapping[str, Language] = {
@@ -71,7 +71,7 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 class JsonChild(Child):
-    """A program that takes its options as JSON. Go's reports on its output, and ends when its input does."""
+    """A program that receives its options as JSON. Go's program reports on stdout, and ends when its stdin does."""
 
     def __init__(self, kind: str, command: Sequence[str], bootstrap: str, options: MemberOptions, journal: Journal):
         self.name, self.journal, self._kind = options.name, journal, kind
@@ -106,7 +106,8 @@ class JsonChild(Child):
 
 
 class Pooled(ConfluentMember):
-    """librdkafka with a pool of workers: `finish` commits all that it was given, whoever owns it by then."""
+    """A librdkafka member with a pool of workers. `finish` commits every record that it received, even if another
+    member owns the partition by then."""
 
     def open(self) -> None:
         self.done: dict[tuple[str, int], int] = {}
@@ -154,11 +155,11 @@ def _librdkafka(assignor: str) -> str:
     return UNIFORM if assignor == NEWEST else assignor
 
 
-# --- what the gateway says --------------------------------------------------------------------------------------------
+# --- the gateway's metrics --------------------------------------------------------------------------------------------
 
 
 def _counted(name: str) -> dict[str, float]:
-    """By its one label."""
+    """Return the counter's values by its one label."""
     with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=SCRAPE_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith(f"sluice_{name}"))
@@ -178,7 +179,7 @@ def _drained() -> float:
 
 
 def _given_to_two(journal: Journal) -> set[tuple[str, int, int]]:
-    """Records that more than one member has been given."""
+    """Return the records that more than one member received."""
     to: dict[tuple[str, int, int], set[str]] = {}
     for line in journal.path.read_text().splitlines():
         entry = json.loads(line)
@@ -192,7 +193,7 @@ def _given_to_two(journal: Journal) -> set[tuple[str, int, int]]:
 
 @dataclass(slots=True)
 class Stage:
-    """A group in mode `drain` that two members are to share, the records of its topic, and its delivery log."""
+    """A group in mode `drain` that two members will share, its topic's records, and its delivery log."""
 
     run: Run
     assignor: str
@@ -285,7 +286,7 @@ def _among(run: Run, language: str, assignor: str) -> None:
 
 
 class Drained(Confluent):
-    """Topics and records come from librdkafka; the version is that of all."""
+    """librdkafka creates topics and records. The version names all clients."""
 
     @staticmethod
     def version() -> str:

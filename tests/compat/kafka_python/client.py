@@ -1,4 +1,4 @@
-"""kafka-python in the words of `tests.compat.python.client`."""
+"""kafka-python behind the interface of `tests.compat.python.client`."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ ASSIGNORS = {
 LEAVE_GROUP = 13
 ADMIN_TIMEOUT_MS = 15_000
 POLL_MS = 100
-# A poll that ends while JoinGroup is parked drops the answer if the rejoin came from changed topics or metadata: the
-# member then sends no heartbeat until its session has expired, and may not come back. Where that may be, polls must
-# outlast a rebalance, and with it the poll that another member is in: the leader, which alone looks at metadata, is
-# more patient than the rest, and who has changed its topics more than the leader.
+# kafka-python drops a JoinGroup's answer if its poll ends while the request is parked and the rejoin came from changed
+# topics or metadata. The member then sends no heartbeat until its session has expired, and may not return. In such
+# scenarios a poll must outlast a rebalance, and thus the poll in which another member waits. Only the leader watches
+# metadata, so it polls longer than the other members. A member that has changed its topics polls longer than the
+# leader.
 PATIENT_POLL_MS = 2000
 CHANGED_POLL_MS = 5000
 
@@ -122,7 +123,8 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
     def close(self) -> None:
         if self._leave_version is not None:
-            # What the library has learnt of each connection decides; the one to the coordinator is there by now.
+            # The library decides by what it has learnt of each connection. The connection to the coordinator exists by
+            # now.
             manager = self.consumer._client._manager
             for known in (manager, *manager._conns.values()):
                 versions = known.broker_version_data
@@ -131,13 +133,14 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
 
 class CommitInRevoke(AsyncConsumerRebalanceListener):
-    """Commits when partitions are revoked. The library refuses to block in a callback, hence the asynchronous kind."""
+    """Commit when partitions are revoked. The library refuses to block in a callback, hence the asynchronous
+    listener."""
 
     def __init__(self, member: KafkaPythonMember) -> None:
         self._member = member
 
     async def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
-        # A cooperative member has forgotten its positions of what is revoked, so they are named.
+        # A cooperative member has already forgotten its positions in revoked partitions, so the commit names them.
         positions = self._member.uncommitted(_partitions(revoked))
         if positions:
             await self._member.consumer.commit_async(_offsets(positions))
@@ -213,7 +216,7 @@ def _telling_fenced() -> Iterator[None]:
     try:
         yield
     except KafkaError as error:
-        # What the library raises once it has failed for good has the reason among its arguments.
+        # Once the producer has failed for good, the library's exception has the reason among its arguments.
         if any(isinstance(reason, ProducerFenced) for reason in (error, *error.args)):
             raise ProducerFencedError(repr(error)) from error
         raise

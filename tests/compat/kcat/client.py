@@ -1,7 +1,6 @@
-"""kcat in the words of `tests.compat.python.client`: a process per member, producer and read.
+"""kcat behind the interface of `tests.compat.python.client`: a process per member, producer and read.
 
-Topics are prepared, and committed offsets looked up, through confluent-kafka; what is produced and consumed goes
-through kcat.
+confluent-kafka creates topics and looks up committed offsets; kcat produces and consumes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ COMMAND_SECONDS = 60.0
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 1 << 16
 
-# Eager: "(memberid …): assigned: t [0], t [1]"; cooperative: "incremental assignment of 1 partition(s) (…): t [0]".
+# Eager output: "(memberid …): assigned: t [0], t [1]". Cooperative: "incremental assignment of 1 partition(s) (…): t
+# [0]".
 _rebalanced = re.compile(rb"% Group \S+ rebalanced(.*?)\):(.*)")
 _partition = re.compile(rb"(\S+) \[(\d+)\]")
 _delivered = re.compile(rb"% Message delivered to partition (\d+) \(offset (\d+)\)")
@@ -45,7 +45,7 @@ _queried = re.compile(r"\[\d+\] offset (-?\d+)")
 
 
 class KcatMember(Member):
-    """`kcat -G`, whose stdout says what it read and whose stderr says how it was rebalanced."""
+    """`kcat -G`. Its stdout shows the records, its stderr the rebalances."""
 
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
         super().__init__(options, journal, failures)
@@ -97,7 +97,7 @@ class KcatMember(Member):
             self.request_stop()
 
     def close(self) -> None:
-        """Closed in order by SIGTERM; killed if it does not end."""
+        """Close kcat in order by SIGTERM, and kill it if it does not end."""
         assert self.process is not None
         deadline = time.monotonic() + CHILD_SECONDS
         if self.process.poll() is None:
@@ -116,9 +116,10 @@ class KcatMember(Member):
             stream.close()
 
     def _take(self) -> None:
-        """What came on both pipes. Between them there is no order but this: a record belongs to an owner.
+        """Read what arrived on both pipes.
 
-        stdout is read first, so all that was assigned before a record was printed is known when it is looked at.
+        The pipes have no common order, except that a record belongs to an owner. stdout is read first, so that all
+        assignments printed before a record are known when the record is processed.
         """
         assert self.process is not None
         records = [line.split() for line in self._lines("stdout", self.process.stdout)]
@@ -139,7 +140,7 @@ class KcatMember(Member):
             self.processed(topic.decode(), int(partition), int(offset))
 
     def _deliver(self, records: list[list[bytes]]) -> list[list[bytes]]:
-        """Report those whose partition it owns; the others."""
+        """Report the records whose partition the member owns, and return the others."""
         others: list[list[bytes]] = []
         for record in records:
             topic, partition, offset = record[0].decode(), int(record[1]), int(record[2])
@@ -184,9 +185,10 @@ class KcatChild(Child):
 
 
 class KcatProducer(Producer):
-    """One `kcat -P` per partition for plain values, and one per record for records with more to them.
+    """A producer that runs one `kcat -P` per partition for plain values, and one per record for other records.
 
-    None is kept for later values: it prints what was acknowledged only when it is given more, or its end.
+    No process is kept for later values, because kcat prints acknowledgements only when it receives more input, or its
+    end.
     """
 
     def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
@@ -239,7 +241,7 @@ class KcatProducer(Producer):
         return int(found[2])
 
     def close(self) -> None:
-        """It holds nothing between sends."""
+        """Do nothing: the producer holds no process between sends."""
 
 
 class KcatReader(Reader):
@@ -250,7 +252,7 @@ class KcatReader(Reader):
         self._next = "beginning"
 
     def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
-        """It waits for nobody, but ends where the log does."""
+        """Return what is in the log. kcat waits for no later record, and ends at the end of the log."""
         position = ("-t", self._topic, "-p", str(self._partition), "-o", self._next)
         out = self._run(*("-C", *position, "-c", str(count), "-e", "-q", "-f", "%o %T %K %S %h\\n%k%s\\n"))
         found = list(_parse(out))
@@ -286,7 +288,7 @@ class KcatReader(Reader):
         return int(found[1])
 
     def close(self) -> None:
-        """It holds nothing between reads."""
+        """Do nothing: the reader holds no process between reads."""
 
 
 class Kcat(Confluent):
@@ -297,7 +299,7 @@ class Kcat(Confluent):
     sets_timestamps = False
     changes_topics = False
     ends_with_topic = "it ends when one of its topics is deleted, also with -E"
-    # It commits the record in hand when it is told to stop, but does not print it.
+    # When kcat is stopped, it commits the record in hand without printing it.
     drops_when_stopped = True
     no_admin = "it has no admin commands"
     no_transactions = "it makes one transaction of all that it is given, and can neither abort it nor leave it open"
@@ -331,7 +333,8 @@ def _is_line(record: Record) -> bool:
 
 @contextlib.contextmanager
 def _value_of(record: Record) -> Iterator[tuple[list[str], bytes]]:
-    """Arguments and stdin that make kcat send this key and value: a null by an empty line, all else as a file."""
+    """Yield arguments and stdin that make kcat send this key and value. A null is an empty line; any other value is a
+    file."""
     key = (record.key or b"").decode()
     if record.value is None:
         yield ["-Z", "-K:"], f"{key}:\n".encode()
@@ -343,7 +346,7 @@ def _value_of(record: Record) -> Iterator[tuple[list[str], bytes]]:
 
 
 def _parse(out: bytes) -> Iterator[tuple[int, Record]]:
-    """Records as `%o %T %K %S %h\\n%k%s\\n` prints them; lengths are −1 for null."""
+    """Parse records printed by `%o %T %K %S %h\\n%k%s\\n`. A length of −1 means null."""
     position = 0
     while position < len(out):
         end = out.index(b"\n", position)

@@ -1,1 +1,1 @@
-"""One cooperative group whose members are written in different languages, each a program of another suite."""
+"""One cooperative group with members in different languages, each a program of another suite."""

@@ -1,8 +1,9 @@
-"""6 → 3+3 → 2+2+2 and back, cooperative-sticky, with each language as the first, and so the leader, once; and members
-of one language that go over to the consumer protocol one by one, and back.
+"""Groups of mixed languages: 6 → 3+3 → 2+2+2 partitions and back, cooperative-sticky. Each language leads once, by
+joining first. In further scenarios members of one language change to the consumer protocol one by one, and back.
 
-Whoever leads assigns with its own language's sticky assignor, from what the others say they own: what is retained is
-never revoked only if all read each other's bytes alike, and the gateway hands them over unread.
+The leader assigns with its own language's sticky assignor, from the ownership that the others claim. Retained
+partitions stay unrevoked only if all clients read each other's bytes alike, because the gateway passes these bytes on
+unread.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _register(languages: list[str]) -> None:
 
 
 def _migrate(run: Run, language: str, assignor: str) -> None:
-    """A rolling upgrade of an application from the classic to the consumer protocol, and back, while records flow."""
+    """Upgrade an application from the classic to the consumer protocol by a rolling restart, and back, while records
+    flow."""
     topic, group = run.topic(PARTITIONS), run.group()
     journal, view = run.journal(topic, PARTITIONS, cooperative=assignor == "cooperative-sticky")
     feed = run.feed(topic, range(PARTITIONS))
@@ -83,7 +85,7 @@ def _register_migration(language: str, assignor: str) -> None:
 
 
 class Mixed(Confluent):
-    """Topics and records come from librdkafka; the version is that of all."""
+    """librdkafka creates topics and records. The version names all clients."""
 
     @staticmethod
     def version() -> str:

@@ -1,1 +1,1 @@
-"""What the suites of the Python clients share: the scenarios, written once against the small interface in `client`."""
+"""Scenarios that the suites of the Python clients share, written once against the small interface in `client`."""

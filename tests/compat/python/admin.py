@@ -66,7 +66,7 @@ def _admin_of(run: Run) -> Client:
 
 
 def _refused(attempt: Callable[[], None], *words: str) -> None:
-    """The attempt fails, and the error, whatever class the library has for it, says all the words."""
+    """Assert that the attempt fails, and that the error's text, of any class, contains all the words."""
     refusal: Exception | None = None
     try:
         attempt()

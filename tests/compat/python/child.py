@@ -1,4 +1,4 @@
-"""Members in processes of their own, which can be killed, stopped and continued."""
+"""Members in processes of their own, which a scenario can kill, stop and continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHILD_SECONDS = 30.0
 
 
 class Child(ABC):
-    """`name` is the member's; `journal` is told when its ownership ends without its doing."""
+    """`name` is the member's. The `journal` records the end of its ownership when the member cannot."""
 
     name: str
     journal: Journal
@@ -27,16 +27,16 @@ class Child(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """SIGTERM, and wait until it has closed in order."""
+        """Send SIGTERM, and wait until the member has closed in order."""
 
     def kill(self) -> None:
-        """kill −9."""
+        """Kill the process with kill −9."""
         self.process.kill()
         self.process.wait()
         self.journal.killed(self.name)
 
     def freeze(self) -> None:
-        """SIGSTOP: its connections stay open and nobody answers on them."""
+        """Send SIGSTOP: connections stay open, and the process answers on none of them."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
         self.journal.killed(self.name)
@@ -51,7 +51,7 @@ class Child(ABC):
 
 
 class ProgramChild(Child):
-    """A suite's program, run as one member until SIGTERM. It writes to the delivery log itself."""
+    """A suite's program that runs as one member until SIGTERM. It writes to the delivery log itself."""
 
     def __init__(self, command: Sequence[str], bootstrap: str, options: MemberOptions, journal: Journal) -> None:
         self.name, self.journal = options.name, journal

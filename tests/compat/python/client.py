@@ -1,7 +1,7 @@
-"""What a scenario asks of a client library; each suite implements it with the library's own words.
+"""Interface between scenarios and a client library, implemented by each suite.
 
-The one idea: blocking calls and plain values, so that a scenario reads the same whatever the library is like. What a
-library does not have raises `UnsupportedError` with the reason, and the scenario is skipped with it.
+The one idea: calls block and values are plain, so that a scenario reads the same for every library. A missing feature
+raises `UnsupportedError` with the reason, and the scenario is skipped with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLIENT_ID = "same-for-all"
 
 
 class UnsupportedError(Exception):
-    """The client cannot do it; the message says why."""
+    """The client lacks the feature; the message says why."""
 
 
 class FencedError(Exception):
@@ -48,10 +48,10 @@ class Record:
 
 
 class Member(ABC, threading.Thread):
-    """A consumer on a thread of its own: polls until told to stop, then closes in order, LeaveGroup included.
+    """A consumer on a thread of its own. It polls until it is stopped, then closes in order, LeaveGroup included.
 
-    `failures` takes what ended it; `fenced` is set when another took its static name, which is a failure unless it
-    `expects_fencing`.
+    `failures` receives the error that ended it. `fenced` is set if another member took its static name, which is a
+    failure unless it `expects_fencing`.
     """
 
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str]) -> None:
@@ -81,7 +81,7 @@ class Member(ABC, threading.Thread):
             self.fenced.set()
             if not self.expects_fencing:
                 self.failures.append(f"{self.name}: {error!r}")
-        except Exception as error:  # the thread's last frame: whatever happened belongs to the scenario
+        except Exception as error:  # This is the thread's last frame, so any exception belongs to the scenario.
             self.failures.append(f"{self.name}: {error!r}")
         finally:
             self.journal.closed(self.name)
@@ -90,7 +90,7 @@ class Member(ABC, threading.Thread):
         self._stop_requested.set()
 
     def stop(self) -> None:
-        """Close in order; AssertionError if that takes too long."""
+        """Close in order. AssertionError if that takes too long."""
         self.request_stop()
         self.join(STOP_SECONDS)
         assert not self.is_alive(), f"{self.name} did not close in {STOP_SECONDS:.0f} s"
@@ -99,10 +99,10 @@ class Member(ABC, threading.Thread):
         """Subscribe to other topics before the next poll."""
         self._topics = tuple(topics)
 
-    # --- what callbacks and polls report ----------------------------------------------------------------------
+    # --- reports of callbacks and polls -----------------------------------------------------------------------
 
     def now_owns(self, partitions: set[Partition]) -> None:
-        """For a callback that names all that is assigned."""
+        """Record an assignment, from a callback that names all assigned partitions."""
         self.gained(partitions - self.owned)
 
     def gained(self, partitions: set[Partition]) -> None:
@@ -120,7 +120,7 @@ class Member(ABC, threading.Thread):
             self.journal.revoked(self.name, held)
 
     def uncommitted(self, partitions: set[Partition]) -> dict[Partition, int]:
-        """Positions to commit when `partitions` are about to be given up."""
+        """Return positions to commit when `partitions` are about to be revoked."""
         return {partition: self.positions[partition] for partition in partitions if partition in self.positions}
 
     def processed(self, topic: str, partition: int, offset: int) -> None:
@@ -137,7 +137,7 @@ class Member(ABC, threading.Thread):
 
     @abstractmethod
     def poll_once(self) -> None:
-        """Poll for at most 100 ms and report what came. Raises FencedError."""
+        """Poll for at most 100 ms and report the records. Raise FencedError."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -146,29 +146,30 @@ class Member(ABC, threading.Thread):
 class Producer(ABC):
     @abstractmethod
     def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
-        """Send records to partitions and wait until all are acknowledged; their offsets. Raises what the library
-        raises."""
+        """Send records to partitions, wait until all are acknowledged, and return their offsets. Raise the library's
+        errors."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class GroupReader(ABC):
-    """A member of a group that commits nothing: whoever reads through it has a producer do that."""
+    """A member of a group that does not commit itself: a producer commits for it."""
 
     @abstractmethod
     def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
-        """The next `count` records with partitions and offsets; fewer if none comes for so long."""
+        """Return the next `count` records with partitions and offsets, or fewer if none arrives within `seconds`."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class TransactionalProducer(Producer):
-    """Made ready: who had its transactional id before is fenced, and its transaction aborted.
+    """A transactional producer, initialized: the previous owner of its transactional id is fenced, and that owner's
+    transaction aborted.
 
-    Everything but `close` raises ProducerFencedError when another one has taken the id, and for the rest what the
-    library raises.
+    All methods except `close` raise ProducerFencedError if another producer has taken the id, and otherwise the
+    library's errors.
     """
 
     @abstractmethod
@@ -176,7 +177,7 @@ class TransactionalProducer(Producer):
 
     @abstractmethod
     def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
-        """Where the reader's group is to go on, once this transaction is committed."""
+        """Commit with this transaction where the reader's group will continue."""
 
     @abstractmethod
     def commit(self) -> None: ...
@@ -190,7 +191,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
-        """The next `count` records with their offsets; fewer if none comes for so long."""
+        """Return the next `count` records with their offsets, or fewer if none arrives within `seconds`."""
 
     @abstractmethod
     def seek(self, offset: int) -> None: ...
@@ -203,11 +204,11 @@ class Reader(ABC):
 
     @abstractmethod
     def bounds(self) -> tuple[int, int]:
-        """First offset, and the one after the last."""
+        """Return the first offset, and the offset after the last."""
 
     @abstractmethod
     def offset_at(self, timestamp_ms: int) -> int | None:
-        """Of the first record with at least this timestamp."""
+        """Return the offset of the first record with at least this timestamp."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -217,46 +218,47 @@ class Client(ABC):
     """One library against one bootstrap server."""
 
     assignors: tuple[str, ...]
-    """Names that `MemberOptions.assignor` may have."""
+    """Values that `MemberOptions.assignor` may have."""
 
     member_class: type[Member]
 
     commits: tuple[str, ...] = ("auto", "revoke", "each")
-    """Values of `MemberOptions.commit` that it can do."""
+    """Values of `MemberOptions.commit` that the library supports."""
 
     null_headers = True
-    """Whether its producer takes headers without a value."""
+    """True if its producer accepts headers without a value."""
 
     empty_values = True
-    """Whether its producer tells empty keys and values from absent ones."""
+    """True if its producer distinguishes empty keys and values from absent ones."""
 
     sets_timestamps = True
     changes_topics = True
     deletes_groups = True
 
     ends_with_topic: str = ""
-    """Why a member does not outlive a topic of its subscription; empty if it does."""
+    """Reason why a member does not survive the deletion of a subscribed topic; empty if it does."""
 
     drops_when_stopped = False
-    """Whether a member that is stopped may lose what it has just read; then it is stopped while nothing flows."""
+    """True if a stopped member may lose records it has just read. Such a member is stopped only while no records
+    flow."""
 
     no_admin: str = ""
-    """Why it has no admin client; what scenarios need prepared is then done by another library."""
+    """Reason why it has no admin client; another library then prepares topics. Empty if it has one."""
 
     no_upgrade = "it refuses a list of eager and cooperative assignors, so a group cannot be bounced over"
-    """Why a group of it cannot go from eager to cooperative without a pause."""
+    """Reason why a group cannot change from eager to cooperative without a pause."""
 
     commit_where_topics_go = "auto"
     """`MemberOptions.commit` of members one of whose topics is deleted."""
 
     no_transactions: str = ""
-    """Why it has none."""
+    """Reason why it has no transactions; empty if it has them."""
 
     lists_stable_offsets = True
-    """Whether the end of the log that a reader of committed records is told is the last stable offset."""
+    """True if a reader of committed records receives the last stable offset as the end of the log."""
 
     not_fenced: str = ""
-    """Why a static member of the library does not learn that another took its name; empty if it does."""
+    """Reason why a static member does not notice that another took its name; empty if it does."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -273,7 +275,7 @@ class Client(ABC):
         return self.member_class(options, journal, failures, self.bootstrap)  # type: ignore[call-arg]
 
     def spawn(self, program: str, options: MemberOptions, journal: Journal, failures: list[str]) -> Child:
-        """A member in a process of its own; `program` is the suite's module."""
+        """Start a member in a process of its own; `program` is the suite's module."""
         return ProgramChild([sys.executable, "-m", program], self.bootstrap, options, journal)
 
     @abstractmethod
@@ -288,7 +290,7 @@ class Client(ABC):
         raise UnsupportedError("no transactions")
 
     def group_reader(self, group: str, topic: str) -> GroupReader:
-        """Of committed records, from the beginning where the group has no offsets."""
+        """Return a reader of committed records, which begins at the start of the log if the group has no offsets."""
         raise UnsupportedError("no transactions")
 
     @abstractmethod
@@ -308,7 +310,7 @@ class Client(ABC):
 
     @abstractmethod
     def partitions(self, topic: str) -> int | None:
-        """How many; None if there is no such topic."""
+        """Return the number of partitions, or None if there is no such topic."""
 
     @abstractmethod
     def add_partitions(self, topic: str, total: int) -> None: ...
@@ -326,29 +328,29 @@ class Client(ABC):
         raise UnsupportedError("no ListGroups")
 
     def group_state(self, group: str) -> tuple[str, int]:
-        """State as Kafka names it, and the number of members."""
+        """Return the state by Kafka's name, and the number of members."""
         raise UnsupportedError("no DescribeGroups")
 
     def delete_group(self, group: str) -> None:
         raise UnsupportedError("no DeleteGroups")
 
-    # --- what few have ----------------------------------------------------------------------------------------
+    # --- features of a few libraries --------------------------------------------------------------------------
 
     def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
-        """LeaveGroup versions that the client can be made to send, each with `MemberOptions.extra` for it."""
+        """Return the LeaveGroup versions that the client can send, each with `MemberOptions.extra` for it."""
         raise UnsupportedError("it always sends the version it negotiates")
 
     def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
-        """Join as the only member of a group of any protocol type, and lead it; what SyncGroup answers."""
+        """Join as the only member of a group of any protocol type, lead it, and return the answer of SyncGroup."""
         raise UnsupportedError("its groups are of protocol type consumer")
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 def wait_until(predicate: Any, what: str, seconds: float = 30.0) -> None:
-    """Ask again and again, until true. AssertionError if it is not in time."""
+    """Evaluate the predicate until it is true. AssertionError if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Data scenarios: what is produced comes back, from wherever one starts to read."""
+"""Data scenarios: produced records are read back, from any starting point."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for _compression in ("none", "gzip", "snappy", "lz4", "zstd"):
 
 @scenario("data.idempotent")
 def idempotent(run: Run) -> None:
-    """Five batches in flight at once, then a second producer; all stored once, in order."""
+    """Keep five batches in flight, then use a second producer; all records are stored once, in order."""
     topic = run.topic(2)
     for start in (0, 500):
         with run.closing(run.client.producer(idempotent=True)) as producer:

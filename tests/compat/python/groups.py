@@ -1,4 +1,4 @@
-"""Group scenarios. What they mean is judged by the checker from the delivery log; here they are only acted out."""
+"""Group scenarios. They only act; the checker judges the delivery log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.compat.scenarios import ASSIGNORS
 PARTITIONS = 4
 SESSION_SECONDS = 6.0
 SERVER_SIDE = "consumer"
-"""Among the assignors: the consumer protocol (KIP-848), where the coordinator assigns."""
+"""Stands among the assignors for the consumer protocol (KIP-848), in which the coordinator assigns."""
 SOON_SECONDS = 4.0
-"""Less than a session: a hand-over within it came from a LeaveGroup, or from no rebalance at all."""
+"""Less than a session. A hand-over within this time came from a LeaveGroup, or needed no rebalance."""
 
 
 def _need(run: Run, assignor: str) -> None:
@@ -57,7 +57,7 @@ for _assignor in ASSIGNORS:
 
 
 def _ten_runs(run: Run, assignor: str) -> None:
-    """Ten fresh groups one after the other, each from where the last one ended; all in one log."""
+    """Run ten fresh groups in turn, each from the end of the previous one, with one log for all."""
     _need(run, assignor)
     topic = run.topic(PARTITIONS)
     _, view = run.journal(topic, PARTITIONS, cooperative=_cooperative(assignor))
@@ -104,7 +104,7 @@ def one_partition_three_consumers(run: Run) -> None:
 
 @scenario("groups.leave")
 def leave(run: Run) -> None:
-    """The one that stays has everything well before the session of the one that left could expire."""
+    """The remaining member owns everything well before the session of the leaver could expire."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS)
@@ -123,7 +123,7 @@ def leave(run: Run) -> None:
 
 @scenario("groups.crash")
 def crash(run: Run) -> None:
-    """A member in a process of its own is killed; its partitions come after the session, from the last commit."""
+    """A member in its own process is killed. Its partitions move after its session, and continue at the last commit."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
@@ -144,7 +144,7 @@ def crash(run: Run) -> None:
 
 @scenario("groups.crash-half-open")
 def crash_half_open(run: Run) -> None:
-    """The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again."""
+    """A stopped process keeps its connections. When it continues, it finds itself removed, and joins again."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
@@ -213,7 +213,7 @@ def commit_resume(run: Run) -> None:
 
 @scenario("groups.commit-in-revoke")
 def commit_in_revoke(run: Run) -> None:
-    """Nothing commits but the callback, so every hand-over that reads nothing twice proves one commit."""
+    """Only the callback commits, so every hand-over that repeats no record proves one commit."""
     if "revoke" not in run.client.commits:
         raise UnsupportedError("it has no callbacks")
     for assignor in ("range", "cooperative-sticky"):
@@ -242,7 +242,8 @@ def commit_in_revoke(run: Run) -> None:
 
 @scenario("groups.static-members")
 def static_members(run: Run) -> None:
-    """A restart within the session moves nothing: the other member sees no round. A second of the name fences."""
+    """A restart within the session moves no partition, and the other member sees no rebalance. A second member of the
+    same name fences the first."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     journal, view = run.journal(topic, PARTITIONS)
@@ -272,7 +273,7 @@ def static_members(run: Run) -> None:
         other.stop()
         return
 
-    # It learns only later that it is fenced, so its ownership ends here.
+    # The member learns only later that it is fenced, so its ownership ends here.
     journal.killed(mover.name)
     mover.expects_fencing = True
     usurper = run.start(options("usurper", "i-2"))
@@ -418,7 +419,7 @@ def same_client_id(run: Run) -> None:
 
 @scenario("groups.leave-versions")
 def leave_versions(run: Run) -> None:
-    """A LeaveGroup that is not understood shows: the next member would wait for the session to expire."""
+    """If the gateway did not understand a LeaveGroup, the next member would wait for the session to expire."""
     versions = run.client.leave_versions()
     assignor = run.client.assignors[0]
     _, view = run.journal("", 1)
@@ -443,7 +444,7 @@ def leave_versions(run: Run) -> None:
 
 @scenario("groups.connect-and-sr")
 def connect_and_sr(run: Run) -> None:
-    """Bytes of foreign protocols pass through unread: for Connect's and the Schema Registry's protocol types."""
+    """Bytes of foreign protocols pass through unread: for the protocol types of Connect and the Schema Registry."""
     for protocol_type, protocol in (("connect", "compatible"), ("sr", "v0")):
         metadata, assignment = b"\x00\x01metadata of " + protocol_type.encode(), b"\xff\xfe\x00assignment"
         answered = run.client.raw_group(protocol_type, protocol, metadata, assignment)
@@ -460,4 +461,4 @@ CONSUMER_PROTOCOL: dict[str, Body] = {
         )
     },
 }
-"""The same again for a client whose members have no assignors."""
+"""The same scenarios for a client whose members have no assignors."""

@@ -1,7 +1,7 @@
-"""A delivery log that many processes append to, and waiting for what it will say.
+"""A delivery log that many processes append to, with waits for its contents.
 
-The one idea: the file is the state. Members, in this process or another, append events; whoever waits reads the file
-as it grows. So a member that is killed has said exactly what it had done.
+The one idea: the file is the state. Members, in this process or another, append events, and waiting code reads the file
+as it grows. So the log of a killed member contains exactly what it had done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Partition = tuple[str, int]
 
 
 class Journal:
-    """Appends events. Safe for threads and processes: each event is one write to a file opened for appending."""
+    """Append events, safely from threads and processes: each event is one write to a file opened for appending."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Journal:
 
 
 class View:
-    """What a growing log says so far: who owns what, and what was produced and delivered."""
+    """The state that a growing log describes: owners of partitions, produced and delivered records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class View:
         self.failures: list[str] = []
 
     def refresh(self) -> None:
-        """Take in the whole lines that were added."""
+        """Read the whole lines that were added."""
         with self.path.open("rb") as log:
             log.seek(self._position)
             added = log.read()
@@ -117,7 +117,7 @@ class View:
             self.produced.add((*partition, entry["offset"]))
 
     def wait_for(self, predicate: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-        """Wait until the log makes `predicate` true. AssertionError, with the ownership, if it does not in time."""
+        """Wait until the log makes `predicate` true. AssertionError, with the ownership, if that takes too long."""
         deadline = time.monotonic() + seconds
         while True:
             self.refresh()
@@ -136,7 +136,8 @@ class View:
     def wait_settled(
         self, members: Iterable[str], partitions: Iterable[Partition], seconds: float = WAIT_SECONDS
     ) -> None:
-        """Every partition has exactly one owner, all `members` own a balanced share and nobody else owns any."""
+        """Wait until every partition has exactly one owner, all `members` own a balanced share, and there is no other
+        owner."""
         names, wanted = set(members), set(partitions)
         low, high = len(wanted) // len(names), -(-len(wanted) // len(names))
 
@@ -153,13 +154,13 @@ class View:
         self.wait_for(settled, f"{len(wanted)} partitions settled over {sorted(names)}", seconds)
 
     def wait_caught_up(self, seconds: float = WAIT_SECONDS) -> None:
-        """Everything that has been produced so far was delivered."""
+        """Wait until every record produced so far was delivered."""
         self.refresh()
         wanted = set(self.produced)
         self.wait_for(lambda: wanted <= set(self.delivered), f"{len(wanted)} records delivered", seconds)
 
     def wait_more(self, count: int, seconds: float = WAIT_SECONDS) -> None:
-        """`count` records more than so far."""
+        """Wait for `count` more records."""
         self.refresh()
         wanted = self.delivered.total() + count
         self.wait_for(lambda: self.delivered.total() >= wanted, f"{count} more records delivered", seconds)

@@ -1,4 +1,4 @@
-"""How a member of a group is to consume, whatever library it is made with."""
+"""Options of a group member, for any library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ SESSION_TIMEOUT_MS = 6000
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """How a member consumes. `pattern` replaces `topics`.
+    """Options of a member. `pattern` replaces `topics`.
 
-    Offsets are committed by the library on its own, or, with `commit` "revoke", in the revoke callback and nowhere
-    else, or, with "each", after each record. `topics_change`: its subscription, or what it holds of it, will change.
+    The library commits on its own by default. With `commit` "revoke", offsets are committed only in the revoke
+    callback; with "each", after each record. `topics_change` says that the subscription, or what the member owns of it,
+    will change.
     """
 
     name: str

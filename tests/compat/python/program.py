@@ -1,4 +1,5 @@
-"""What every Python suite runs: the scenarios as JSON lines on stdout, or one member of a group until SIGTERM."""
+"""Main program of every Python suite: it runs the scenarios with JSON lines on stdout, or one group member until
+SIGTERM."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ def main(
     *,
     server_side: Callable[[str], Client] | None = None,
 ) -> int:
-    """`program` is the module that calls this; it is started again for members that are killed. `server_side` makes
-    members of the consumer protocol, for a client that has it."""
+    """Run the suite.
+
+    `program` is the calling module, which is started again for members that scenarios kill. `server_side` makes members
+    of the consumer protocol, if the client has it.
+    """
     if "--version" in arguments:
         print(client_class.version())  # type: ignore[attr-defined]
         return 0
@@ -63,12 +67,12 @@ def main(
         answer = {"scenario": name, "outcome": outcome, "seconds": round(seconds, 2), "detail": detail[:MAX_DETAIL]}
         print(json.dumps(answer), flush=True)
     sys.stdout.flush()
-    # Threads of a scenario that hung must not hold the program.
+    # Threads of a hung scenario must not keep the program running.
     os._exit(0)
 
 
 def _run(prepare: Callable[[], Run], body: Callable[[Run], None]) -> tuple[str, float, str]:
-    """Run one scenario on a thread of its own, within its deadline: outcome, seconds, detail."""
+    """Run one scenario on a thread of its own, within its deadline. Return outcome, seconds and detail."""
     ended: list[tuple[str, str]] = []
 
     def attempt() -> None:
@@ -82,7 +86,7 @@ def _run(prepare: Callable[[], Run], body: Callable[[Run], None]) -> tuple[str, 
             ended.append(("passed", run.detail))
         except UnsupportedError as reason:
             ended.append(("skipped", str(reason)))
-        except BaseException as error:  # the outcome of the scenario, whatever it is
+        except BaseException as error:  # Any exception is the outcome of the scenario.
             traceback.print_exc()
             ended.append(("failed", f"{type(error).__name__}: {error}"))
 
@@ -96,7 +100,7 @@ def _run(prepare: Callable[[], Run], body: Callable[[Run], None]) -> tuple[str, 
 
 
 def _member(client: Client) -> int:
-    """One consumer until SIGTERM; then it closes in order."""
+    """Run one consumer until SIGTERM, then close it in order."""
     environment = os.environ
     journal = Journal(Path(environment["COMPAT_DELIVERIES_FILE"]))
     failures: list[str] = []

@@ -32,7 +32,8 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 
 def scenario(name: str) -> Callable[[Body], Body]:
-    """Registers a scenario. It passes by returning, fails by raising, and is skipped by raising `UnsupportedError`."""
+    """Register a scenario. It passes if it returns, fails if it raises, and is skipped if it raises
+    `UnsupportedError`."""
 
     def register(body: Body) -> Body:
         SCENARIOS[name] = body
@@ -42,7 +43,7 @@ def scenario(name: str) -> Callable[[Body], Body]:
 
 
 class Feed(threading.Thread):
-    """Produces a record to each partition again and again, and notes each acknowledgement."""
+    """Produce a record to each partition again and again, and note each acknowledgement."""
 
     def __init__(
         self, producer: Producer, topic: str, partitions: Sequence[int], journal: Journal, *, outage: bool
@@ -64,7 +65,7 @@ class Feed(threading.Thread):
                 with self._in_hand:
                     if self._flowing.is_set():
                         self.round()
-            except Exception as error:  # which ones an outage brings is the library's secret
+            except Exception as error:  # Each library has its own errors for an outage.
                 if not self._outage:
                     self._error = error
                     return
@@ -77,7 +78,7 @@ class Feed(threading.Thread):
             self._journal.produced(self._topic, partition, offset)
 
     def pause(self) -> None:
-        """Nothing is sent after this until `resume`."""
+        """Send nothing until `resume`."""
         self._flowing.clear()
         with self._in_hand:
             pass
@@ -91,7 +92,7 @@ class Feed(threading.Thread):
         self.join(END_SECONDS)
 
     def stop(self) -> None:
-        """End after the round in hand; raises what made it fail."""
+        """End after the present round, and raise the error that ended the feed."""
         self._stopped.set()
         self._flowing.set()
         self.join(CONTROL_SECONDS)
@@ -101,7 +102,7 @@ class Feed(threading.Thread):
 
 
 class Run:
-    """What a scenario is given. `end` stops whatever it left running."""
+    """The helpers of one scenario. `end` stops what it left running."""
 
     def __init__(self, name: str, suite: str, program: str, client: Client, deliveries: Path, control: str) -> None:
         self.name, self.client, self._program = name, client, program
@@ -114,7 +115,7 @@ class Run:
         self.detail = ""
 
     def topic(self, partitions: int, prefix: str = "t") -> str:
-        """A fresh topic."""
+        """Create a fresh topic."""
         name = f"{prefix}-{uuid.uuid4().hex[:10]}"
         self.client.create_topic(name, partitions)
         return name
@@ -139,7 +140,7 @@ class Run:
         return self._journal, self.view
 
     def start(self, options: MemberOptions) -> Member:
-        """A member on a thread. What ends it fails the next wait."""
+        """Start a member on a thread. If the member fails, the next wait fails."""
         assert self._journal is not None
         assert self.view is not None
         member = self.client.member(options, self._journal, self.view.failures)
@@ -148,18 +149,18 @@ class Run:
         return member
 
     def spawn(self, options: MemberOptions) -> Child:
-        """A member in a process of its own."""
+        """Start a member in a process of its own."""
         assert self._journal is not None
         assert self.view is not None
         return self.keep(self.client.spawn(self._program, options, self._journal, self.view.failures))
 
     def keep(self, child: AnyChild) -> AnyChild:
-        """See to it that a child ends with the scenario."""
+        """End the child with the scenario."""
         self._stack.callback(child.end)
         return child
 
     def feed(self, topic: str, partitions: Sequence[int], *, outage: bool = False) -> Feed:
-        """A running feed; stop it before the last assertion."""
+        """Start a feed; stop it before the last assertion."""
         assert self._journal is not None
         producer = self.client.producer()
         self._stack.callback(producer.close)
@@ -169,7 +170,7 @@ class Run:
         return feed
 
     def produce(self, topic: str, partitions: Sequence[int], count: int) -> None:
-        """`count` records to each partition, acknowledged."""
+        """Send `count` records to each partition, and wait until they are acknowledged."""
         assert self._journal is not None
         with self.closing(self.client.producer()) as producer:
             records = [(partition, Record(str(index).encode())) for index in range(count) for partition in partitions]
@@ -177,7 +178,8 @@ class Run:
                 self._journal.produced(topic, partition, offset)
 
     def requests(self, api: str, version: int) -> float | None:
-        """How many of this version the gateway has answered since it was started. None: the broker does not tell."""
+        """Return how many requests of this version the gateway has answered since its start, or None if the broker does
+        not report that."""
         if not os.environ["COMPAT_METRICS"]:
             return None
         with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=CONTROL_SECONDS) as answer:
@@ -198,7 +200,7 @@ class Run:
             answer.read()
 
     def end(self) -> None:
-        """Stop whatever the scenario left running."""
+        """Stop everything that the scenario left running."""
         for member in self._members:
             member.request_stop()
         for member in self._members:
@@ -206,7 +208,7 @@ class Run:
         self._stack.close()
 
     def leave(self, members: Sequence[Member], feed: Feed) -> None:
-        """Stop members one by one while records flow, where the library can."""
+        """Stop members one by one, while records flow if the library loses none by that."""
         assert self.view is not None
         if self.client.drops_when_stopped:
             feed.pause()

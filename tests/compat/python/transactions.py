@@ -1,4 +1,5 @@
-"""Transactional scenarios: what a reader of committed records sees, and what is read, written and committed at once."""
+"""Transactional scenarios: which records a reader of committed records sees, and read, write and commit in one
+transaction."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ from tests.compat.python.journal import Partition
 from tests.compat.python.scenario import Run, T, scenario
 
 NOTHING_SECONDS = 1.5
-"""How long a reader that must see nothing is watched."""
+"""Seconds for which the scenario watches a reader that must see no record."""
 TIMEOUT_MS = 2000
 ABORTED_SECONDS = 20.0
-"""Kafka looks for transactions that have timed out every ten seconds."""
+"""Kafka looks for timed-out transactions every ten seconds."""
 STEP = 5
 LIVES = 6
 
@@ -41,7 +42,7 @@ def commit_abort(run: Run) -> None:
                 producer.abort()
             else:
                 producer.commit()
-    # The record that ends a transaction has an offset of its own, behind each five.
+    # A marker takes one offset behind each five records.
     whole = [
         (start + index, f"{name} {index}")
         for start, name in ((0, "committed"), (STEP + 1, "aborted"), (2 * STEP + 2, "committed-again"))
@@ -98,11 +99,11 @@ def fencing(run: Run) -> None:
             _fenced(first.commit)
             _in_one(second, topic, "second")
             with run.closing(client.transactional_producer(transactional_id)) as third:
-                # It has no transaction open: what fences it is the first request of the next.
+                # The producer has no open transaction: the first request of its next one is fenced.
                 _fenced(lambda: _in_one(second, topic, "fenced, too"))
                 _in_one(third, topic, "third")
     with run.closing(client.reader(topic, 0, read_committed=True)) as reader:
-        # 1: the end of the first, aborted transaction.
+        # Offset 1 is the marker of the first, aborted transaction.
         _reads(reader.read(2), [(2, "second"), (4, "third")], "committed")
         _reads(reader.read(1, NOTHING_SECONDS), [], "committed, behind all")
 
@@ -128,8 +129,11 @@ def consume_transform_produce(run: Run) -> None:
 
 @scenario("transactions.gateway-kill")
 def gateway_kill(run: Run) -> None:
-    """Killed between a transaction's records and its offsets. Who gets an error starts anew, with the same
-    transactional id and from the committed offsets, as Kafka's documentation has it."""
+    """Kill the gateway between a transaction's records and its offsets.
+
+    A producer that gets an error starts again with the same transactional id from the committed offsets, as Kafka's
+    documentation says.
+    """
     client = _transactional(run)
     source, target, group, transactional_id = run.topic(2, "source"), run.topic(2, "target"), run.group(), _id()
     expected = _fill(run, source)
@@ -144,7 +148,7 @@ def gateway_kill(run: Run) -> None:
                 while done < len(expected):
                     found = reader.read(STEP)
                     if not found:
-                        done = len(expected)  # A transaction whose end was in doubt had been committed.
+                        done = len(expected)  # The transaction whose end was in doubt had been committed.
                         break
                     producer.begin()
                     producer.send(target, _transformed(found))
@@ -154,7 +158,7 @@ def gateway_kill(run: Run) -> None:
                     producer.send_offsets(reader, group, _positions(source, found))
                     producer.commit()
                     done += len(found)
-            except Exception as error:  # which ones an outage brings is the library's secret
+            except Exception as error:  # Each library has its own errors for an outage.
                 print(f"life {lives} ended with {error!r}", file=sys.stderr, flush=True)
                 run.detail = f"{run.detail}; " * bool(run.detail) + f"life {lives} ended with {error!r}"[:200]
     assert killed, "it was all read before the gateway was killed"
@@ -180,7 +184,7 @@ def timeout(run: Run) -> None:
         refused = None
         try:
             producer.commit()
-        except Exception as error:  # which one is the library's secret
+        except Exception as error:  # Each library has its own error for this.
             refused = error
         assert refused is not None, "it could commit what had been aborted"
         with run.closing(client.transactional_producer(transactional_id)) as heir:
@@ -199,7 +203,7 @@ def _id() -> str:
 
 
 def _records(name: str, partitions: Sequence[int]) -> list[tuple[int, Record]]:
-    """`STEP` to each partition."""
+    """Make `STEP` records for each partition."""
     return [(partition, Record(f"{name} {index}".encode())) for index in range(STEP) for partition in partitions]
 
 
@@ -209,7 +213,7 @@ def _reads(read: Sequence[tuple[int, Record]], expected: Sequence[tuple[int, str
 
 
 def _in_one(producer: TransactionalProducer, topic: str, value: str) -> None:
-    """One record in a transaction of its own."""
+    """Send one record in a transaction of its own."""
     producer.begin()
     producer.send(topic, [(0, Record(value.encode()))])
     producer.commit()
@@ -225,7 +229,7 @@ def _fenced(attempt: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _quietly(thing: T) -> Iterator[T]:
-    """Closed at the end, whatever it says to that: its connections may be gone."""
+    """Close the client at the end and ignore its errors, because its connections may be gone."""
     try:
         yield thing
     finally:
@@ -234,7 +238,7 @@ def _quietly(thing: T) -> Iterator[T]:
 
 
 def _fill(run: Run, topic: str) -> list[str]:
-    """Forty records in two partitions; their values."""
+    """Produce forty records in two partitions, and return their values."""
     values = [f"v{index}" for index in range(8 * STEP)]
     with run.closing(run.client.producer()) as producer:
         producer.send(topic, [(index % 2, Record(value.encode())) for index, value in enumerate(values)])
@@ -244,7 +248,7 @@ def _fill(run: Run, topic: str) -> list[str]:
 def _transform(
     producer: TransactionalProducer, reader: GroupReader, source: str, target: str, group: str, count: int
 ) -> None:
-    """All of a transaction but its end."""
+    """Do everything of a transaction except its end."""
     found = reader.read(count)
     assert len(found) == count, f"{len(found)} records were read, not {count}"
     producer.begin()
@@ -266,7 +270,7 @@ def _committed(client: Client, group: str, topic: str) -> dict[int, int]:
 
 
 def _exactly_once(run: Run, source: str, target: str, group: str, values: Sequence[str]) -> None:
-    """Each record is in the target once, in its partition's order, and the group has read them all."""
+    """Assert that each record is in the target once, in its partition's order, and that the group has read them all."""
     for partition in (0, 1):
         expected = [f"made of {value}" for value in values[partition::2]]
         with run.closing(run.client.reader(target, partition, read_committed=True)) as reader:

@@ -1,4 +1,4 @@
-"""The connector as a batch source: which partitions, which offsets, and everything that is in a record."""
+"""The connector as a batch source: its partitions, its offsets, and all fields of a record."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def offsets_json(run: Run) -> None:
 
 @scenario("spark.batch.timestamps")
 def timestamps(run: Run) -> None:
-    """startingTimestamp, endingTimestamp, …OffsetsByTimestamp, and a time that is after all records."""
+    """Test startingTimestamp, endingTimestamp, …OffsetsByTimestamp, and a time after all records."""
     topic = run.peer.create(2)
     base_ms = int(time.time() * 1000) - 100_000
     records = [
@@ -141,7 +141,7 @@ def min_partitions(run: Run) -> None:
 
 @scenario("spark.batch.max-records-per-partition")
 def max_records_per_partition(run: Run) -> None:
-    """Over offsets that are given: Spark does not divide a batch from `earliest` to `latest` by this option."""
+    """The offsets are given, because Spark does not use this option to divide a batch from `earliest` to `latest`."""
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(50))
     frame = run.batch(
@@ -158,7 +158,7 @@ def max_records_per_partition(run: Run) -> None:
 
 @scenario("spark.batch.group-ids")
 def group_ids(run: Run) -> None:
-    """`kafka.group.id` and `groupIdPrefix` are names only: partitions are assigned, no group comes into being."""
+    """`kafka.group.id` and `groupIdPrefix` are only names: Spark assigns partitions itself, and no group is created."""
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(5))
     group = f"g-{topic}"
@@ -169,7 +169,7 @@ def group_ids(run: Run) -> None:
 
 @scenario("spark.batch.offsets-by-consumer")
 def offsets_by_consumer(run: Run) -> None:
-    """The older way to find partitions: a consumer of the driver joins a real group."""
+    """In the older way to find partitions, a consumer in the driver joins a real group."""
     topic = run.peer.create(3)
     run.peer.fill(topic, range(3), range(5))
     prefix = f"g-{topic}"
@@ -184,7 +184,7 @@ def offsets_by_consumer(run: Run) -> None:
 
 @scenario("spark.batch.read-committed")
 def read_committed(run: Run) -> None:
-    """Nothing of an aborted transaction, and nothing of an open one nor of what lies behind it."""
+    """Records of an aborted transaction, of an open one, and behind an open one are not read."""
     topic = run.peer.create(2)
     committed = {"kafka_isolation_level": "read_committed"}
 
@@ -207,7 +207,7 @@ def read_committed(run: Run) -> None:
 
 @scenario("spark.batch.tuning")
 def tuning(run: Run) -> None:
-    """Options of patience and size that users set, all at once."""
+    """Timeouts and sizes that users set, all at once."""
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(200))
     options = {
@@ -230,7 +230,7 @@ def tuning(run: Run) -> None:
 
 @scenario("spark.batch.fail-on-data-loss")
 def fail_on_data_loss(run: Run) -> None:
-    """Records are deleted between the planning and the reading of offsets."""
+    """Records are deleted between planning the offsets and reading them."""
     topic = run.peer.create()
     run.peer.fill(topic, (0,), range(20))
     start = {"startingOffsets": {topic: {"0": 5}}}
@@ -249,7 +249,7 @@ def unknown_topic(run: Run) -> None:
 
 @scenario("spark.batch.many")
 def many(run: Run) -> None:
-    """100,000 records in small batches and small fetches: each is read, once."""
+    """100,000 records in small batches and small fetches: each is read once."""
     topic = run.peer.create(4)
     frame = run.spark.range(100_000).selectExpr("CAST(id AS STRING) AS value", "CAST(id % 4 AS INT) AS partition")
     run.write(frame, topic, kafka_batch_size=8192)

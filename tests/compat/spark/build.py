@@ -1,7 +1,7 @@
-"""Fetches pyspark and Spark's Kafka connector: `python -m tests.compat.spark.build FOLDER`.
+"""Fetch pyspark and Spark's Kafka connector: `python -m tests.compat.spark.build FOLDER`.
 
-The one idea: FOLDER/venv holds what requirements.lock says and FOLDER/jars what pom.xml says; each is fetched anew when
-its description has changed, and only then. Packages and jars come from where pip and Maven are set up to look.
+The one idea: FOLDER/venv holds what requirements.lock names and FOLDER/jars what pom.xml names. Each is fetched again
+only if its description has changed. Packages and jars come from the sources that pip and Maven are configured to use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def main(folder: Path) -> int:
 
 
 def _bring_up_to_date(description: Path, target: Path, fetch: Callable[[Path, Path], None]) -> None:
-    """`fetch` into an empty `target` unless it was fetched for this very description. CalledProcessError if it fails.
+    """Call `fetch` with an empty `target` unless it was fetched for this very description. CalledProcessError if it
+    fails.
 
-    The stamp is written last: what was interrupted is done again.
+    The stamp is written last, so an interrupted fetch is repeated.
     """
     stamp = target.with_suffix(".stamp")
     wanted = hashlib.sha256(description.read_bytes() + sys.version.encode()).hexdigest()

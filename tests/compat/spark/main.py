@@ -1,6 +1,6 @@
-"""Spark's scenarios as JSON lines on stdout: `python -m tests.compat.spark.main JARS [--version]`.
+"""Run Spark's scenarios, with JSON lines on stdout: `python -m tests.compat.spark.main JARS [--version]`.
 
-One Spark session serves all of them. Whatever Spark and its JVM print goes to stderr.
+One Spark session serves all of them. All output of Spark and its JVM goes to stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.compat.spark.scenario import SCENARIOS, Body, Run, SkippedError
 
 SCENARIO_SECONDS = 100.0
 MAX_DETAIL = 600
-# An error of the JVM goes on with its stack trace; the first lines say what it is.
+# A stack trace follows the first lines of a JVM error, which name the error.
 MAX_ERROR_LINES = 3
 
 
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(answer), file=answers, flush=True)
         peer.close()
         spark.stop()
-    # Threads of a scenario that hung must not hold the program.
+    # Threads of a hung scenario must not keep the program running.
     sys.stderr.flush()
     os._exit(0)
 
 
 def stream_to_files(jars: Sequence[Path], source: str, checkpoint: str, files: str) -> int:
-    """A topic to Parquet files until killed."""
+    """Stream a topic to Parquet files until the process is killed."""
     with tempfile.TemporaryDirectory(prefix="spark-") as directory:
         peer = Peer(os.environ["COMPAT_BOOTSTRAP"])
         run = Run("crash", open_session(jars, Path(directory)), peer, "", Path(directory))
@@ -72,7 +72,7 @@ def version(jars: Sequence[Path]) -> str:
 
 
 def open_session(jars: Sequence[Path], directory: Path) -> SparkSession:
-    """A session on two cores that listens on loopback only and starts fast."""
+    """Open a session on two cores that listens on loopback only and starts fast."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
@@ -99,7 +99,7 @@ def open_session(jars: Sequence[Path], directory: Path) -> SparkSession:
 
 
 def attempt(run: Run, body: Body) -> tuple[str, float, str]:
-    """Run one scenario on a thread of its own, within its deadline: outcome, seconds, detail."""
+    """Run one scenario on a thread of its own, within its deadline. Return outcome, seconds and detail."""
     ended: list[tuple[str, str]] = []
 
     def target() -> None:
@@ -111,7 +111,7 @@ def attempt(run: Run, body: Body) -> tuple[str, float, str]:
             ended.append(("passed", run.detail))
         except SkippedError as reason:
             ended.append(("skipped", str(reason)))
-        except BaseException as error:  # the outcome of the scenario, whatever it is
+        except BaseException as error:  # Any exception is the outcome of the scenario.
             traceback.print_exc()
             lines = str(error).strip().splitlines()[:MAX_ERROR_LINES]
             ended.append(("failed", f"{type(error).__name__}: {' '.join(lines)}"))

@@ -1,4 +1,4 @@
-"""The other side of each scenario: kafka-python puts in what Spark reads and takes out what Spark wrote."""
+"""The other side of each scenario: kafka-python produces what Spark reads and consumes what Spark wrote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stored:
-    """A record where it lies."""
+    """A record with its partition and offset."""
 
     partition: int
     offset: int
@@ -45,7 +45,7 @@ class Peer:
     # --- admin ------------------------------------------------------------------------------------------------
 
     def create(self, partitions: int = 1, *, name: str | None = None, **configs: str) -> str:
-        """A fresh topic. Configs are given with underscores for dots."""
+        """Create a fresh topic. Configs are given with underscores for dots."""
         topic = name or f"t-{uuid.uuid4().hex[:10]}"
         settings = {key.replace("_", "."): value for key, value in configs.items()}
         self._admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings)])
@@ -66,14 +66,14 @@ class Peer:
     # --- data -------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, records: Sequence[tuple[int, Record]], *, compression: str = "none") -> None:
-        """Records to partitions, all acknowledged."""
+        """Send records to partitions, and wait until all are acknowledged."""
         with self._producer(compression) as producer:
             futures = [_send(producer, topic, partition, record) for partition, record in records]
             for future in futures:
                 future.get(SEND_SECONDS)
 
     def fill(self, topic: str, partitions: Sequence[int], numbers: Sequence[int]) -> list[str]:
-        """Text `partition:number` to each partition, in order; what was sent."""
+        """Send the texts `partition:number` to each partition, in order, and return them."""
         records = [(partition, number) for number in numbers for partition in partitions]
         self.send(topic, [(partition, Record(f"{partition}:{number}".encode())) for partition, number in records])
         return [f"{partition}:{number}" for partition, number in records]
@@ -82,7 +82,7 @@ class Peer:
     def transaction(
         self, topic: str, partitions: Sequence[int], numbers: Sequence[int], *, abort: bool = False
     ) -> Iterator[None]:
-        """What `fill` sends, in a transaction that is open while this is entered, and is then committed or aborted."""
+        """Send what `fill` sends, in a transaction that is open while this is entered. Then commit or abort it."""
         with self._producer("none", transactional_id=f"x-{uuid.uuid4().hex[:10]}") as producer:
             producer.init_transactions()
             producer.begin_transaction()
@@ -94,7 +94,7 @@ class Peer:
             (producer.abort_transaction if abort else producer.commit_transaction)()
 
     def read(self, topic: str) -> list[Stored]:
-        """All that is in a topic now, by partition and offset. AssertionError if it does not come."""
+        """Return all records of a topic by partition and offset. AssertionError if they do not arrive."""
         with contextlib.closing(self._consumer()) as consumer:
             partitions = [kafka.TopicPartition(topic, number) for number in sorted(self._partitions(consumer, topic))]
             consumer.assign(partitions)
@@ -125,7 +125,7 @@ class Peer:
 
     @contextlib.contextmanager
     def feed(self, topic: str, partitions: Sequence[int]) -> Iterator[Feed]:
-        """A running feed."""
+        """Start a feed."""
         with self._producer("none") as producer:
             feed = Feed(producer, topic, partitions)
             feed.start()
@@ -167,7 +167,7 @@ class Peer:
 
 
 class Feed(threading.Thread):
-    """Sends text `partition:number` to each partition again and again, through outages."""
+    """Send the texts `partition:number` to each partition again and again, through outages."""
 
     def __init__(self, producer: kafka.KafkaProducer, topic: str, partitions: Sequence[int]) -> None:
         super().__init__(name="feed", daemon=True)
@@ -188,14 +188,14 @@ class Feed(threading.Thread):
                     text = f"{partition}:{number}"
                     self._sent.append((text, _send(self._producer, self._topic, partition, Record(text.encode()))))
                 number += 1
-        except Exception as error:  # raised to the scenario by `stop`
+        except Exception as error:  # `stop` raises the error in the scenario.
             self._error = error
 
     def also(self, partitions: Sequence[int]) -> None:
         self._partitions += partitions
 
     def stop(self) -> list[str]:
-        """End, and wait until all is acknowledged; what was sent."""
+        """End, wait until all texts are acknowledged, and return them."""
         self.stop_requested.set()
         self.join(SEND_SECONDS)
         assert not self.is_alive(), "the feed hangs"
@@ -218,7 +218,7 @@ def _send(producer: kafka.KafkaProducer, topic: str, partition: int, record: Rec
 
 
 def by_partition(texts: Sequence[str]) -> Mapping[str, list[int]]:
-    """The numbers of `partition:number` texts, in the order they have."""
+    """Return the numbers of `partition:number` texts by partition, in their order."""
     found: dict[str, list[int]] = {}
     for text in texts:
         partition, _, number = text.partition(":")

@@ -1,7 +1,7 @@
-"""What a scenario is given: the Spark session, the peer, fresh names; and how its frames and streams are read.
+"""The helpers of a scenario: the Spark session, the peer and fresh names, and functions that read frames and streams.
 
-The one idea: a scenario compares whole contents. `rows` and `texts` bring a frame to values that can be compared with
-what the peer sent, in the order of partitions and offsets, so that a record lost, doubled or moved is an inequality.
+The one idea: a scenario compares whole contents. `rows` and `texts` turn a frame into values in the order of partitions
+and offsets. So a lost, repeated or moved record makes them differ from what the peer sent.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SCENARIOS: dict[str, Body] = {}
 
 
 class SkippedError(Exception):
-    """This Spark cannot do it; the message says why."""
+    """This Spark lacks the feature; the message says why."""
 
 
 def scenario(name: str) -> Callable[[Body], Body]:
-    """Registers a scenario. It passes by returning, fails by raising, and is skipped by raising `SkippedError`."""
+    """Register a scenario. It passes if it returns, fails if it raises, and is skipped if it raises `SkippedError`."""
 
     def register(body: Body) -> Body:
         SCENARIOS[name] = body
@@ -71,7 +71,7 @@ class Run:
     # --- source -----------------------------------------------------------------------------------------------
 
     def batch(self, topic: str | None = None, **options: Any) -> DataFrame:
-        """A batch reader; `topic` is short for `subscribe`. Options are given with underscores for dots."""
+        """Read a batch; `topic` is short for `subscribe`. Options are given with underscores for dots."""
         return self._options(self.spark.read.format("kafka"), topic, options).load()
 
     def stream(self, topic: str | None = None, **options: Any) -> DataFrame:
@@ -90,7 +90,7 @@ class Run:
     # --- sink -------------------------------------------------------------------------------------------------
 
     def write(self, frame: DataFrame, topic: str | None = None, **options: Any) -> None:
-        """A batch write."""
+        """Write a batch."""
         writer = frame.write.format("kafka").option("kafka.bootstrap.servers", self.peer.bootstrap)
         if topic is not None:
             writer = writer.option("topic", topic)
@@ -113,7 +113,7 @@ class Run:
         return frame.writeStream.foreachBatch(batches.take).option("checkpointLocation", checkpoint)
 
     def checkpoint(self) -> str:
-        """A fresh one."""
+        """Return the path of a fresh checkpoint."""
         self._checkpoints += 1
         return str(self._directory / f"{self.name}-{self._checkpoints}")
 
@@ -121,7 +121,7 @@ class Run:
 
     @contextlib.contextmanager
     def running(self, writer: DataStreamWriter, **trigger: Any) -> Iterator[StreamingQuery]:
-        """A query that is stopped at the end; raises what ended it before."""
+        """Run a query that is stopped at the end. Raise the error that ended it before."""
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self._queries.append(query)
         try:
@@ -133,7 +133,8 @@ class Run:
             query.stop()
 
     def available_now(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Run a query to the end of what there is. Raises what ended it, AssertionError if it takes too long."""
+        """Run a query over all available records. Raise the error that ended it, or AssertionError if it takes too
+        long."""
         with self.running(writer, availableNow=True) as query:
             assert query.awaitTermination(WAIT_SECONDS), f"{self.name}: AvailableNow does not end"
         return query
@@ -158,7 +159,7 @@ class Run:
 
 
 class Batches:
-    """A sink that keeps the rows of each micro-batch. A batch that is run again must bring the same rows."""
+    """A sink that keeps the rows of each micro-batch. A repeated batch must bring the same rows."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self._rows: dict[int, list[Read]] = {}
@@ -197,7 +198,7 @@ class Batches:
 
 
 def rows(frame: DataFrame) -> list[Read]:
-    """All rows by topic, partition, offset."""
+    """Return all rows by topic, partition and offset."""
     headers = ["headers"] if "headers" in frame.columns else []
     found = frame.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS ms", "timestampType", "key", "value", *headers
@@ -222,7 +223,7 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 
 def same(found: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    """AssertionError that names counts and the first difference."""
+    """Assert equality; the error names the counts and the first difference."""
     if list(found) == list(expected):
         return
     first = next(
@@ -236,7 +237,8 @@ def same(found: Sequence[Any], expected: Sequence[Any], what: str) -> None:
 
 
 def wait_until(predicate: Callable[[], bool], what: str, query: StreamingQuery | None = None) -> None:
-    """Ask again and again. Raises what ended the query meanwhile, AssertionError if it is not true in time."""
+    """Evaluate the predicate until it is true. Raise the error that ended the query, or AssertionError if it takes too
+    long."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not predicate():
         if query is not None and not query.isActive:
@@ -246,7 +248,7 @@ def wait_until(predicate: Callable[[], bool], what: str, query: StreamingQuery |
 
 
 def raises(body: Callable[[], Any], *words: str) -> None:
-    """AssertionError unless it fails with a message that holds one of the words."""
+    """Assert that the body fails with a message that contains one of the words."""
     try:
         body()
     except Exception as error:

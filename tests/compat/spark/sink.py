@@ -1,4 +1,4 @@
-"""The connector as a batch sink: topics, partitions, headers, nulls, codecs, and no record twice."""
+"""The connector as a batch sink: topics, partitions, headers, nulls and codecs, with no record repeated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ for _name in CODECS:
 
 @scenario("spark.sink.columns")
 def columns(run: Run) -> None:
-    """Each row names its topic and, if it likes, its partition; headers may be null, and so may their values."""
+    """Each row names its topic and optionally its partition. Headers may be null, and so may their values."""
     one, two = run.peer.create(3), run.peer.create(3)
     frame = run.spark.createDataFrame(
         [
@@ -98,7 +98,7 @@ def columns(run: Run) -> None:
 
 @scenario("spark.sink.partitioner")
 def partitioner(run: Run) -> None:
-    """Without a partition column the same key goes to the same partition, and keys go to all partitions."""
+    """Without a partition column a key always goes to the same partition, and the keys spread over all partitions."""
     topic = run.peer.create(4)
     frame = run.spark.range(400).selectExpr("CAST(id % 20 AS STRING) AS key", "CAST(id AS STRING) AS value")
     run.write(frame, topic)
@@ -110,7 +110,7 @@ def partitioner(run: Run) -> None:
 
 @scenario("spark.sink.creates-topic")
 def creates_topic(run: Run) -> None:
-    """A topic that is not there comes into being by auto.create.topics.enable."""
+    """An absent topic is created by auto.create.topics.enable."""
     topic = f"auto-{run.peer.create()}"
     run.write(run.spark.range(5).selectExpr("CAST(id AS STRING) AS value"), topic)
     assert sorted(run.peer.texts(topic)) == list("01234")
@@ -118,7 +118,7 @@ def creates_topic(run: Run) -> None:
 
 @scenario("spark.sink.idempotent")
 def idempotent(run: Run) -> None:
-    """The gateway is killed under an idempotent write of many small batches: stored once and in order."""
+    """The gateway is killed under an idempotent write of many small batches. Records are stored once and in order."""
     topic = run.peer.create(2)
     before = _producer_ids()
     frame = run.spark.range(0, OUTAGE_ROWS, 1, 2).selectExpr(
@@ -129,7 +129,7 @@ def idempotent(run: Run) -> None:
     def write() -> None:
         try:
             run.write(frame, topic, kafka_enable_idempotence="true", kafka_batch_size=2048, kafka_acks="all")
-        except BaseException as error:  # raised to the scenario below
+        except BaseException as error:  # The scenario raises the error below.
             failures.append(error)
 
     writer = threading.Thread(target=write, daemon=True)
@@ -155,7 +155,8 @@ def idempotent(run: Run) -> None:
 
 
 def _producer_ids() -> float | None:
-    """InitProducerId requests answered since the gateway's start. None: the broker does not tell."""
+    """Return the number of InitProducerId requests answered since the gateway's start, or None if the broker does not
+    report it."""
     if not os.environ["COMPAT_METRICS"]:
         return None
     with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=10) as answer:

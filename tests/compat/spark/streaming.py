@@ -1,4 +1,4 @@
-"""The connector as a streaming source and sink: nothing lost, nothing twice, whatever happens in between."""
+"""The connector as a streaming source and sink: no record is lost or repeated, through restarts and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ LOSS_WORDS = ("OffsetOutOfRange", "data may have been lost", "KAFKA_DATA_LOSS")
 
 @scenario("spark.stream.available-now")
 def available_now(run: Run) -> None:
-    """Topic to topic with keys, headers, nulls and partitions; each run of the checkpoint takes only what is new."""
+    """Stream topic to topic with keys, headers, nulls and partitions. Each run of the checkpoint reads only new
+    records."""
     source, target = run.peer.create(2), run.peer.create(2)
     checkpoint = run.checkpoint()
     frame = run.stream(source, includeHeaders="true").select("key", "value", "headers", "partition")
@@ -63,7 +64,7 @@ def available_now(run: Run) -> None:
 
 @scenario("spark.stream.processing-time")
 def processing_time(run: Run) -> None:
-    """Topic to topic while records come in: each arrives once, in order within its partition."""
+    """Stream topic to topic while records arrive: each arrives once, in order within its partition."""
     source, target = run.peer.create(3), run.peer.create(3)
     frame = run.stream(source, includeHeaders="true").select("key", "value", "headers", "partition")
     with (
@@ -78,7 +79,7 @@ def processing_time(run: Run) -> None:
 
 @scenario("spark.stream.restart-from-checkpoint")
 def restart_from_checkpoint(run: Run) -> None:
-    """Stopped three times in the middle of things; each batch is the same when it is run again, and all join up."""
+    """Stop three times in mid-stream. A repeated batch has the same rows, and the batches join without a gap."""
     source = run.peer.create(3)
     checkpoint, batches = run.checkpoint(), Batches()
     with run.peer.feed(source, range(3)) as feed:
@@ -95,7 +96,7 @@ def restart_from_checkpoint(run: Run) -> None:
 
 @scenario("spark.stream.failed-batch")
 def failed_batch(run: Run) -> None:
-    """A batch that fails after it has read is run again over the very same offsets, though there is more by then."""
+    """A batch that fails after it has read is repeated over the same offsets, although more records exist by then."""
     source = run.peer.create(2)
     checkpoint, batches = run.checkpoint(), Batches(fail_at=1)
     run.peer.fill(source, (0, 1), range(10))
@@ -111,7 +112,7 @@ def failed_batch(run: Run) -> None:
 
 @scenario("spark.stream.crash")
 def crash(run: Run) -> None:
-    """Spark itself is killed (−9) in the middle of things; another goes on from the checkpoint, each row once."""
+    """Spark itself is killed (−9) in mid-stream. Another one continues from the checkpoint, with each row once."""
     source, checkpoint, files = run.peer.create(2), run.checkpoint(), run.checkpoint()
     with run.peer.feed(source, (0, 1)) as feed:
         child = spawn(source, checkpoint, files)
@@ -129,7 +130,7 @@ def crash(run: Run) -> None:
 
 
 def spawn(source: str, checkpoint: str, files: str) -> subprocess.Popen[bytes]:
-    """A Spark of its own, the leader of a process group, that streams a topic to files until it is killed."""
+    """Start a Spark of its own, the leader of a process group, that streams a topic to files until it is killed."""
     return subprocess.Popen(
         [*sys.orig_argv, STREAM_TO_FILES, source, checkpoint, files],
         env={**os.environ, "TMPDIR": str(Path(checkpoint).parent)},
@@ -145,7 +146,7 @@ def to_files(run: Run, source: str, checkpoint: str, files: str) -> DataStreamWr
 
 
 def _offsets(checkpoint: str) -> int:
-    """The last batch that was planned; −1 if there is none."""
+    """Return the number of the last planned batch, or −1."""
     return max((int(path.name) for path in Path(checkpoint, "offsets").glob("[0-9]*")), default=-1)
 
 
@@ -165,7 +166,7 @@ def max_offsets_per_trigger(run: Run) -> None:
 
 @scenario("spark.stream.min-partitions")
 def min_partitions(run: Run) -> None:
-    """Ranges of one partition are read by several tasks at once."""
+    """Several tasks read ranges of one partition at once."""
     source = run.peer.create(2)
     run.peer.fill(source, (0, 1), range(60))
     batches = Batches()
@@ -197,7 +198,7 @@ def min_offsets_per_trigger(run: Run) -> None:
 
 
 class Idle(StreamingQueryListener):
-    """Counts triggers that ran no batch."""
+    """Count triggers that ran no batch."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -227,7 +228,7 @@ def starting_latest(run: Run) -> None:
 
 @scenario("spark.stream.starting-timestamp")
 def starting_timestamp(run: Run) -> None:
-    """Partition 0 has records from that time on; partition 1 has none and starts at its end."""
+    """Partition 0 has records from that time on. Partition 1 has none and starts at its end."""
     source = run.peer.create(2)
     base_ms = int(time.time() * 1000) - 100_000
     run.peer.send(
@@ -265,7 +266,7 @@ def partition_added(run: Run) -> None:
 
 @scenario("spark.stream.topic-added")
 def topic_added(run: Run) -> None:
-    """A topic that comes to match the pattern while the query runs is read from its beginning."""
+    """A topic that matches the pattern and is created while the query runs is read from its beginning."""
     prefix = run.peer.create()
     batches = Batches()
     run.peer.fill(prefix, (0,), range(5))
@@ -282,7 +283,7 @@ def topic_added(run: Run) -> None:
 
 @scenario("spark.stream.topic-deleted")
 def topic_deleted(run: Run) -> None:
-    """With failOnDataLoss=false a topic of the pattern may go; the other is read on."""
+    """With failOnDataLoss=false a topic of the pattern may be deleted, and the query continues with the other."""
     prefix = run.peer.create()
     other = run.peer.create(name=f"{prefix}-other")
     run.peer.fill(prefix, (0,), range(5))
@@ -299,7 +300,7 @@ def topic_deleted(run: Run) -> None:
 
 @scenario("spark.stream.fail-on-data-loss")
 def fail_on_data_loss(run: Run) -> None:
-    """Records are deleted beyond the checkpoint: an error, or a gap of exactly those."""
+    """Records are deleted beyond the checkpoint. The result is an error, or a gap of exactly those records."""
     source = run.peer.create(2)
     checkpoint, batches = run.checkpoint(), Batches()
     run.peer.fill(source, (0, 1), range(10))
@@ -317,7 +318,7 @@ def fail_on_data_loss(run: Run) -> None:
 
 @scenario("spark.stream.read-committed")
 def read_committed(run: Run) -> None:
-    """Of transactions that commit all comes, of those that abort nothing, and nothing twice."""
+    """All records of committed transactions arrive, no record of an aborted one, and no record twice."""
     source, target = run.peer.create(2), run.peer.create(2)
     checkpoint = run.checkpoint()
     frame = run.stream(source, kafka_isolation_level="read_committed").select("value", "partition")
@@ -336,7 +337,7 @@ def read_committed(run: Run) -> None:
 
 @scenario("spark.stream.offsets-by-consumer")
 def offsets_by_consumer(run: Run) -> None:
-    """The older way to find partitions and offsets: a consumer of the driver is the member of a real group."""
+    """In the older way to find partitions and offsets, a consumer in the driver is a member of a real group."""
     source = run.peer.create(2)
     batches = Batches()
     prefix = f"g-{source}"
@@ -400,7 +401,7 @@ def _outage(run: Run, act: Callable[[], None]) -> None:
 
 
 def same_numbers(found: list[str], sent: list[str]) -> None:
-    """Each partition has its numbers once and in order."""
+    """Assert that each partition has its numbers once and in order."""
     given, wanted = by_partition(found), by_partition(sent)
     for partition, numbers in wanted.items():
         same(given.get(partition, []), numbers, f"partition {partition}")
@@ -412,7 +413,7 @@ def _ran(query: StreamingQuery) -> list[StreamingQueryProgress]:
 
 
 def starts_where_it_ended(query: StreamingQuery) -> None:
-    """Each batch of a query starts at the offsets where the one before it ended."""
+    """Assert that each batch of a query starts at the offsets where the previous one ended."""
     sources = [progress.sources[0] for progress in _ran(query)]
     for before, after in itertools.pairwise(sources):
         assert json.loads(before.endOffset) == json.loads(after.startOffset), (before.endOffset, after.startOffset)

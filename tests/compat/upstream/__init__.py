@@ -1,1 +1,1 @@
-"""Test suites of the clients' own projects, run as they are against the gateway."""
+"""Test suites of the clients' own projects, run unchanged against the gateway."""

@@ -1,8 +1,8 @@
-"""As much of `docker compose` as Sarama's functional tests use, for a cluster that is there already.
+"""The part of `docker compose` that Sarama's functional tests use, for a cluster that already runs.
 
-The one idea: those tests bring up a cluster, stop and start its brokers, and run Kafka's Java tools in a container of
-it. On their PATH `docker` is this: `stop` and `start` reach the process that holds the nodes, `exec` runs the command
-on this machine, with Kafka's tools as a registry has them, and there is nothing to do for `up`, `down` and `rm`.
+The one idea: those tests start a cluster, stop and start its brokers, and run Kafka's Java tools in one of its
+containers. This program stands on their PATH as `docker`. `stop` and `start` reach the process that holds the nodes.
+`exec` runs the command on this machine, with Kafka's tools from a registry. `up`, `down` and `rm` do nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.compat.brokers import BrokerProcess
 
 SECONDS = 120.0
-# Where the containers have Kafka, and how a broker is reached from inside of them.
+# Path of Kafka within the containers, and address of a broker from inside of them.
 CONTAINER_TOOLS = "/opt/kafka-"
 CONTAINER_BROKER = "kafka-1:9091"
 TOOLS = {
@@ -31,7 +31,8 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx128m"
 
 
 def install(folder: Path, jars: Path, kafka_version: str) -> Path:
-    """Kafka's tools of `jars` under `folder`, where containers have them under /; the folder of `docker`, for PATH."""
+    """Put Kafka's tools of `jars` under `folder`, where containers have them under /. Return the folder of `docker`,
+    for PATH."""
     tools = folder / f"{CONTAINER_TOOLS}{kafka_version}".lstrip("/") / "bin"
     tools.mkdir(parents=True)
     for name, main_class in TOOLS.items():
@@ -49,7 +50,7 @@ def _script(path: Path, command: str) -> None:
 
 @contextlib.contextmanager
 def control(nodes: Sequence[BrokerProcess]) -> Iterator[str]:
-    """The door through which kafka-1, the first of the nodes, and so on are stopped and started."""
+    """Serve an HTTP interface that stops and starts the nodes; kafka-1 is the first."""
     actions = {f"/{name}/kafka-{i + 1}": action for i, node in enumerate(nodes) for name, action in _actions(node)}
 
     class Door(BaseHTTPRequestHandler):
@@ -68,7 +69,7 @@ def control(nodes: Sequence[BrokerProcess]) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """The tests say what they do."""
+            """Log nothing: the tests report their actions."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
     server.daemon_threads = True

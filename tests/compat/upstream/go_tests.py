@@ -1,9 +1,9 @@
-"""Runs the tests that a Go client carries in its module: `python -m tests.compat.upstream.go_tests STEP NAME BUILD`.
+"""Run the tests that a Go client carries in its module: `python -m tests.compat.upstream.go_tests STEP NAME BUILD`.
 
-The one idea: nothing of theirs is kept here but names. The module comes from the registry at the version that the
-client's own suite pins, is compiled in the build folder, and of its tests those run that `<NAME>.allow.toml` lists; of
-every other one that file says why not. A test that it does not know is a failure, and so is a name that is no test.
-Tests that run Kafka's Java tools run where there is a Java.
+The one idea: this repository keeps only names of the tests. The module comes from the registry at the version that the
+client's own suite pins, and is compiled in the build folder. The tests listed in `<NAME>.allow.toml` run, and the file
+says for every other test why it does not. A test that the file does not know is a failure, and so is a name that is no
+test. Tests that run Kafka's Java tools run only if there is a Java.
 
 STEP is build, run or version. Each top-level test becomes the scenario `upstream.<test>`.
 """
@@ -44,11 +44,11 @@ DETAIL_LINES = 8
 DETAIL_CHARACTERS = 600
 SARAMA_BROKERS = 5
 PARALLEL = 2
-"""Tests at a time, of those that say of themselves that they may: each of kfake's has a broker of its own."""
+"""Number of parallel tests among those that declare themselves parallel. Each of kfake's has a broker of its own."""
 WITH_SCRAM = frozenset({"TestSCRAMAuth", "TestSCRAMAuthBadCredentials"})
-"""Of kgo's tests, those that want a broker that asks its clients who they are."""
+"""Tests of kgo that need a broker with authentication."""
 KAFKA_VERSION = "4.1.0"
-# As in the environment that Sarama's tests bring up themselves.
+# These equal the environment that Sarama's tests start themselves.
 SARAMA_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
@@ -56,13 +56,16 @@ SARAMA_SETTINGS = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
 SARAMA_REPLICATION = {"offsets.topic.replication.factor": "2", "transaction.state.log.replication.factor": "2"}
-"""Of Apache Kafka's own topics."""
+"""Replication of Apache Kafka's own topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """`pinned` is the folder whose go.mod pins it; `files` are those of `package` that hold tests. `stand_in` is the
-    folder of ours whose files take the place of the module's own package, where tests call that and not a broker."""
+    """One module. `pinned` is the folder whose go.mod pins it; `files` are those of `package` that contain tests.
+
+    `stand_in` is a folder of ours whose files replace the module's own package, for tests that call that package and
+    not a broker.
+    """
 
     path: str
     pinned: str
@@ -83,9 +86,12 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`with_java` of `run` need Kafka's Java tools; `left_out` gives the reason of each test that does not run; those
-    of `unserved` would if a gateway served what they want. Of those Apache Kafka is asked what is in `oracle`: what it
-    serves as it is started here."""
+    """The list of tests.
+
+    The tests in `with_java` are part of `run` and need Kafka's Java tools. `left_out` gives the reason of each test
+    that does not run. Tests in `unserved` would run if a gateway served what they need. `oracle` names those of them
+    that Apache Kafka is asked, because it serves them as it is started here.
+    """
 
     run: tuple[str, ...]
     with_java: frozenset[str]
@@ -114,7 +120,7 @@ def version(module: Module) -> str:
 
 
 def build(name: str, folder: Path) -> None:
-    """Copy the module out of the module cache, which is read-only, and compile its tests; once per version."""
+    """Copy the module out of the module cache, which is read-only, and compile its tests, once per version."""
     module = MODULES[name]
     if AllowList.load(name).with_java:
         java_tools.fetch(folder / TOOLS)
@@ -138,7 +144,7 @@ def build(name: str, folder: Path) -> None:
             path.unlink()
         for path in stand_in:
             shutil.copyfile(path, source / path.name)
-        # Built with what is pinned here, under the module's own name.
+        # Build with the versions pinned here, under the module's own name.
         required = (pinned / "go.mod").read_text().splitlines(keepends=True)
         kept = [line for line in required if module.path not in line and not line.startswith("module ")]
         (source / "go.mod").write_text("".join([f"module {module.path}\n", *kept]))
@@ -150,7 +156,7 @@ def build(name: str, folder: Path) -> None:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # at once: other threads answer, too
+    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
     sys.stdout.flush()
 
 
@@ -200,7 +206,7 @@ def run(name: str, folder: Path) -> None:
 
 
 def _answers(lines: Iterator[str], chosen: list[str]) -> list[str]:
-    """Pass results on as they come; the tests that have none."""
+    """Pass results on as they arrive, and return the tests without a result."""
     output: dict[str, list[str]] = defaultdict(list)
     skipped: dict[str, list[str]] = defaultdict(list)
     started = time.monotonic()
@@ -227,7 +233,7 @@ def _answers(lines: Iterator[str], chosen: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _franz_go() -> Iterator[Mapping[str, str]]:
-    """The runner's gateway; a tenth of the records that a cluster of Kafka gets."""
+    """Use the runner's gateway, with a tenth of the records that a Kafka cluster gets."""
     yield {
         "KGO_SEEDS": os.environ["COMPAT_BOOTSTRAP"],
         "KGO_TEST_RF": "1",
@@ -248,7 +254,7 @@ _ENVIRONMENTS = {"franz_go": _franz_go, "kfake": _kfake}
 
 @contextlib.contextmanager
 def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
-    """Five nodes, each behind a proxy: Sarama's tests count their brokers, cut them off, stop them."""
+    """Run five nodes, each behind a proxy: Sarama's tests count their brokers, cut them off and stop them."""
     with contextlib.ExitStack() as stack:
         nodes: list[BrokerProcess] = []
         for node in _kafkas(stack) if kafka else _gateways(stack):
@@ -264,17 +270,17 @@ def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
             "COMPOSE_CONTROL": stack.enter_context(compose.control(nodes)),
             "COMPOSE_BOOTSTRAP": nodes[0].bootstrap,
         }
-        # Tests that run Kafka's tools skip themselves in an environment that was there before, as this names one.
+        # In an environment that already exists, as this variable says, tests that run Kafka's tools skip themselves.
         yield environment if tools.exists() else {**environment, "TOXIPROXY_ADDR": proxies}
 
 
 def _sarama_settings(number: int) -> dict[str, str]:
-    """Of the node behind a port: the number and the rack that the tests expect there."""
+    """Return the number and the rack that the tests expect of the node behind a port."""
     return {**SARAMA_SETTINGS, "node.id": str(number + 1), "broker.rack": str(number + 1)}
 
 
 def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
-    """On one Postgres."""
+    """Start gateways on one Postgres."""
     url = stack.enter_context(databases()).create(empty=True)
     for number in range(SARAMA_BROKERS):
         yield GatewayProcess(
@@ -286,8 +292,8 @@ def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
 
 
 def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
-    """With a controller of their own, since any of them may be stopped."""
-    APACHE_KAFKA.version()  # its jars are fetched for it
+    """Start brokers with a separate controller, because the tests may stop any broker."""
+    APACHE_KAFKA.version()  # This fetches Kafka's jars.
     controller = KafkaProcess(stack.enter_context(short_directory()), settings={}, role="controller")
     stack.callback(controller.close)
     controller.start()
@@ -301,7 +307,7 @@ def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
 
 
 def main(arguments: list[str]) -> None:
-    # Answers are all that may stand on standard output; Postgres logs as it is started.
+    # Only answers may appear on stdout, but Postgres logs when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, name, folder = arguments
     if step == "build":

@@ -1,4 +1,4 @@
-"""Kafka's Java tools and client as other people's tests start them: fetched once, where there is a Java."""
+"""Kafka's Java tools and client as tests of other projects start them: fetched once, if there is a Java."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POM = Path(__file__).parent / "kafka_tools" / "pom.xml"
 
 
 def fetch(target: Path) -> bool:
-    """Their jars into `target`, once per description; False, and none of them, where there is no Java."""
+    """Fetch their jars into `target`, once per description. Return False, and fetch nothing, if there is no Java."""
     stamp = target.with_suffix(".stamp")
     wanted = hashlib.sha256(POM.read_bytes()).hexdigest()
     if shutil.which("java") is None or shutil.which("mvn") is None:

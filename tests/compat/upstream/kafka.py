@@ -1,14 +1,14 @@
-"""Runs Kafka's own compiled tests of clients and tools: `python -m tests.compat.upstream.kafka STEP BUILD`.
+"""Run Kafka's own compiled tests of clients and tools: `python -m tests.compat.upstream.kafka STEP BUILD`.
 
-The one idea: the tests are those of the jars that Apache publishes, and nothing of them is kept here but names. They
-were written for a cluster inside their own process; two classes of ours stand in the place of the two that make it and
-ask for brokers outside (`tests/compat/upstream_kafka/src`, `outside.py`). Of the tests those run that
-`kafka.allow.toml` lists; of every other one that file says why not.
+The one idea: the tests come from the jars that Apache publishes, and this repository keeps only their names. The tests
+were written for a cluster inside their own process. Two classes of ours replace the two that create it, and ask for
+brokers outside (`tests/compat/upstream_kafka/src`, `outside.py`). The tests listed in `kafka.allow.toml` run, and the
+file says for every other test why it does not.
 
-Against Apache Kafka the same tests run as they are, each with the cluster that it makes itself.
+Against Apache Kafka the same tests run unchanged, each with the cluster that it creates itself.
 
-STEP is build, run, version, or list, which prints the tests of classes that the file names. Each test becomes the
-scenario `upstream.<Class>.<method>`, one for each group protocol where it has several.
+STEP is build, run, version, or list, which prints the tests of the listed classes. Each test becomes the scenario
+`upstream.<Class>.<method>`, one for each group protocol if it has several.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TOOLS_SINCE = "4.2.0"
 """From this version on the classes that @ClusterTest needs are published."""
 TEST_SECONDS = 60
 SILENCE_SECONDS = 150.0
-"""A test has its limit from JUnit, which interrupts it; one that does not heed that ends with its program."""
+"""JUnit interrupts a test at its limit. If a test ignores that, its program is ended after so many seconds of
+silence."""
 BOUNDED_SECONDS = 150.0
 DETAIL_CHARACTERS = 500
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+EnableDynamicAgentLoading", "-Xshare:auto")
@@ -49,7 +50,7 @@ _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+EnableDynamicAgentL
 
 @dataclass(frozen=True, slots=True)
 class ChosenTests:
-    """Of one class of one version those that run, as `method` or `method[protocol]`."""
+    """Tests to run of one class of one version, as `method` or `method[protocol]`."""
 
     version: str
     name: str
@@ -60,7 +61,7 @@ class ChosenTests:
         return self.name.rpartition(".")[2]
 
     def has(self, test: str) -> bool:
-        """Whether `Class.method` is of this class."""
+        """Return whether `Class.method` belongs to this class."""
         return test.startswith(f"{self.short}.")
 
     def method_of(self, test: str) -> str:
@@ -69,10 +70,13 @@ class ChosenTests:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`left_out` gives reasons by `Class.method`, perhaps with `[protocol]`; those of `unserved` want what a gateway
-    does not serve, and Apache Kafka is asked them all the same. `bounded` are the classes that run where time is short;
-    tests of `sharing` ones leave nothing behind but topics and groups. `nodes` and `seen` name classes or
-    `Class.method`: how many nodes a test gets at the most, and who sees brokers as if they were of its process."""
+    """The list of tests.
+
+    `left_out` gives reasons by `Class.method`, perhaps with `[protocol]`. Tests in `unserved` need what a gateway does
+    not serve; Apache Kafka is still asked them. `bounded` names the classes that run if time is short. Tests of
+    `sharing` classes leave behind only topics and groups. `nodes` and `seen` name classes or `Class.method`: how many
+    nodes a test gets at most, and which tests see brokers as if they were in its process.
+    """
 
     classes: tuple[ChosenTests, ...]
     left_out: dict[str, str]
@@ -114,7 +118,7 @@ def _base(test: str) -> str:
 
 
 def build(folder: Path) -> None:
-    """Each version's jars and the adapters compiled with them; once per description."""
+    """Fetch each version's jars and compile the adapters with them, once per description."""
     sources = sorted(path for path in ADAPTERS.rglob("*") if path.suffix in (".java", ".xml"))
     wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     for version in AllowList.load().versions:
@@ -178,7 +182,7 @@ def _java(folder: Path, version: str, *, outside: bool, heap: str = "768m", seen
 
 
 def there(folder: Path, version: str, classes: Sequence[str]) -> dict[str, set[str]]:
-    """The tests of each class, as JUnit finds them."""
+    """Return the tests of each class, as JUnit finds them."""
     command = [*_java(folder, version, outside=False), "list", *classes]
     listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, set[str]] = {name: set() for name in classes}
@@ -195,12 +199,12 @@ def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
         "seconds": round(seconds, 3),
         "detail": " ".join(detail.split())[:DETAIL_CHARACTERS],
     }
-    sys.stdout.write(json.dumps(row) + "\n")  # at once: other threads answer, too
+    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
     sys.stdout.flush()
 
 
 def faults(allowed: AllowList, found: dict[str, set[str]]) -> list[str]:
-    """Tests without a line in the file, and lines without a test."""
+    """Return tests without a line in the file, and lines without a test."""
     known = {f"{name.rpartition('.')[2]}.{method}" for name, methods in found.items() for method in methods}
     run = {f"{tests.short}.{_base(test)}" for tests in allowed.classes for test in tests.run}
     listed = run | {_base(test) for test in allowed.left_out}
@@ -254,7 +258,7 @@ def run(folder: Path) -> None:
 
 
 class Program:
-    """One JVM after another, until each test has its answer: a test that does not end takes its JVM with it."""
+    """Run one JVM after another until each test has its answer. A test that does not end takes its JVM with it."""
 
     def __init__(self, command: Sequence[str], door_address: str) -> None:
         self._command = command
@@ -263,7 +267,7 @@ class Program:
             self._environment["UPSTREAM_DOOR"] = door_address
 
     def run(self, tests: dict[str, str], limit: float | None) -> None:
-        """`limit` is on the monotonic clock: what has not begun by then is left for another time."""
+        """`limit` is on the monotonic clock. Tests that have not begun by then do not run."""
         open_tests = dict(tests)
         while open_tests:
             if limit is not None and time.monotonic() > limit:
@@ -281,7 +285,7 @@ class Program:
             answer(row, "failed", 0.0, "no result: its program ended before")
 
     def _once(self, open_tests: dict[str, str], limit: float | None) -> dict[str, str]:
-        """Run what is open; answered tests are taken out of it. The test that its program has ended with, and why."""
+        """Run the open tests and remove answered ones. Return the test with which the program ended, and why."""
         lines: dict[str, list[str]] = {}
         for row, name in open_tests.items():
             lines.setdefault(name, []).append(row)
@@ -323,7 +327,7 @@ class Program:
 
 
 def _lines_of(process: subprocess.Popen[str]) -> Iterator[str | None]:
-    """What it prints; None once it has been silent for too long."""
+    """Yield the printed lines, and None once the program has been silent for too long."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -345,7 +349,7 @@ def _lines_of(process: subprocess.Popen[str]) -> Iterator[str | None]:
 
 
 def main(arguments: list[str]) -> None:
-    # Answers are all that may stand on standard output; Postgres logs as it is started.
+    # Only answers may appear on stdout, but Postgres logs when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, folder, *classes = arguments
     if step == "build":

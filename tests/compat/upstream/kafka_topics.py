@@ -1,6 +1,7 @@
-"""What librdkafka's tests ask of Kafka's kafka-topics.sh: create a topic, delete it, give it more partitions.
+"""The uses that librdkafka's tests make of Kafka's kafka-topics.sh: create a topic, delete it, add partitions.
 
-The one idea: their tests start that script of a Kafka distribution, and there is none here; this answers its arguments.
+The one idea: the tests start that script of a Kafka distribution, which does not exist here. This program answers its
+arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ REQUEST_SECONDS = 30.0
 
 
 def install(folder: Path) -> Path:
-    """A folder that passes for a Kafka distribution."""
+    """Create a folder that stands for a Kafka distribution."""
     script = folder / "bin" / "kafka-topics.sh"
     script.parent.mkdir(parents=True)
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {__spec__.name} "$@"\n')

@@ -1,15 +1,15 @@
-"""Runs the tests that librdkafka carries in its source: `python -m tests.compat.upstream.librdkafka STEP BUILD`.
+"""Run the tests that librdkafka carries in its source: `python -m tests.compat.upstream.librdkafka STEP BUILD`.
 
-The one idea: nothing of theirs is kept here but names. Debian's source package comes through apt from the machine's own
-sources, is compiled in the build folder, and of its tests those run that `librdkafka.allow.toml` lists; of every other
-one that file says why not. In the version that the list was made for, a test that it does not know is a failure, and so
-is a name that is no test; in any other version such a test is answered as skipped. Those that a fault of the library
-stops run against a newer one, which confluent-kafka brings.
+The one idea: this repository keeps only names of the tests. Debian's source package comes through apt from the
+machine's own sources, and is compiled in the build folder. The tests listed in `librdkafka.allow.toml` run, and the
+file says for every other test why it does not. In the version for which the list was made, an unknown test is a
+failure, and so is a name that is no test. In any other version such a test is answered as skipped. Tests that fail by a
+fault of the library run against a newer one, which confluent-kafka brings.
 
-STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
-its own limit. Tests of their scenario `noautocreate` get a gateway (or Kafka) that creates no topic unasked, those of
-ACLs one with an authorizer, to which everything is everybody's that has no ACL, and those that want racks three nodes
-in a rack each.
+STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own with its own
+limit. Some tests get other brokers. Those of their scenario `noautocreate` get a gateway (or Kafka) that creates no
+topic by itself. Those of ACLs get one with an authorizer, which permits everyone what has no ACL. Those that need racks
+get three nodes in a rack each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.compat.upstream.secured import KEY_PASSWORD, PASSWORD, USER, SecuredG
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
-# With it tests read what the library says of itself; without it they skip themselves.
+# With this package tests read the library's statistics; without it they skip themselves.
 JSON_PACKAGE = "rapidjson"
 JAVA = "java"
 NEWER, WITH_JAVA, WITH_AUTHORIZER = "run_with_newer_library", "run_with_java", "run_with_authorizer"
@@ -59,24 +59,24 @@ SETTINGS_OF = {
         "allow.everyone.if.no.acl.found": "true",
     },
 }
-"""Of the brokers that some tests get beside the suite's."""
+"""Settings of the brokers that some tests get beside the suite's."""
 RACKS, IN_RACKS = "racks", frozenset({"0101_fetch_from_follower"})
-"""Tests that skip themselves unless there are three brokers in a rack each: a scenario of ours."""
+"""Tests that skip themselves unless there are three brokers in a rack each. They form a scenario of ours."""
 RACKS_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "num.partitions": "4"}
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
 DETAIL_CHARACTERS = 600
 
-# A map of theirs is ordered by what is no order: of two partitions of two topics each comes before the other. Who has
-# read both topics corrupts it, and ends with SIGSEGV now and then, before any broker (8 of 15 runs here, 1 of 9 before
+# A map of theirs has an invalid order: of two partitions of two topics each comes before the other. A consumer that has
+# read both topics corrupts the map, and sometimes ends with SIGSEGV before any broker (8 of 15 runs here, 1 of 9 before
 # Apache Kafka 4.2).
 MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
 
-# Their configuration beside the address, which is another one. By PLAIN: SCRAM of the library that Debian has sends a
-# nonce that Kafka refuses since 3.7.2 (CVE-2024-56128).
+# The rest of their configuration, beside the address. They use PLAIN, because SCRAM of Debian's library sends a nonce
+# that Kafka refuses since 3.7.2 (CVE-2024-56128).
 SECURED: Mapping[str, Callable[[SecuredGateway], str]] = {
     "0126_oauthbearer_oidc": lambda gateway: (
         f"bootstrap.servers={gateway.oauth}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
@@ -104,7 +104,7 @@ _OUTCOMES = {"PASSED": "passed", "SKIPPED": "skipped"}
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One entry of their table. `number` is what a run is chosen by; several tests may share it."""
+    """One entry of their table. `number` selects a run; several tests may share it."""
 
     name: str
     scenario: str
@@ -134,10 +134,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`version` is the one that it was made for; `newer` of `run` need a newer library, `with_java` a Java client,
-    `with_authorizer` a broker that has one;
-    `left_out` gives the reason of each choice that does not run; those of `unserved` would if a gateway served what
-    they want."""
+    """The list of tests.
+
+    `version` is the one for which it was made. Tests of `newer` need a newer library, those of `with_java` a Java
+    client, and those of `with_authorizer` a broker that has one; all are part of `run`. `left_out` gives the reason of
+    each choice that does not run. Tests in `unserved` would run if a gateway served what they need.
+    """
 
     version: str
     limit_s: float
@@ -172,7 +174,7 @@ class AllowList:
         return self.limits_s.get(choice, self.limit_s)
 
     def faults(self, version: str, there: Mapping[str, Test]) -> list[str]:
-        """What is wrong with it for the tests that are there."""
+        """Return the list's faults for the tests that exist."""
         chosen = {choice.test for choice in (*self.run, *self.left_out)}
         faults: list[str] = []
         if version == self.version:
@@ -192,26 +194,27 @@ class AllowList:
 
 
 def tests_of(source: Path) -> dict[str, Test]:
-    """Their table of tests, from the source of the runner."""
+    """Return their table of tests, from the source of the runner."""
     table = (source / "tests" / "test.c").read_text().partition("struct test tests[]")[2].partition("{NULL}")[0]
     tests: dict[str, Test] = {}
     for entry in table.split("_TEST(")[1:]:
         name = entry.partition(",")[0].strip()
-        # Of several, separated by commas, the first.
+        # Take the first of several scenarios, which commas separate.
         scenario = re.search(r'\.scenario\s*=\s*"([^",]+)', entry)
         tests[name] = Test(name, scenario[1] if scenario else "default", "TEST_F_LOCAL" in entry)
     return tests
 
 
 def build(folder: Path) -> None:
-    """Fetch, unpack and compile, once. Where apt has no source package, that is written down for `run` to say."""
+    """Fetch, unpack and compile, once. If apt has no source package, record that for `run`."""
     _build_tests(folder)
     if (folder / "source").exists():
         _build_java(folder)
 
 
 def _build_java(folder: Path) -> None:
-    """Their Java classes, and the script that starts them, with what it takes from a Kafka distribution beside them."""
+    """Build their Java classes and the script that starts them, beside the parts of a Kafka distribution that it
+    uses."""
     built, jars = folder / JAVA, folder / "kafka-tools"
     if shutil.which("javac") is None or not java_tools.fetch(jars):
         shutil.rmtree(built, ignore_errors=True)
@@ -227,14 +230,14 @@ def _build_java(folder: Path) -> None:
 
 
 def lacks_order(source: Path) -> bool:
-    """Whether their map has none."""
+    """Return whether their map has an invalid order."""
     path = source / MAP_OF_THEIRS
     text = path.read_text() if path.exists() else ""
     return NO_ORDER in text and AN_ORDER not in text
 
 
 def mend(source: Path) -> None:
-    """Give their map an order, where it has none."""
+    """Repair the order of their map if it is invalid."""
     if lacks_order(source):
         path = source / MAP_OF_THEIRS
         path.write_text(path.read_text().replace(NO_ORDER, AN_ORDER))
@@ -256,10 +259,10 @@ def _build_tests(folder: Path) -> None:
         return
     mend(source)
     jobs = f"-j{os.cpu_count() or 1}"
-    # As the system's own headers: the check for them treats any warning as an error.
+    # Include the headers as system headers, because the configure check treats any warning as an error.
     environment = {**os.environ, "CPPFLAGS": f"-isystem {folder / JSON_PACKAGE / 'include'}"}
     for command in (["./configure"], ["make", jobs, "libs"], ["make", "-C", "tests", jobs, "build"]):
-        # Whatever they print may not be taken for an answer.
+        # Nothing that these commands print may be taken for an answer.
         subprocess.run(command, cwd=source, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     version = source.name.removeprefix(f"{PACKAGE}-")
     source.rename(folder / "source")
@@ -267,9 +270,9 @@ def _build_tests(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> Path | None:
-    """The unpacked source package; None if there is none in apt's sources. SystemExit if they could not be asked.
+    """Fetch and unpack the source package. None if apt's sources do not have it, SystemExit if they do not answer.
 
-    apt gets lists, cache and sources of its own: the sources are copies of the machine's, asked for source packages.
+    apt gets lists, cache and sources of its own. The sources are copies of the machine's, for source packages.
     """
     with tempfile.TemporaryDirectory(dir=folder) as private_name:
         private = Path(private_name)
@@ -284,11 +287,11 @@ def _fetch(folder: Path) -> Path | None:
             'Dir::Etc::sourcelist "/dev/null";\n'
             f'Dir::Etc::sourceparts "{private}/sources";\n'
             'APT::Sandbox::User "root";\n'
-            # What the machine does after an update of its own lists.
+            # Disable what the machine does after an update of its own lists.
             "#clear APT::Update::Post-Invoke;\n"
             "#clear APT::Update::Post-Invoke-Success;\n"
         )
-        # A source that fails may not be the one that has it.
+        # The source that failed may not be the one that has the package.
         unanswered = _apt_get(["-o", "APT::Update::Error-Mode=any", "update"], configuration, private)
         if _apt_get(["source", PACKAGE], configuration, private):
             if unanswered:
@@ -329,7 +332,7 @@ def _asking_for_source(text: str, suffix: str) -> str:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # at once: other threads answer, too
+    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
     sys.stdout.flush()
 
 
@@ -370,7 +373,7 @@ def run(folder: Path) -> None:
         runs[test.number, scenario, choice.part, choice in allowed.newer].append(choice)
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # As seen from a test's own folder; they read a schema from there.
+        # The path is relative to a test's own folder, from which the tests read a schema.
         (work / "src").symlink_to(source / "src")
         bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
         runner = Runner(source, work, folder / JAVA, newer, bootstraps, allowed)
@@ -390,7 +393,7 @@ def run(folder: Path) -> None:
             runner.bootstraps[RACKS] = stack.enter_context(racked(RACKS_SETTINGS, kafka=kafka))
         limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
         pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
-        # The longest first, so that none is left to run alone at the end.
+        # The longest run first, so that it does not run alone at the end.
         order = sorted(runs, key=lambda key: -limits_s[key])
         for future in [pool.submit(runner.run, *key, runs[key], limits_s[key]) for key in order]:
             future.result()
@@ -398,8 +401,10 @@ def run(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs their test program. `java`: their Java classes, if there are any; `newer`: a library in place of theirs;
-    `bootstraps`: the gateways by name."""
+    """Run their test program.
+
+    `java`: their Java classes, if any. `newer`: a library that replaces theirs. `bootstraps`: the gateways by name.
+    """
 
     source: Path
     work: Path
@@ -408,10 +413,10 @@ class Runner:
     bootstraps: dict[str, str]
     allowed: AllowList
     asking: list[SecuredGateway] = field(default_factory=list)
-    """The gateway of those that want one that asks who its clients are, if any is run."""
+    """The gateway with authentication, if any test needs one."""
 
     def broker_of(self, scenario: str, choices: Sequence[Choice]) -> str:
-        """The name of the gateway that these run against."""
+        """Return the name of the gateway for these tests."""
         return AUTHORIZER if self.allowed.with_authorizer.issuperset(choices) else scenario
 
     @property
@@ -423,7 +428,7 @@ class Runner:
         return self.work / "kafka"
 
     def libraries(self, *, newer: bool) -> str:
-        """For LD_LIBRARY_PATH, by whose names the test program looks for its library."""
+        """Return the value for LD_LIBRARY_PATH, by which the test program finds its library."""
         folders = [self.source / "src", self.source / "src-cpp"]
         if newer and self.newer is not None:
             folder = Path(tempfile.mkdtemp(dir=self.work))
@@ -434,7 +439,7 @@ class Runner:
     def run(
         self, number: str, scenario: str, part: str, newer: bool, choices: Sequence[Choice], limit_s: float
     ) -> None:
-        """Run what is chosen of one number, in a process of its own, and answer it."""
+        """Run the chosen tests of one number in a process of its own, and answer them."""
         directory = Path(tempfile.mkdtemp(dir=self.work))
         configuration = directory / "test.conf"
         bootstrap = self.bootstraps[self.broker_of(scenario, choices)]
@@ -452,10 +457,10 @@ class Runner:
         if any(call in code for call in ("test_kafka_topics(", "test_kafka_cmd(", "test_run_java(")):
             environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": bootstrap}
         if "test_run_java(" in code:
-            # It has them compiled and starts them by what it finds where it runs.
+            # The program lets `make` compile them, and starts them by what it finds in its folder.
             (directory / "Makefile").write_text("java:\n.PHONY: java\n")
             (directory / "java").symlink_to(self.java)
-        # -L: without the tests of this number that need no broker.
+        # -L leaves out the tests of this number that need no broker.
         command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", "default" if scenario == RACKS else scenario]
         output: list[str] = []
         errors = directory / "stderr"
@@ -490,7 +495,7 @@ class Runner:
 
 
 def _newer_library() -> Path | None:
-    """The librdkafka that is part of confluent-kafka; None if that was built with another's."""
+    """Return the librdkafka that is part of confluent-kafka, or None if confluent-kafka was built with another one."""
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     return next(folder.glob("librdkafka-*.so*"), None)
 
@@ -500,7 +505,7 @@ def _matches(pattern: re.Pattern[str], lines: Sequence[str]) -> list[str]:
 
 
 def _failure(lines: Sequence[str], test: str) -> str:
-    """Where the test failed first, and what it says of it."""
+    """Return where the test failed first, with its message."""
     for line, reason in itertools.pairwise(lines):
         match = _FAILED.match(line)
         if match and match[1].startswith(test):
@@ -524,7 +529,7 @@ def version(folder: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    # Answers are all that may stand on standard output; Postgres logs as it is started.
+    # Only answers may appear on stdout, but Postgres logs when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, folder = arguments
     if step == "build":

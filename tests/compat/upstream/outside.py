@@ -1,8 +1,9 @@
-"""The door at which a program asks for brokers of its own: `POST /open`, `/close`, `/stop`, `/start`.
+"""HTTP interface by which a test program gets brokers of its own: `POST /open`, `/close`, `/stop`, `/start`.
 
 The one idea: a test that was written for a cluster inside its own process gets one outside of it, with the broker
-settings that it wants: nodes on a database of their own, of one Postgres for all; or one node of Apache Kafka. It is
-fresh; or, for tests that leave but topics and groups behind, one from which those of the last have been deleted.
+settings that it asks for. The cluster consists of nodes on a database of their own, in one Postgres for all, or of one
+node of Apache Kafka. It is fresh. Tests that leave behind only topics and groups may get a used cluster, from which
+these were deleted.
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ LOWEST = {
     "group.consumer.session.timeout.ms": "group.consumer.min.session.timeout.ms",
     "group.consumer.heartbeat.interval.ms": "group.consumer.min.heartbeat.interval.ms",
 }
-"""A broker refuses what is below its bound, so the bound follows where a test does not give it."""
+"""A broker refuses a value below its bound. So the bound follows the value if a test does not set it."""
 OURS = (
     *("listeners", "advertised.listeners", "controller.listener.names", "process.roles"),
     *("node.id", "broker.id", "broker.rack", "log.dirs"),
 )
-"""Where a broker lies and what it is called is not for a test to say."""
+"""Addresses, ids and directories that a test may not set."""
 CONTROLLER = "CONTROLLER"
 FIRST_CONTROLLER = 3000
-"""What the first has for an id that is nothing else, as in a cluster inside a test's process."""
+"""Id of the first node that is only a controller, as in a cluster inside a test's process."""
 PROTOCOL_MAP = "listener.security.protocol.map"
 OF_OUR_LISTENER = "PLAINTEXT:PLAINTEXT"
-"""The only one that a node has here, so that a map without it is not for it."""
+"""The only listener of a node here. A map without it is not meant for the node."""
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
 
 
 class _Place(NamedTuple):
-    """Of one node: its number among the brokers, and among the controllers; None if it is none."""
+    """A node's number among the brokers and its number among the controllers, or None for a role it lacks."""
 
     broker: int | None
     controller: int | None
 
 
 class _Started(NamedTuple):
-    """Brokers; where their clients say who they are, if they are asked; and where controllers are asked."""
+    """Brokers, the addresses of listeners with authentication, if any, and the addresses of controllers."""
 
     nodes: list[BrokerProcess]
     secured: Sequence[str] = ()
@@ -71,22 +72,24 @@ class _Started(NamedTuple):
 
 @dataclass(slots=True)
 class _Cluster:
-    """`key` says what else it is good for; None if for nothing. `secured` are the addresses where its clients say who
-    they are, if they are asked."""
+    """A cluster. `key` says which later requests it can serve; None means none. `secured` are the addresses of
+    listeners with authentication, if any."""
 
     nodes: list[BrokerProcess]
     secured: Sequence[str]
     controllers: Sequence[str]
-    """Where some of them are asked as controllers."""
+    """Addresses of controllers, if there are any."""
     stack: contextlib.ExitStack
     key: str | None = None
 
 
 class Gateways:
-    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one.
-    Nodes of those `from_0` are counted from there, as a cluster inside a test's process counts them. Those of `strict`
-    ones count their replicas. Those of `roles` ones are brokers, controllers or both as they are asked for, those of
-    others are both."""
+    """Fresh nodes for each request.
+
+    `most_nodes` gives the maximal number of nodes of a class or a test; others get one. Tests of `from_0` number their
+    nodes from 0, as a cluster inside a test's process does. Nodes of `strict` tests count their replicas. Nodes of
+    `roles` tests are brokers, controllers or both, as requested; nodes of other tests are both.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Gateways:
         stack.callback(self._server.drop, url)
         protocol = str(asked.get("protocol", ""))
         if protocol:
-            # Who asks for brokers comes by the other listener, and prepares them.
+            # The program that asks for brokers uses the other listener, and prepares the users.
             settings["super.users"] = ";".join(filter(None, (settings.get("super.users"), "User:ANONYMOUS")))
             asyncio.run(_know(url, [scram_user(text) for text in asked["users"]]))
         nodes: list[BrokerProcess] = []
@@ -126,7 +129,7 @@ class Gateways:
             port, controller_port = free_ports(2)
             own: dict[str, str] = {}
             bound: list[str] = []
-            # A cluster inside a test's process calls itself so.
+            # A cluster inside a test's process uses this name.
             told: list[str] = []
             if number is not None:
                 bound.append(f"PLAINTEXT://127.0.0.1:{port}")
@@ -163,15 +166,15 @@ class Gateways:
         return _Started(nodes, secured, controllers)
 
     def particulars(self, test: str) -> tuple[int, bool, bool, bool]:
-        """At the most how many nodes `Class.method` gets, whether they are counted from 0, whether they count their
-        replicas, and whether they are brokers or controllers as it asks."""
+        """Return for `Class.method`: the maximal number of nodes, whether they are numbered from 0, whether they count
+        their replicas, and whether they have the requested roles."""
         names = (test, test.partition(".")[0])
         counted, strict, roles = (not given.isdisjoint(names) for given in (self._from_0, self._strict, self._roles))
         return most_nodes(self._most_nodes, test), counted, strict, roles
 
 
 def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_Place]:
-    """The nodes to start, in that order. `most` is how many there may be where roles make no difference."""
+    """Return the nodes to start, in order. `most` is their maximal number if roles do not matter."""
     brokers, controllers = int(asked["brokers"]), int(asked.get("controllers", 0))
     if not with_roles:
         count = min(max(brokers, controllers), most)
@@ -188,15 +191,15 @@ def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_P
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
-    """How many nodes `Class.method` gets at the most: what is said of it, else of its class, else one."""
+    """Return the maximal number of nodes of `Class.method`: its own entry, or its class', or one."""
     return given.get(test, given.get(test.partition(".")[0], 1))
 
 
 class Kafkas:
-    """One node of Apache Kafka, however many are asked for."""
+    """One node of Apache Kafka, for any number of nodes that a test requests."""
 
     def particulars(self, test: str) -> tuple[()]:
-        """Tests get what they ask for."""
+        """Tests get what they request."""
         return ()
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
@@ -210,7 +213,7 @@ class Kafkas:
 
 
 class Brokers:
-    """Clusters by number. Tests of `sharing` classes may get one that another of them has had."""
+    """Clusters by number. A test of a `sharing` class may get a cluster that another such test used."""
 
     def __init__(self, maker: Gateways | Kafkas, sharing: Collection[str] = ()) -> None:
         self._maker = maker
@@ -226,7 +229,7 @@ class Brokers:
             cluster = self._idle.pop(key, None) if key is not None else None
             others, self._idle = self._idle, {}
         for other in others.values():
-            # Two of six nodes each have more connections than the Postgres of all takes.
+            # Two clusters of six nodes need more connections than the shared Postgres has.
             other.stack.close()
         if cluster is None:
             with contextlib.ExitStack() as stack:
@@ -248,7 +251,7 @@ class Brokers:
         return opened
 
     def key_of(self, asked: Mapping[str, Any]) -> str | None:
-        """What a cluster that is asked for is good for besides; None if for nothing."""
+        """Return the key of requests that this cluster can also serve, or None for none."""
         test = str(asked["test"])
         if test.partition(".")[0] not in self._sharing:
             return None
@@ -268,7 +271,7 @@ class Brokers:
             cluster.stack.close()
             return {}
         with self._lock:
-            # One waits for the next test; settings change seldom from one to the next.
+            # One cluster waits for the next test, because settings seldom differ from one test to the next.
             self._idle[cluster.key] = cluster
         return {}
 
@@ -290,7 +293,7 @@ class Brokers:
 
 
 def _emptied(bootstrap: str) -> bool:
-    """Whether all topics and groups could be deleted: a client that was left behind may still be a member."""
+    """Return whether all topics and groups could be deleted. A client that a test left behind may still be a member."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
         groups = [group.group_id for group in admin.list_consumer_groups().result(ADMIN_SECONDS).valid]
@@ -306,7 +309,7 @@ def _emptied(bootstrap: str) -> bool:
 
 
 def _end(node: BrokerProcess) -> None:
-    """Nobody waits for what a node still has to hand over: its database goes too."""
+    """End the node without a handover, because its database is dropped too."""
     if node.running:
         node.kill()
     sys.stderr.write(node.log_tail()[-LOG_CHARACTERS:] + "\n")
@@ -318,7 +321,8 @@ def _with_bounds(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def served(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those that a gateway knows and takes; the others speak of a broker's disks, threads and replicas."""
+    """Return the settings that a gateway knows and accepts. The others concern a broker's disks, threads and
+    replicas."""
     taken: dict[str, str] = {}
     for name, value in _with_bounds(settings).items():
         key = find_broker_config(name)
@@ -333,7 +337,7 @@ def served(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def scram_user(text: str) -> ScramCredential:
-    """Of `SCRAM-SHA-256=[name=alice,password=secret]`, as kafka-storage takes it."""
+    """Parse `SCRAM-SHA-256=[name=alice,password=secret]`, as kafka-storage writes it."""
     mechanism_name, _, rest = text.partition("=")
     fields = dict(part.split("=", 1) for part in rest.strip("[]").split(","))
     mechanism, salt = MECHANISMS[mechanism_name], secrets.token_bytes(SALT_BYTES)
@@ -367,7 +371,7 @@ def door(
     roles: Collection[str] = (),
     kafka: bool = False,
 ) -> Iterator[str]:
-    """The door's address, for as long as the context lasts; then all that was opened there is ended."""
+    """Yield the interface's address for as long as the context lasts, then end everything that was opened there."""
     with contextlib.ExitStack() as stack:
         if kafka:
             brokers = Brokers(Kafkas(), sharing)
@@ -383,7 +387,7 @@ def door(
                 status, said = 200, b""
                 try:
                     said = json.dumps(actions[self.path](asked)).encode()
-                except Exception as error:  # whatever it is, the test hears of it
+                except Exception as error:  # The test receives any error.
                     traceback.print_exception(error)
                     status, said = 500, str(error)[-LOG_CHARACTERS:].encode()
                 self.send_response(status)
@@ -392,7 +396,7 @@ def door(
                 self.wfile.write(said)
 
             def log_message(self, format: str, *args: object) -> None:
-                """The tests say what they do."""
+                """Log nothing: the tests report their actions."""
 
         listener = ThreadingHTTPServer(("127.0.0.1", 0), Door)
         listener.daemon_threads = True

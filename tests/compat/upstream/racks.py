@@ -1,4 +1,4 @@
-"""Brokers that are in a rack each, and send consumers to the replica in theirs: what tests of KIP-392 want."""
+"""Brokers in a rack each that redirect consumers to the replica in theirs, for tests of KIP-392."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROKERS = 3
 
 
 def settings_of(number: int) -> dict[str, str]:
-    """Of the broker of that number, from 1."""
+    """Return the settings of the broker of that number, from 1."""
     return {
         "node.id": str(number),
         "broker.rack": f"RACK{number}",
@@ -24,7 +24,7 @@ def settings_of(number: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def racked(settings: Mapping[str, str], *, kafka: bool) -> Iterator[str]:
-    """BROKERS of them, in RACK1 and so on; where the first is found."""
+    """Run BROKERS of them, in RACK1 and so on, and yield the first one's address."""
     with contextlib.ExitStack() as stack:
 
         def started(node: BrokerProcess) -> BrokerProcess:
@@ -38,7 +38,7 @@ def racked(settings: Mapping[str, str], *, kafka: bool) -> Iterator[str]:
         if not kafka:
             yield started(GatewayNodes(directory(), settings, BROKERS, settings_of)).bootstrap
             return
-        APACHE_KAFKA.version()  # its jars are fetched for it
+        APACHE_KAFKA.version()  # This fetches Kafka's jars.
         controller = KafkaProcess(directory(), settings={}, role="controller")
         started(controller)
         brokers = [

@@ -1,7 +1,7 @@
-"""A gateway that asks its clients who they are, for tests of other people's that want one: by SASL, or by TLS.
+"""A gateway with authentication, by SASL or by TLS, used by those tests of other projects that need one.
 
-The one idea: their suites start against a gateway that asks nobody; what needs another gets it here, with users,
-certificates and what their environments call them.
+The one idea: these suites start against a gateway without authentication. Tests that need another gateway get it here,
+with users, certificates and the names of their environments.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ KEY_PASSWORD = "key-secret"
 @dataclass(frozen=True, slots=True)
 class SecuredGateway:
     sasl: str
-    """SASL_PLAINTEXT: PLAIN, SCRAM-SHA-256."""
+    """Address of the SASL_PLAINTEXT listener with PLAIN and SCRAM-SHA-256."""
     oauth: str
-    """SASL_PLAINTEXT: OAUTHBEARER."""
+    """Address of the SASL_PLAINTEXT listener with OAUTHBEARER."""
     tls: str
     authority: Path
     client: Certificate
-    """With a key that has KEY_PASSWORD."""
+    """Certificate with a key that has KEY_PASSWORD."""
     environment: Mapping[str, str]
-    """Of librdkafka's tests: the client's certificates in every encoding, and where access tokens are given out."""
+    """Variables of librdkafka's tests: the client's certificates in every encoding, and where access tokens are
+    issued."""
 
 
 @contextlib.contextmanager
@@ -88,7 +89,7 @@ def secured_gateway() -> Iterator[SecuredGateway]:
 
 
 def _given_out(issuer: Issuer, place: Published) -> dict[str, str]:
-    """Where librdkafka's test of OIDC gets tokens: one that holds, one by nobody's key, one that has expired."""
+    """Publish tokens for librdkafka's test of OIDC: a valid one, one signed by an unknown key, and an expired one."""
     now = int(time.time())
     right = issuer.token(exp=now + 3_600)
     tokens = {

@@ -1,8 +1,8 @@
-"""As much of Toxiproxy as Sarama's functional tests use: five ports that lead to five brokers, and can be disturbed.
+"""The part of Toxiproxy that Sarama's functional tests use: five ports that lead to five brokers, with faults.
 
 The one idea: those tests reach broker N at 127.0.0.1:2909N and ask a Toxiproxy to cut, delay or reset its connections.
-Here each such port leads to one node of the gateway, and the control door speaks the four requests that they send. It
-knows two toxics: `latency` of answers, and `reset_peer` at once.
+Here each such port leads to one node of the gateway, and the control interface serves the four requests that they send.
+It knows two toxics: `latency` of answers, and an immediate `reset_peer`.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Proxy:
         }
 
     def enable(self, enabled: bool) -> None:
-        """Disabled, it listens no more and its connections are gone."""
+        """Enable or disable the port. A disabled port does not listen, and its connections are closed."""
         with self._lock:
             if enabled and self._listener is None:
                 self._listener = socket.create_server(("127.0.0.1", self.port))
                 threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
             elif not enabled and self._listener is not None:
-                _shut(self._listener)  # wakes the thread in accept
+                _shut(self._listener)  # This wakes the thread in accept.
                 self._listener.close()
                 self._listener = None
                 for connection in self._connections:
                     _shut(connection)
 
     def disturb(self, toxic: str, attributes: Mapping[str, Any]) -> bool:
-        """False for a toxic that is not known."""
+        """Apply a toxic, and return False if it is unknown."""
         if toxic == "latency":
             self._latency_s = float(attributes.get("latency", 0)) / 1000
         elif toxic == "reset_peer":
@@ -82,7 +82,7 @@ class Proxy:
         self.enable(True)
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # disabled
+        with contextlib.suppress(OSError):  # The port was disabled.
             while True:
                 near, _ = listener.accept()
                 try:
@@ -105,14 +105,14 @@ class Proxy:
                     threading.Thread(target=self._copy, args=(source, sink, answers), daemon=True).start()
 
     def _copy(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        with contextlib.suppress(OSError):  # either side may end the connection at any time
+        with contextlib.suppress(OSError):  # Either side may end the connection at any time.
             while data := source.recv(CHUNK_BYTES):
                 if answers and self._latency_s:
                     time.sleep(self._latency_s)
                 sink.sendall(data)
         if answers:
-            # The broker has ended it. A client that sends once more finds the end of the answers, as over a network,
-            # and not a reset, which on one machine is there before it reads.
+            # The broker has closed the connection. A client that sends once more must find the end of the answers, as
+            # over a network. A reset would arrive before the client reads, if both are on one machine.
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
             return
@@ -124,15 +124,17 @@ class Proxy:
 
 
 def _reset(client: socket.socket) -> None:
-    """RST instead of FIN. A thread that reads from it has to let go first: until then the kernel keeps it open."""
-    with contextlib.suppress(OSError):  # it is down already
+    """Close by RST instead of FIN. A thread that reads from the socket must stop first, because until then the kernel
+    keeps it open."""
+    with contextlib.suppress(OSError):  # The connection is down already.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         client.shutdown(socket.SHUT_RD)
         client.close()
 
 
 def _turn_away(client: socket.socket) -> None:
-    """To what it sends it finds the end of the answers; closed with that unread, the connection would be reset."""
+    """Close so that the client finds the end of the answers. If its bytes were left unread, the kernel would send a
+    reset."""
     with client, contextlib.suppress(OSError):
         client.shutdown(socket.SHUT_WR)
         while client.recv(CHUNK_BYTES):
@@ -140,13 +142,13 @@ def _turn_away(client: socket.socket) -> None:
 
 
 def _shut(end: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is down already
+    with contextlib.suppress(OSError):  # The connection is down already.
         end.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def toxiproxy(targets: Sequence[Address]) -> Iterator[str]:
-    """`kafka1` and so on lead to the targets in turn; the address of the control door."""
+    """Let `kafka1` and so on lead to the targets in turn, and yield the address of the control interface."""
     proxies = {f"kafka{i + 1}": Proxy(f"kafka{i + 1}", FIRST_PORT + i, target) for i, target in enumerate(targets)}
 
     class Control(BaseHTTPRequestHandler):
@@ -183,7 +185,7 @@ def toxiproxy(targets: Sequence[Address]) -> Iterator[str]:
             self.wfile.write(encoded)
 
         def log_message(self, format: str, *args: object) -> None:
-            """The tests say what they do."""
+            """Log nothing: the tests report their actions."""
 
     server = ThreadingHTTPServer(("127.0.0.1", CONTROL_PORT), Control)
     server.daemon_threads = True
