@@ -58,7 +58,6 @@ from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
-from gateway.operate.http import HttpServer
 from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
@@ -98,6 +97,7 @@ from storage.types import Address, CoordinatorLease, Partition, Topic
 from storage.users import UserStore
 
 if TYPE_CHECKING:
+    from gateway.operate.http import HttpServer
     from gateway.testing.faults import Faults
 
 logger = structlog.get_logger(__name__)
@@ -613,6 +613,9 @@ class App:
     async def _bind_http(self) -> HttpServer | None:
         if self.settings.metrics_listen is None:
             return None
+        # Its packages take a tenth of the time that all imports take, and a node without metrics needs none of them.
+        from gateway.operate.http import HttpServer
+
         host, port = self.settings.metrics_listen
         http = HttpServer(self.metrics)
         self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))

@@ -45,7 +45,7 @@ def add_test_server(parser: argparse.ArgumentParser) -> None:
 
 
 def test_server(given: argparse.Namespace) -> int:
-    # What the imports make lives as long as the process: collecting in between would look at it again and again.
+    # Objects that imports make live as long as the process. Collections in between would visit them again and again.
     gc.disable()
     import uvloop
 

@@ -38,7 +38,7 @@ LEAVE_EPOCH, JOIN_EPOCH = -1, 0
 
 
 class Members:
-    """What a test may do to the members of one node's groups. Every wait is bounded by `timeout_s`."""
+    """Actions of a test on the members of one node's groups. Every wait is bounded by `timeout_s`."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -49,7 +49,7 @@ class Members:
         return {str(member_id): client_id for member_id, client_id in members.items()}
 
     async def lose(self, group_id: str, member_id: str | None, timeout_s: float) -> str:
-        """End the session of a member, of the oldest if none is named, and return its id once the group has dropped
+        """End the session of a member, by default the oldest's, and return its id once the group has dropped
         it. Raise KafkaError, or TimeoutError if the group does not drop it in time."""
         members = _members(await self._view(group_id))
         if not members:

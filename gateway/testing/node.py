@@ -97,7 +97,7 @@ class TestNode:
     # --- actions --------------------------------------------------------------------------------------------------
 
     async def do(self, action: str, arguments: dict[str, Any]) -> Any:
-        """Carry out an action and return a value for JSON. Raise whatever it raises."""
+        """Carry out an action and return a value for JSON. Raise the action's error."""
         if action not in ACTIONS:
             raise ValueError(f"a test server has no action {action}")
         return await getattr(self, action)(**arguments)

@@ -148,7 +148,7 @@ class Kafka:
     # --- topics ---------------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str | None = None, *, partitions: int = 1) -> str:
-        """Create a topic and return its name, a new one if none is given."""
+        """Create a topic and return its name; without `name` a new name is chosen."""
         chosen = name or f"topic-{os.getpid()}-{next(self._numbers)}"
         self._do("create_topic", name=chosen, partitions=partitions)
         return chosen
@@ -164,7 +164,7 @@ class Kafka:
         return dict(self._do("members", group=group))
 
     def lose_member(self, group: str, member_id: str | None = None, *, timeout: float = 30.0) -> str:
-        """End the session of a member, of the oldest if none is named, as if the member had been silent too long.
+        """End the session of a member, by default the oldest's, as if the member had been silent too long.
 
         Returns its id once the group has dropped it. The client learns it from its next heartbeat or commit, as after
         a pause, and joins again.

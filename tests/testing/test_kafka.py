@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.testing import Kafka, KafkaTestError
@@ -79,13 +79,13 @@ class Member:
         self._thread = threading.Thread(target=self._poll)
         self._thread.start()
 
-    def _on_assign(self, consumer: Consumer, partitions: list[object]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.assigned += 1
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[object]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.revoked += 1
 
-    def _on_lost(self, consumer: Consumer, partitions: list[object]) -> None:
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.lost += 1
 
     def _poll(self) -> None:
