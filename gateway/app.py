@@ -37,6 +37,7 @@ from gateway.config.definition import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
+from gateway.console.start import start_console
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
 from gateway.groups.groups import MACHINES, Groups
@@ -136,6 +137,8 @@ class App:
         """These addresses by listener."""
         self.groups: Groups | None = None
         """The groups of a node that serves."""
+        self.console_url = ""
+        """URL of the console, once started; empty without a console."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -470,6 +473,8 @@ class App:
             most = catalog.broker.max_connections_per_ip
             return ip_overrides(overrides).get(address, most) if overrides else most
 
+        console = await start_console(by_role[Role.BROKER], services, database, self._undo)
+        self.console_url = console.url if console is not None else ""
         server.most_from = most_from
         await server.serve(
             by_role[Role.BROKER],

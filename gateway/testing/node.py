@@ -32,6 +32,7 @@ BROKER_SETTINGS = (
     # A test waits for each of these.
     "group.initial.rebalance.delay.ms=0",
     "group.streams.initial.rebalance.delay.ms=0",
+    "console.listen=",
     *(f"group.{kind}.min.heartbeat.interval.ms=100" for kind in ("consumer", "share", "streams")),
     *(f"group.{kind}.heartbeat.interval.ms=300" for kind in ("consumer", "share", "streams")),
 )
