@@ -134,8 +134,8 @@ async def test_acls_decide_with_an_authorizer(
         for name in ("open", "closed"):
             await owner.execute("insert into sluice.topic (name) values ($1)", name)
         await owner.execute(
-            """insert into sluice.partition (topic_id, partition_index, replicas) select topic_id, 0, null from sluice.topic
-            where name in ('open', 'closed')"""
+            """insert into sluice.partition (topic_id, partition_index, replicas)
+            select topic_id, 0, null from sluice.topic where name in ('open', 'closed')"""
         )
         for statement in ("select kafka.produce('open', 'v')", "select kafka.commit_offset('g', 'open', 0, 1)"):
             with pytest.raises(asyncpg.InsufficientPrivilegeError) as refused:
