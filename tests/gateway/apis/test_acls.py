@@ -51,7 +51,7 @@ async def create(node: AdminNode, *creations: AclCreation, version: int = 3) -> 
 
 
 async def delete(node: AdminNode, *filters: dict[str, Any], version: int = 3) -> list[list[str] | tuple[int, str]]:
-    """By the names of their resources, or why not."""
+    """Delete the ACLs; return the names of their resources, or the error."""
     asked = DeleteAclsRequest(filters=tuple(DeleteAclsFilter(**{**ANYTHING, **each}) for each in filters))
     answer = await node.ask(ApiKey.DELETE_ACLS, asked, version)
     return [
@@ -156,7 +156,7 @@ async def test_what_was_denied_before_a_topic_was_made_is_known_to_who_looks_it_
 
 
 async def test_acls_are_known_before_the_topics_that_came_after_them(database_url: str) -> None:
-    """A look stages topics in turns, between which others ask."""
+    """A look stages topics in turns, and other requests run in between."""
     async with (
         admin_node(database_url, authorizes=True) as node,
         admin_node(database_url, name="node-2", authorizes=True) as other,

@@ -1,4 +1,4 @@
-"""What is served: the table against Kafka 4.4, and ApiVersions as clients read it."""
+"""The served APIs: the table against Kafka 4.4, and ApiVersions as clients read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.schema import message_schema
 
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
 UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis.json").read_text())
-"""Every API that Kafka 4.4 advertises, and at which kinds of listeners."""
+"""Every API that Kafka 4.4 advertises, with the kinds of listeners that advertise it."""
 TELEMETRY = {"GetTelemetrySubscriptions", "PushTelemetry"}
 """Kafka's brokers advertise these only if a plugin receives the clients' metrics."""
 SHARE_STATE = {
@@ -35,7 +35,9 @@ SHARE_STATE = {
     "ReadShareGroupStateSummary",
     "WriteShareGroupState",
 }
-"""Only Kafka's brokers send these, to the keeper of a share group's state. Here that state is a row in Postgres."""
+"""Only Kafka's brokers send these, to the node that keeps a share group's state. Here that state is
+a row in Postgres.
+"""
 NOT_SERVED = TELEMETRY | SHARE_STATE
 AMONG_CONTROLLERS = {
     "AllocateProducerIds",
@@ -206,7 +208,7 @@ async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cl
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing."""
+    """kraft.version is the exception: 1 is accepted so that tools can name it, and has no effect."""
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
     kafkas["kraft.version"] = [0, 1, 1]
     for unstable in (False, True):
@@ -217,7 +219,9 @@ def test_levels_of_features_are_kafkas() -> None:
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize("unstable", [False, True])
 async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -> None:
-    """From version 4 on with those whose lowest level is 0 (KAFKA-17011); a level of 0 is none that is finalized."""
+    """Features whose lowest level is 0 are listed from version 4 on (KAFKA-17011); a feature at level 0 is not
+    finalized.
+    """
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     connection = ConnectionInfo("c", "/127.0.0.1")
     response = await api_versions(request, context(version, connection, unstable=unstable))

@@ -26,7 +26,7 @@ OURS = "gateway.apis.configs"
 
 @pytest.fixture
 def lines(capsys: Capture) -> Iterator[Capture]:
-    """What the node logs at level info; loggers are as they were when the test is over."""
+    """Capture the node's log lines at level info, and restore the loggers after the test."""
     before = structlog.get_config()
     root = logging.getLogger()
     handlers, levels = root.handlers, {None: root.level}
@@ -40,7 +40,7 @@ def lines(capsys: Capture) -> Iterator[Capture]:
 
 
 def said(lines: Capture) -> list[str]:
-    """The events of the lines since last asked."""
+    """Return the events of the lines since the last call."""
     return [json.loads(line)["event"] for line in lines.readouterr().err.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""By which epoch a commit is fenced in Postgres, and when it is tried again: committing without a Postgres."""
+"""The epoch by which Postgres fences a commit, and when a commit is tried again: committing without a Postgres."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition(NamedTuple):
 
 
 class Coordinator:
-    """Answers with `replies`, one after the other; Postgres knows the member at `stored_epoch`."""
+    """Gives `replies` one after another; Postgres knows the member at `stored_epoch`."""
 
     def __init__(self, stored_epoch: int, *replies: OffsetCommitReply) -> None:
         self.replies = list(replies)

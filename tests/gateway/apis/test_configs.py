@@ -70,8 +70,11 @@ async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 
 
 @contextlib.asynccontextmanager
 async def locked_catalog(url: str):
-    """Changes of the catalog wait until the block ends. Gives a connection that sees who waits, outside of any
-    transaction: inside one, later backends are not seen."""
+    """Block changes of the catalog until the block ends.
+
+    Yield a connection that shows which sessions wait. It is outside of any transaction, because inside one later
+    backends are not visible.
+    """
     watcher, connection = await asyncpg.connect(url), await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -170,7 +173,7 @@ async def test_only_the_keys_asked_for(database_url: str) -> None:
 
 
 async def test_a_resource_named_again_is_described_once(database_url: str) -> None:
-    """Eight bytes that name one are answered with kilobytes."""
+    """A name of eight bytes causes an answer of kilobytes."""
     async with admin_node(database_url) as node:
         await node.create("orders")
         whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
@@ -334,7 +337,7 @@ async def test_what_one_node_alone_may_be_given(
 
 
 async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_url: str) -> None:
-    """Of a listener that it does not have, as by upstream."""
+    """Settings of a listener that the node does not have are accepted, as upstream accepts them."""
     password, path = "listener.name.door.ssl.truststore.password", "listener.name.door.ssl.truststore.location"
     own, static = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
     async with admin_node(database_url) as node:
@@ -367,7 +370,7 @@ async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: st
 
 
 async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
-    """Source 2; shown and deleted under the broker's id; a default for all lies beneath it."""
+    """Source 2 is shown and deleted under the broker's id; a default for all brokers lies beneath it."""
     name = "message.max.bytes"
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         await node.membership.renew()
@@ -378,7 +381,7 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
         assert node.catalog.broker.message_max_bytes == 2_000_000
         assert await value_of(other, BROKER, "2", name) == ("3000000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
         assert other.catalog.broker.message_max_bytes == 3_000_000
-        # Any node may be asked to alter another.
+        # Any node may alter another node's settings.
         assert (await alter(other, BROKER, "1", (SET, name, "4000000"))).error_code == ErrorCode.NONE
         assert other.catalog.broker.message_max_bytes == 3_000_000
         await node.catalog.refresh_if_changed()
@@ -576,7 +579,7 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
 
 
 async def test_of_a_groups_setting_only_what_holds_is_told(database_url: str) -> None:
-    """As Kafka has it: what stands behind it is no synonym, and what the broker gives is a default."""
+    """Kafka does the same: the broker's value is shown as a default, and coarser values are not listed as synonyms."""
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     async with admin_node(database_url, broker={"group.consumer.heartbeat.interval.ms": "7000"}) as node:
         assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE
@@ -726,7 +729,7 @@ async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database
         assert await value_of(node, TOPIC, "orders", "max.message.bytes") == ("2000", source)
         assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
         assert await value_of(other, BROKER, "2", "message.max.bytes") == ("2000", source)
-        # The second node adds to what the first has set, and takes from it.
+        # The second node extends and deletes values that the first has set.
         await alter(other, BROKER, "", (SET, "log.retention.ms", "5"), (DELETE, "message.max.bytes", None))
         assert await node.topics.load_broker_configs() == {"log.cleanup.policy": "compact", "log.retention.ms": "5"}
         response = await replace(node, BROKER, "", [("log.retention.bytes", "9")])
@@ -737,7 +740,9 @@ async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database
 
 
 async def test_broker_refusals_change_nothing(database_url: str) -> None:
-    """As Kafka: what a broker cannot take is INVALID_REQUEST, of other resources INVALID_CONFIG (KAFKA-13609)."""
+    """Kafka does the same: an invalid setting of a broker is INVALID_REQUEST, of other resources INVALID_CONFIG
+    (KAFKA-13609).
+    """
     async with admin_node(database_url) as node:
         for name, changes in (
             ("", [(SET, "num.partitions", "3")]),
@@ -786,7 +791,7 @@ async def test_list_config_resources(database_url: str) -> None:
 
 
 async def test_what_another_release_has_stored_is_left_out_and_may_be_taken_away(database_url: str) -> None:
-    """It neither stops a node, nor what is stored beside it, nor changes of anything else."""
+    """It stops neither a node, nor settings stored beside it, nor changes of other settings."""
     refused = "delegation.token.max.lifetime.ms"
     stored = {refused: "soon", "log.retention.ms": "7"}
     async with admin_node(database_url) as node:

@@ -93,7 +93,7 @@ def told(answer: ConsumerGroupHeartbeatResponse) -> tuple[int, dict[UUID, tuple[
 
 
 async def rows(node: GroupNode) -> dict[str, tuple[int, Any, str]]:
-    """Per member: epoch, document, and the version of its row."""
+    """Return, per member: epoch, document, and the version of its row."""
     found = await node.database.hot.fetch(
         "select member_id, member_epoch, document, xmin::text as xmin from group_member"
     )
@@ -173,7 +173,7 @@ async def test_another_coordinator_goes_on_where_this_one_was_killed(node: Group
 
 
 async def test_a_topic_made_a_moment_ago_is_assigned_in_the_first_answer(node: GroupNode) -> None:
-    """By another node: nobody has told this one's catalog."""
+    """Another node creates the topic, and nothing informs this node's catalog."""
     assert told(await join(node, "a", "elsewhere")) == (1, {})
     topic = await node.create_topic("t", 2)
     assert told(await beat(node, "a", 1, subscribed_topic_names=("t",))) == (2, {topic.topic_id: (0, 1)})

@@ -1,4 +1,4 @@
-"""Topics that are kept encoded: made anew for what has changed, and kept though somebody sees few of them."""
+"""Topics whose encoded form is kept: encoded again after a change, and kept if a client may see only few of them."""
 
 from __future__ import annotations
 

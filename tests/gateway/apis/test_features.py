@@ -1,4 +1,4 @@
-"""UpdateFeatures, on a real Postgres: which levels may be set, who goes by them, and what is refused."""
+"""UpdateFeatures, on a real Postgres: levels that may be set, nodes that follow them, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 
 def to(level: int, how: int = UPGRADE, feature: str = TRANSACTIONS) -> FeatureUpdateKey:
-    """Version 0 has its own word for how."""
+    """Return an update; version 0 has a field of its own for the direction."""
     return FeatureUpdateKey(feature=feature, max_version_level=level, allow_downgrade=how != UPGRADE, upgrade_type=how)
 
 
@@ -29,7 +29,7 @@ async def ask(node: AdminNode, *updates: FeatureUpdateKey, version: int = 1, **g
 
 
 async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
-    """As clients are told, and the epoch of it."""
+    """Return the levels as clients receive them, and their epoch."""
     asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
     answer = await node.ask(ApiKey.API_VERSIONS, asked, 4)
     finalized = {each.name: each.max_version_level for each in answer.finalized_features}

@@ -37,19 +37,21 @@ from tests.gateway.data_plane import (
 
 LONG_MS = 30_000
 WITHIN_S = 10
-"""Long enough for a slow machine, and far below LONG_MS: whoever needs it was woken, not timed out."""
+"""Seconds, enough for a slow machine and far below LONG_MS: a fetch that returns within them was woken and did not time
+out.
+"""
 
 
 @pytest.fixture(params=["tail", "cold"])
 async def node(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """The rules are the same whether records come from memory or from Postgres."""
+    """The rules are the same if records come from memory or from Postgres."""
     async with data_plane(database_url, tail_bytes={"tail": 2**24, "cold": 0}[request.param]) as node:
         yield node
 
 
 @pytest.fixture(params=[2**24, 0, 1700], ids=["tail", "cold", "mixed"])
 async def sized(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """As `node`, and also with records of one answer from both."""
+    """The same as `node`, and also with the records of one answer from both."""
     async with data_plane(database_url, tail_bytes=request.param) as node:
         yield node
 
@@ -61,7 +63,7 @@ async def warm(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def sizes(response: FetchResponse) -> list[list[int]]:
-    """Per partition in the order of the answer: the sizes of its batches."""
+    """Return, per partition in the order of the answer, the sizes of its batches."""
     return [[len(batch) for batch in batches_in(part)] for topic in response.responses for part in topic.partitions]
 
 
@@ -149,7 +151,7 @@ async def test_no_batch_is_read_in_order_to_be_torn(database_url: str) -> None:
 
 
 async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> None:
-    """What clients ask for bounds no node: sixty megabytes for each of many is more than one has."""
+    """The limits of clients do not bound a node: sixty megabytes for each of many clients is more than a node has."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [200, 300, 400])
     holdings = Holdings(1000)
@@ -173,7 +175,7 @@ async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> N
 
 
 async def test_those_who_read_from_postgres_at_once_share_the_room(database_url: str) -> None:
-    """Each of them sees room as it begins; together they would take it many times over."""
+    """Each request sees room as it begins; together they would take it many times over."""
     async with data_plane(database_url, tail_bytes=0) as node:
         topic = await node.create_topic("t", 4)
         for partition in range(4):
@@ -251,7 +253,7 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
 
 
 async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As storage tells it, from the tail and from a cold read alike; it never falls."""
+    """Storage provides it, from the tail and from a cold read alike, and it never falls."""
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     other = await node.create_topic("other")
@@ -282,7 +284,7 @@ async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: p
 
 
 async def test_out_of_range(node: DataPlane) -> None:
-    """As another gateway did: never said, so auto.offset.reset never came into play."""
+    """Another gateway never returned this error, so auto.offset.reset never took effect."""
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 4)
     await node.log.delete_records(topic.partitions[0].partition_key, 2)
@@ -348,7 +350,7 @@ async def test_sessions_are_declined(warm: DataPlane, session: tuple[int, int], 
 
 
 async def parked(node: DataPlane, fetching: Coroutine[Any, Any, FetchResponse]) -> asyncio.Task[FetchResponse]:
-    """The fetch as a task that has looked and now waits."""
+    """Return the fetch as a task that has read once and now waits."""
     before = node.tail.parked_count
     task = asyncio.create_task(fetching)
     deadline = time.monotonic() + WITHIN_S
@@ -380,7 +382,7 @@ async def test_an_append_ends_the_wait(node: DataPlane) -> None:
 
 
 async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a partition that was looked at already."""
+    """The append goes to a partition that has been read already."""
     fetch_module = importlib.import_module("gateway.apis.fetch")
     monkeypatch.setattr(fetch_module, "AT_ONCE_PARTS", 1)
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
@@ -542,7 +544,7 @@ async def test_a_reader_at_the_end_does_not_notice_an_outage(warm: DataPlane) ->
 async def test_a_slow_cold_read_does_not_hold_the_tail_back(
     warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Patience far below the 5 s after which Postgres itself gives up on the lock.
+    # This patience is far below the 5 s after which Postgres itself gives up on the lock.
     monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "COLD_PATIENCE_S", 0.1)
     topic = await warm.create_topic("t", 2)
     for partition in range(2):
@@ -565,7 +567,7 @@ async def test_records_are_given_without_a_copy(warm: DataPlane) -> None:
 
 
 async def test_what_a_crowded_request_costs_grows_with_it_only(warm: DataPlane) -> None:
-    """Many partitions of one unknown topic; none of them may cost what the whole topic does."""
+    """Many partitions of one unknown topic: no partition may cost as much as the whole topic."""
     crowd = FetchTopic(topic="ghost", partitions=tuple(at(0, index) for index in range(5_000)))
     started = time.process_time()
     response = await fetch(FetchRequest(topics=(crowd,)), warm.context(ApiKey.FETCH, FETCH_VERSION))

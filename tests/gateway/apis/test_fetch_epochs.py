@@ -1,4 +1,4 @@
-"""Fetch tells who has read beyond the end of an epoch where that ended (KIP-320, KIP-595), by values."""
+"""A Fetch beyond the end of an epoch is answered with that end (KIP-320, KIP-595), by values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(*, storage: bool = True) -> Any:
     topic = Topic(TOPIC, "t", internal=False, configs={}, partitions=(Partition(0, KEY, EPOCH, None, TOPIC, 1),))
 
     async def known(asked: object) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     async def epochs(keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
         if not storage:

@@ -1,4 +1,4 @@
-"""The group handlers at every version, through the codec: what is asked, what is answered, in which field."""
+"""The group handlers at every version, through the codec: each field of requests and answers."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ async def test_a_coordinator_without_the_askers_listener_is_not_available(node: 
 
 
 async def test_the_offsets_topic_is_there_once_a_coordinator_was_looked_for(node: GroupNode) -> None:
-    """It may have been deleted; what is committed does not lie in it."""
+    """The topic may be deleted, because committed offsets are not stored in it."""
     offsets = "__consumer_offsets"
     known = await node.topics.find(offsets)
     if known is not None:
@@ -365,7 +365,7 @@ async def test_a_storm_of_who_looks_for_a_coordinator_changes_the_catalog_once(
     made = node.services.catalog.get(offsets)
     assert made is not None
     assert len(made.partitions) == 50
-    # Whoever deletes it has it made anew.
+    # If a client deletes the topic, the next lookup creates it again.
     await node.topics.delete(made.topic_id)
     node.services.catalog.remove(made.topic_id)
     await node.ask(request, 6)

@@ -1,4 +1,4 @@
-"""When groups begin to have coordinators, on the node that makes `__consumer_offsets` and on one that does not."""
+"""The moment from which groups have coordinators, on the node that creates `__consumer_offsets` and on another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT = HeartbeatRequest(group_id="g", member_id="m", generation_id=1)
 
 
 async def code_of(node: GroupNode) -> int:
-    """Of a heartbeat, after what stands before its handler."""
+    """Return the code of a heartbeat, after the stages before its handler."""
     context = RequestContext(ApiKey.HEARTBEAT, 4, 1, None, ConnectionInfo("c", "/127.0.0.1"), node.services)
     preparing = prepare(context)
     if preparing is not None:
@@ -31,7 +31,7 @@ async def test_a_node_looks_before_it_refuses(database_url: str) -> None:
     async with group_node(database_url) as node:
         node.groups.begun = False
         assert await code_of(node) == ErrorCode.NOT_COORDINATOR
-        # By another node, of which nothing was heard here.
+        # Another node creates the topic, without notifying this node.
         await node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
         assert await code_of(node) == ErrorCode.UNKNOWN_MEMBER_ID
         assert node.groups.begun

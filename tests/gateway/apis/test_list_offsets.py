@@ -46,7 +46,7 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 async def place(node: DataPlane, topic: Topic, timestamp: int, version: int = 11) -> tuple[int, int]:
-    """(timestamp, offset) of the answer."""
+    """Return (timestamp, offset) of the answer."""
     answer = await node.list_offset(topic, timestamp, version=version)
     assert answer.error_code == ErrorCode.NONE, answer
     assert answer.leader_epoch == (0 if answer.offset >= 0 else -1)
@@ -100,7 +100,7 @@ async def test_timestamps_are_found_by_record(node: DataPlane, codec: Compressio
 
 
 async def test_the_end_is_told_though_the_last_records_are_gone(node: DataPlane) -> None:
-    """A peer answered 0 for latest after DeleteRecords, and 0 where no timestamp matched."""
+    """A peer answered 0 for latest after DeleteRecords, and 0 if no timestamp matched."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", timestamps=[1000, 1001]))
     assert (await delete_before(node, topic, -1)).low_watermark == 2
@@ -135,7 +135,7 @@ async def test_a_log_ends_at_the_last_stable_offset_for_who_reads_what_is_commit
 
 
 async def test_what_lies_below_the_log_start_is_not_found(node: DataPlane) -> None:
-    """Even where the batch that held it is still there for its later records."""
+    """This holds even if the batch that held the offset still exists for its later records."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", b"c", timestamps=[5000, 1000, 1001]))
     await node.send(topic, batch_of(b"d", timestamps=[2000]))
@@ -231,7 +231,7 @@ async def test_the_end_is_the_truth_of_postgres(node: DataPlane, database_url: s
 
 
 async def test_a_batch_that_cannot_be_read_answers_as_a_whole(node: DataPlane) -> None:
-    """Produce takes no such batch; a release that did may have left one in the log."""
+    """Produce refuses such a batch; an earlier release may have left one in the log."""
     topic = await node.create_topic("t")
     records = bytearray(batch_of(b"a", b"b", timestamps=[1000, 1001]))
     records[61] = 0x7F
@@ -242,7 +242,7 @@ async def test_a_batch_that_cannot_be_read_answers_as_a_whole(node: DataPlane) -
 
 
 async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
-    """Into the log as it is, whatever Produce would say of it."""
+    """Append the batch to the log unchanged, although Produce would refuse it."""
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
     head = read_head(records)
     await node.appender.submit(
@@ -260,7 +260,7 @@ async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 async def test_a_search_by_time_reads_no_further_than_its_match(node: DataPlane, codec: Compression) -> None:
-    """Behind the match there are bytes that no search may meet: it would answer for the whole batch."""
+    """The bytes behind the match must not be read: the search would answer for the whole batch."""
     topic = await node.create_topic("t")
     timestamps = [1000 + n for n in range(3000)]
     body = bytearray(batch_of(*[bytes(100)] * 3000, timestamps=timestamps))
@@ -285,7 +285,9 @@ def timed(*records: tuple[int, bytes]) -> bytes:
 
 
 async def raise_epochs(database_url: str, how_often: int = 1) -> None:
-    """The database goes on in another history, so every partition's leader epoch rises where its log ends."""
+    """Let the database continue in another history, so that every partition's leader epoch rises at
+    the end of its log.
+    """
     sql = await asyncpg.connect(database_url)
     try:
         await sql.execute("set search_path = sluice")

@@ -77,7 +77,7 @@ async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
 async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_every_change(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept encoded follows the topics, the live nodes and what was asked for."""
+    """The encoded topics that are kept follow the topics, the live nodes and the requested fields."""
 
     async def both(version: int, **flags: bool) -> None:
         kept = await ask(node, version, None if version else (), **flags)
@@ -238,7 +238,7 @@ async def test_missing_topic_is_created_where_client_and_broker_allow(database_u
         for version in VERSIONS:
             name = f"fresh{version}"
             if version >= 4:
-                # Before version 4 there is no such flag: asking is allowing.
+                # Before version 4 there is no such flag: a request for the topic allows its creation.
                 answer = await ask(node, version, named(name), create=False)
                 assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
                 assert await node.topics.find(name) is None
@@ -421,7 +421,7 @@ async def test_a_client_is_told_addresses_of_the_listener_it_came_by(database_ur
 
 
 async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
-    """As KRaftMetadataCache: its partitions say LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
+    """Like KRaftMetadataCache: its partitions have LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
     async with (
         admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
         admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
@@ -468,7 +468,7 @@ async def check_cluster(node: AdminNode, version: int) -> None:
 
 
 async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistered(database_url: str) -> None:
-    """As `kafka-cluster list-endpoints --include-fenced-brokers` shows what can be unregistered."""
+    """`kafka-cluster list-endpoints --include-fenced-brokers` shows which nodes can be unregistered."""
 
     async def told(node: AdminNode, version: int, *, fenced: bool) -> list[tuple[int, str, str | None, bool]]:
         asked = DescribeClusterRequest(include_fenced_brokers=fenced)
@@ -483,7 +483,7 @@ async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistere
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await first.membership.withdraw()
-        # The copy that this node has of who is alive may be older than what is registered.
+        # This node's list of live nodes may be older than the registrations.
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [gone, alive]
@@ -498,7 +498,7 @@ async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistere
     [
         (Role.BROKER, 1, 2, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "type BROKER, but we wanted an endpoint of type CONTR"),
         (Role.CONTROLLER, 1, 1, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "CONTROLLER, but we wanted an endpoint of type B"),
-        # Whose requests have no field for it want brokers, and know no code for it.
+        # Requests of versions without the field ask for brokers, and have no code for a mismatch.
         (Role.CONTROLLER, 0, 1, ErrorCode.INVALID_REQUEST, "but we wanted an endpoint of type BROKER"),
         (Role.BROKER, 2, 0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 0"),
         (Role.CONTROLLER, 2, 3, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 3"),
@@ -515,7 +515,7 @@ async def test_a_node_is_asked_for_what_it_is_at_the_listener(
 
 
 async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(database_url: str) -> None:
-    """They have no rack, and nobody is told of those that are gone."""
+    """Controllers have no rack, and nodes that have left are not listed."""
     both = {"PLAINTEXT": ("node-1", 9092), "CONTROLLER": ("node-1", 9093)}
     other = {"PLAINTEXT": ("node-3", 9092), "CONTROLLER": ("node-3", 9093)}
     asked = DescribeClusterRequest(endpoint_type=2, include_fenced_brokers=True)
@@ -535,7 +535,7 @@ async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(d
 
 
 async def test_who_is_only_a_broker_is_no_controller(database_url: str) -> None:
-    """Whatever its listeners are called."""
+    """This does not depend on the names of its listeners."""
     async with (
         admin_node(database_url),
         admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as two,
@@ -546,7 +546,7 @@ async def test_who_is_only_a_broker_is_no_controller(database_url: str) -> None:
 
 
 async def test_who_is_only_a_controller_is_no_broker(database_url: str) -> None:
-    """Clients of brokers hear nothing of it, whatever its listeners are called; who asks controllers does."""
+    """Clients of brokers do not see it, regardless of the names of its listeners; clients of controllers do."""
     cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))
     async with (
         admin_node(database_url, roles=cast) as controller,

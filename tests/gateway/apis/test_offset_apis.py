@@ -91,7 +91,7 @@ def codes(answer: Any) -> list[tuple[int, int]]:
 async def fetched(
     node: GroupNode, version: int, topics: list[tuple[Topic, tuple[int, ...]]] | None, group_id: str = G
 ) -> dict[tuple[str | uuid.UUID, int], tuple[int, int, str | None, int]]:
-    """Offset, leader epoch, metadata and code by topic (name, or id where the version has ids) and partition."""
+    """Return offset, leader epoch, metadata and code by topic (name, or id if the version has ids) and partition."""
     if version >= 8:
         asked = None
         if topics is not None:
@@ -160,7 +160,7 @@ async def test_what_was_never_committed_is_minus_one_without_error(node: GroupNo
         (key, -1): (-1, -1, "", NONE),
         (absent, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else NONE),
     }
-    # Ids that nobody knows are told of last; names as they were asked for.
+    # Unknown ids come last in the answer; names come in the order of the request.
     in_order = [topic for topic, _ in await fetched(node, version, [(missing, (0,)), (topic, (0,))])]
     assert in_order == ([key, absent] if version >= 10 else [absent, key])
     assert await fetched(node, version, [(topic, (0,))], group_id="") == {(key, 0): (-1, -1, "", NONE)}
@@ -393,7 +393,7 @@ async def test_postgres_away_is_a_code_that_clients_retry(node: GroupNode, monke
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Grows with everything that any pool asks Postgres."""
+    """Return a list that grows with every query by any pool to Postgres."""
     asked: list[object] = []
     run = Pool.run
 
@@ -407,7 +407,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("version", [8, 9, 10])
 async def test_many_groups_cost_few_questions(node: GroupNode, version: int, questions: list[object]) -> None:
-    """Topics that do not exist, and members that name themselves, are looked up together as well."""
+    """Topics that do not exist, and requests that name their members, are looked up together as well."""
     topic = await node.create_topic("t", 2)
     # Another test may have left a shard to another node.
     group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]

@@ -146,7 +146,7 @@ async def test_offending_records_are_named(node: DataPlane) -> None:
 
 
 async def test_two_headers_with_one_key(node: DataPlane) -> None:
-    """As another gateway did: a unique constraint on header keys."""
+    """Another gateway had a unique constraint on header keys."""
     from protocol.records import Record, build_batch
 
     topic = await node.create_topic("t")
@@ -167,7 +167,9 @@ async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written
 
 
 async def test_a_batch_that_takes_long_to_judge_keeps_its_place(node: DataPlane) -> None:
-    """Requests of one connection, large and small in turn: a small one is judged at once and still waits."""
+    """Large and small requests of one connection alternate: a small one is judged at once and still
+    waits for its turn.
+    """
     topic = await node.create_topic("t")
     values = [b"large %d" % n + bytes(300_000) if n % 3 == 0 else b"small %d" % n for n in range(12)]
     sent = [asyncio.create_task(node.send(topic, batch_of(value))) for value in values]
@@ -201,7 +203,7 @@ async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
 async def test_a_request_of_very_many_partitions_lets_others_run(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """In each step of the work, and all of it is written."""
+    """The request gives way in each step of the work, and all of it is written."""
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
     topic = await node.create_topic("t", 500)
     module = importlib.import_module("gateway.apis.produce")
@@ -276,7 +278,9 @@ async def test_a_commit_that_does_not_end_is_answered_in_time(
 async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_behind_its_repeat(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each of a producer's attempts during a stall of Postgres would be held, and written in the end."""
+    """Otherwise each of a producer's attempts during a stall of Postgres would be held, and all of them written in the
+    end.
+    """
     monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
@@ -327,7 +331,7 @@ async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlan
 
 
 async def test_two_copies_in_flight_become_one(node: DataPlane) -> None:
-    """As another gateway did: both copies passed the duplicate check."""
+    """With another gateway both copies passed the duplicate check."""
     topic = await node.create_topic("t")
     batch = batch_of(b"a", producer=(7, 0, 0))
     answers = await asyncio.gather(*(node.send(topic, batch, connection_id=str(copy)) for copy in range(8)))
@@ -384,7 +388,7 @@ async def test_log_append_time_agrees_everywhere(node: DataPlane) -> None:
 
 
 async def test_requests_of_one_connection_enter_the_log_as_they_came(node: DataPlane) -> None:
-    """The first must ask Postgres for its topic; none of those behind it may overtake."""
+    """The first request must query Postgres for its topic; no later request may overtake it."""
     known = await node.create_topic("known")
     (hidden,) = await node.topics.create([NewTopic("hidden", 1, {})])
     assert isinstance(hidden, Topic)
@@ -517,7 +521,7 @@ async def test_a_batch_that_its_codec_makes_too_large_is_refused(node: DataPlane
 
 @pytest.mark.parametrize("version", [9, 10])
 async def test_zstd_is_given_to_old_clients_too(node: DataPlane, version: int) -> None:
-    """Kafka's own FetchRequestTest wants it of Kafka 4; before that, versions below 10 were refused."""
+    """Kafka's own FetchRequestTest requires it of Kafka 4; before that, versions below 10 were refused."""
     topic = await node.create_topic("t", configs={"compression.type": "zstd"})
     await node.send(topic, batch_of(b"a"))
     answer = await node.fetch_one(topic, 0, version=version)

@@ -1,4 +1,4 @@
-"""DescribeQuorum, on a real Postgres: who leads the catalog, how far each node follows it; and voters stay."""
+"""DescribeQuorum, on a real Postgres: the catalog's leader, how far each node follows it, and fixed voters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_controller(node: AdminNode) -> None:
 
 
 async def lead(database: Database, node: AdminNode) -> int:
-    """Has the lease; its epoch."""
+    """Acquire the lease; return its epoch."""
     store: NodeStore = node.membership._store  # noqa: SLF001 - who registered has the leases
     (lease,) = await store.acquire_leases(node.membership.node_id, [LEADS], 60_000, LeaseKind.JOBS)
     return lease.lease_epoch
@@ -100,7 +100,7 @@ async def test_a_node_that_has_caught_up_has_since_it_was_last_heard_of(
         follower.membership.catalog_revision = lambda: 10**6
         sql = await asyncpg.connect(database_url)
         try:
-            # Registered and renewed long ago: it is the renewal that counts.
+            # The node was registered and renewed long ago: only the renewal counts.
             await sql.execute("update sluice.node set registered_at = registered_at - interval '1 hour'")
             await follower.membership.renew()
             renewed_ms = await sql.fetchval(

@@ -1,4 +1,6 @@
-"""Replicas that were asked for, on a real Postgres: assignments, elections and reassignments, as clients see them."""
+"""Replicas that a client has assigned, on a real Postgres: assignments, elections and reassignments, as clients see
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,12 @@ PREFERRED, UNCLEAN = 0, 1
 NOT_NEEDED = (ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
 
 Shown = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Leader, replicas, those in sync and those offline, of one partition."""
+"""Leader, replicas, in-sync replicas and offline replicas of one partition."""
 
 
 @asynccontextmanager
 async def three(url: str) -> AsyncIterator[list[AdminNode]]:
-    """Nodes 1 to 3, each of which knows of the others."""
+    """Start nodes 1 to 3, each of which knows of the others."""
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(admin_node(url, name=f"node-{number}")) for number in (1, 2, 3)]
         await see_each_other(nodes)
@@ -65,7 +67,7 @@ async def back(node: AdminNode, *others: AdminNode) -> None:
 
 
 async def assigned(node: AdminNode, name: str, *replicas: tuple[int, ...]) -> None:
-    """A topic whose partitions are on these nodes."""
+    """Create a topic whose partitions are on these nodes."""
     named = tuple(
         CreatableReplicaAssignment(partition_index=index, broker_ids=each) for index, each in enumerate(replicas)
     )
@@ -79,7 +81,7 @@ async def assigned(node: AdminNode, name: str, *replicas: tuple[int, ...]) -> No
 
 
 async def shown(node: AdminNode, name: str) -> list[Shown]:
-    """As Metadata shows the topic's partitions; DescribeTopicPartitions must show the same."""
+    """Return the topic's partitions as Metadata shows them, and check that DescribeTopicPartitions shows the same."""
     await node.catalog.refresh_if_changed()
     answer = await node.ask(ApiKey.METADATA, MetadataRequest(topics=(MetadataRequestTopic(name=name),)), 12)
     paged = await node.ask(
@@ -96,7 +98,7 @@ async def shown(node: AdminNode, name: str) -> list[Shown]:
 async def reassign(
     node: AdminNode, name: str, *targets: tuple[int, tuple[int, ...] | None], version: int = 1, may_change: bool = True
 ) -> list[tuple[int, str | None]]:
-    """Code and message of each partition."""
+    """Reassign partitions; return code and message of each."""
     request = AlterPartitionReassignmentsRequest(
         allow_replication_factor_change=may_change,
         topics=(
@@ -116,7 +118,7 @@ async def reassign(
 async def elect(
     node: AdminNode, asked: dict[str, tuple[int, ...]] | None, election: int = PREFERRED, version: int = 2
 ) -> dict[str, dict[int, tuple[int, str | None]]]:
-    """Code and message of each partition, by topic and index."""
+    """Elect leaders; return code and message of each partition, by topic and index."""
     named = (
         None if asked is None else tuple(TopicPartitions(topic=name, partitions=parts) for name, parts in asked.items())
     )
@@ -288,7 +290,7 @@ async def test_a_reassignment_is_complete_when_it_is_answered(database_url: str,
         )
         assert (listed.error_code, listed.topics) == (ErrorCode.NONE, ())
         for node in nodes:
-            # Who leads goes on where it can: the first of the replicas is elected, or the leader dies.
+            # The leader continues if it can. Otherwise the first replica is elected, or the leader has died.
             assert await shown(node, "named") == [(1, (2, 1), (2, 1), ()), (3, (3, 2), (3, 2), ())]
 
 
@@ -448,7 +450,7 @@ async def test_what_was_written_before_postgres_went_is_done(
 
 
 async def test_who_leads_owns(database_url: str) -> None:
-    """What follows leadership in a node, share groups for one, hears of elections."""
+    """State that follows leadership in a node, for example share groups, learns of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
             node.catalog.leads = lambda node=node: node.membership.leads
@@ -474,7 +476,7 @@ async def test_who_leads_owns(database_url: str) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 async def test_the_oldest_clients_hear_of_no_replica_that_is_not_there(database_url: str, version: int) -> None:
-    """As upstream: to them a number without an address means nothing."""
+    """Upstream does the same: to the oldest clients a number without an address means nothing."""
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 3))
         await gone(three_, one, two)

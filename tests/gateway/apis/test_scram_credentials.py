@@ -1,4 +1,4 @@
-"""Which changes of SCRAM credentials are taken, by upstream's rules and in upstream's words."""
+"""Changes of SCRAM credentials that are accepted or refused, by upstream's rules and in upstream's words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deletion(name: str, mechanism: int = 1) -> ScramCredentialDeletion:
 
 
 async def alter(node: AdminNode, *changes: Any) -> dict[str, tuple[ErrorCode, str | None]]:
-    """By user, who is named once in the answer."""
+    """Alter credentials; return the results by user, each of which occurs once in the answer."""
     request = AlterUserScramCredentialsRequest(
         deletions=tuple(change for change in changes if isinstance(change, ScramCredentialDeletion)),
         upsertions=tuple(change for change in changes if isinstance(change, ScramCredentialUpsertion)),

@@ -1,4 +1,4 @@
-"""Requests of share groups that are as large as they may be give way to others while they are worked on."""
+"""Requests of share groups at their largest size give way to other requests during the work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.turns import HELD_MS
 
 COUNT = MAX_ADMIN_ELEMENTS
 MORE = 4 * COUNT
-"""More than a request may have: of what is quick that much is noticed where it is done in one go."""
+"""More than a request may have: enough for quick work in one go to be noticeable."""
 TOPIC = UUID(int=7)
 MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 SETTINGS = ShareSettings()
@@ -45,7 +45,7 @@ RANGES = tuple(StoredRange(1, 2 * (index % 2), 1) for index in range(1_000))
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Knows how much work its longest turn was."""
+    """An event loop that records the work of its longest turn."""
 
     longest_s = 0.0
 
@@ -56,9 +56,9 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
-    """How long the loop was held at most, and what came of it."""
+    """Return how long the loop was blocked at most, and the result of the work."""
     loop = Loop()
-    gc.disable()  # a gateway collects when it has time
+    gc.disable()  # a gateway collects garbage when it has time
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             answer = runner.run(work())
@@ -68,7 +68,7 @@ def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
 
 
 class Store:
-    """In which a share group stands in every partition."""
+    """A store in which a share group has a position in every partition."""
 
     async def offsets(self, group_id: str, settled: object) -> dict[tuple[UUID, int], ShareStand]:
         return {(TOPIC, index): ShareStand(5, 0) for index in range(COUNT)}
@@ -118,7 +118,7 @@ def asking(topics: tuple[Topic, ...]) -> Any:
     nothing: dict[str, None] = {}
 
     async def known(asked: object) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     async def states(keys: object) -> dict[str, None]:
         return nothing

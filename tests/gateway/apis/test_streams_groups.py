@@ -1,4 +1,4 @@
-"""Topologies from messages, and the internal topics that are made for them: what is too large, and what it costs."""
+"""Topologies from messages, and the internal topics that are created for them: bounds and costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_names_and_settings_have_a_bound(place: str) -> None:
 
 
 class Counted(tuple[message.TopicInfo, ...]):
-    """Knows how often somebody went through it."""
+    """Counts how often it is iterated over."""
 
     times = 0
 
@@ -69,7 +69,7 @@ def test_topics_are_not_named_again_for_each_copartition_group() -> None:
 
 
 class Making:
-    """A context in which every topic is made that is asked for: which, request by request."""
+    """A context that records the topics created by each request."""
 
     def __init__(self) -> None:
         self.made: list[list[str]] = []

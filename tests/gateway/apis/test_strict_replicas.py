@@ -1,4 +1,4 @@
-"""Where replicas are counted: how many a topic may have, and which nodes become them."""
+"""Replication factors under strict replicas: how many replicas a topic may have, and which nodes hold them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RACKS = ("a", "b", "a")
 
 @asynccontextmanager
 async def three(url: str, settings: dict[str, str] | None = None) -> AsyncIterator[list[AdminNode]]:
-    """Nodes 1 to 3, the second in another rack, each of which knows of the others."""
+    """Start nodes 1 to 3, the second in another rack, each of which knows of the others."""
     broker = {"replicas.strict": "true", **(settings or {})}
     async with AsyncExitStack() as stack:
         nodes = [
@@ -40,7 +40,7 @@ async def three(url: str, settings: dict[str, str] | None = None) -> AsyncIterat
 async def create(
     node: AdminNode, name: str, count: int, factor: int, *, validate_only: bool = False
 ) -> tuple[int, str | None]:
-    """Code and message."""
+    """Create a topic; return code and message."""
     topic = CreatableTopic(name=name, num_partitions=count, replication_factor=factor)
     request = CreateTopicsRequest(topics=(topic,), validate_only=validate_only)
     (result,) = (await node.ask(ApiKey.CREATE_TOPICS, request, 7)).topics
@@ -51,7 +51,7 @@ async def create(
 
 
 async def shown(node: AdminNode, name: str, code: ErrorCode = ErrorCode.NONE) -> list[tuple[int, ...]]:
-    """Replicas of each partition as Metadata says, whose leader is the first of them."""
+    """Return the replicas of each partition as Metadata shows them; the leader is the first of them."""
     await node.catalog.refresh_if_changed()
     request = MetadataRequest(topics=(MetadataRequestTopic(name=name),), allow_auto_topic_creation=True)
     (topic,) = (await node.ask(ApiKey.METADATA, request, 12)).topics
@@ -78,7 +78,7 @@ async def test_no_topic_has_more_replicas_than_there_are_nodes(database_url: str
         for factor in (4, -1):
             assert await create(one, "orders", 1, factor, validate_only=validate_only) == refused
         assert await create(one, "orders", 1, 3, validate_only=True) == (ErrorCode.NONE, None)
-        # Who is not alive is counted, and leads nothing.
+        # A node that is not alive counts, and leads nothing.
         await two.membership.withdraw()
         for node in (one, three_):
             await node.membership.renew()
@@ -90,7 +90,7 @@ async def test_no_topic_has_more_replicas_than_there_are_nodes(database_url: str
         code, message = await create(one, "others", 1, 3, validate_only=validate_only)
         assert code == ErrorCode.INVALID_REPLICATION_FACTOR
         assert "only 2 broker(s) are registered" in (message or "")
-        # By an automatic creation nobody hears why.
+        # An automatic creation has no field for the reason of its failure.
         assert await shown(one, "automatic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == []
         assert one.catalog.get("automatic") is None
 

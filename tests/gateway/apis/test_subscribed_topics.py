@@ -1,4 +1,4 @@
-"""How many topics a member may name in a heartbeat, whatever its group's type."""
+"""The bound on topics that a member may name in a heartbeat, for every type of group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _SubmittedError(Exception):
 
 def context() -> Any:
     async def resolve_all(names: tuple[str, ...]) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     def submit(group_id: str, event: object) -> None:
         raise _SubmittedError

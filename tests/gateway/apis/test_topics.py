@@ -108,7 +108,9 @@ async def test_manual_assignment_counts_partitions(database_url: str) -> None:
 
 
 async def test_more_replicas_than_nodes_are_accepted_and_those_alive_are_named(database_url: str) -> None:
-    """On purpose: durability is Postgres', and a client's habit of asking for three must not fail on one node."""
+    """Deliberate: Postgres provides durability, and a client that always asks for three replicas must not fail on one
+    node.
+    """
     async with admin_node(database_url) as node:
         (result,) = await create(node, new("orders", 1, 3))
         assert (result.error_code, result.replication_factor) == (ErrorCode.NONE, 3)

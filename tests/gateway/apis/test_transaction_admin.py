@@ -53,7 +53,7 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def ask(node: DataPlane, request: Any, version: int = 0) -> Any:
-    """What a client gets: encoded, decoded, handled, encoded and decoded at `version`."""
+    """Return what a client receives: encoded, decoded, handled, encoded and decoded at `version`."""
     line = LINES[message_schema(type(request)).api_key]
     decoded = codec.decode_request(line.api_key, version, b"".join(codec.encode(request, version)))
     try:
@@ -109,7 +109,7 @@ async def mark(
 async def begin(
     node: DataPlane, transactional_id: str, keys: Sequence[PartitionKey] = (), group_ids: Sequence[str] = ()
 ) -> Producer:
-    """A producer that has taken these in."""
+    """Return a producer that has enlisted these partitions."""
     producer = await node.transactions.initialize(transactional_id, InitProducer(60_000))
     if keys or group_ids:
         await node.transactions.add(
@@ -289,7 +289,7 @@ async def test_producers_are_shown_with_what_they_have_open(node: DataPlane) -> 
             producer_epoch=0,
             last_sequence=2,
             last_timestamp=0,
-            # By which an administrator ends its transaction (AbortTransactionSpec wants one).
+            # An administrator needs this epoch to end the transaction (AbortTransactionSpec requires one).
             coordinator_epoch=0,
             current_txn_start_offset=3,
         ),
@@ -313,7 +313,7 @@ async def test_many_producers_take_several_looks(node: DataPlane, monkeypatch: p
 
 
 async def test_a_partition_that_is_asked_for_often_is_answered_once(node: DataPlane) -> None:
-    """A small request does not bring a very large answer."""
+    """A small request must not cause a very large answer."""
     topic = await node.create_topic("t", 2)
     for key in keys(topic):
         await append(node, new_batch(key, producer=(1000, 0, 0)))
@@ -397,7 +397,7 @@ async def test_a_producer_that_is_no_more_ends_nothing(node: DataPlane) -> None:
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH] * 2
     assert (await described(node, "a")).transaction_state == "Ongoing"
     await node.transactions.end("a", producer.producer_id, 1, committed=True)
-    # As upstream: where it appended it is remembered by its epoch.
+    # Upstream does the same: a producer is remembered by its epoch in each partition to which it appended.
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.NONE]
 
 
@@ -511,7 +511,7 @@ async def test_markers_for_what_is_not_there(node: DataPlane) -> None:
 async def test_a_producer_that_is_faster_has_its_way(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool, committed: bool
 ) -> None:
-    """It commits between the look and the write, and may have begun another transaction."""
+    """The producer commits between the read and the write, and may have begun another transaction."""
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))

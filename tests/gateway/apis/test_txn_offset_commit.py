@@ -1,4 +1,4 @@
-"""TxnOffsetCommit at every version, on a real Postgres, and what OffsetFetch tells while a transaction is under way."""
+"""TxnOffsetCommit at every version, on a real Postgres, and the answers of OffsetFetch during a transaction."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def begun(node: GroupNode, *group_ids: str, transactional_id: str = T, pro
 
 
 async def ended(node: GroupNode, *, committed: bool = True, transactional_id: str = T) -> tuple[str, ...]:
-    """Groups of which offsets were committed."""
+    """Return the groups whose offsets were committed."""
     transactions = TransactionStore(node.database)
     read = await transactions.read(transactional_id)
     assert read.record is not None
@@ -119,7 +119,7 @@ def by_id(topic_id: uuid.UUID, *partitions: TxnOffsetCommitRequestPartition) -> 
 
 
 def elsewhere(node: GroupNode) -> str:
-    """A group whose shard a test may lose: the others' is another."""
+    """Return a group whose shard a test may lose: the other tests use another shard."""
     return next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
 
 
@@ -199,7 +199,7 @@ async def test_a_producer_is_known_by_id_and_epoch(node: GroupNode, version: int
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_group_must_have_been_added_to_the_transaction(node: GroupNode, version: int) -> None:
-    """From version 4 producers know that they can go on by aborting."""
+    """Producers know from version 4 on that they can continue after an abort."""
     topic = await node.create_topic("t")
     await begun(node, "another")
     code = ErrorCode.TRANSACTION_ABORTABLE if version >= 4 else ErrorCode.INVALID_TXN_STATE
@@ -232,7 +232,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     await ended(node)
     assert (await fetched(node, 9, None))["t", 0][0] == 1
 
-    # Before the member has synced, as a producer does that ends its transaction while its group rebalances.
+    # This happens before the member has synced, if a producer ends its transaction during a rebalance of its group.
     await begun(node, G)
     assert (await member.join()).generation_id == 2
     assert await code_of(node, topic, 6, **{**mine, EPOCH_FIELD: 2}) == NONE
@@ -243,7 +243,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_who_names_nobody_commits_beside_members(node: GroupNode, version: int) -> None:
-    """Before version 3 there is no other way."""
+    """Before version 3 the request has no member fields."""
     topic = await node.create_topic("t")
     await settle(node.member(G, "c1"))
     await begun(node, G)
@@ -327,11 +327,11 @@ async def test_old_producers_do_not_know_that_a_coordinator_loads(
     assert await code_of(node, topic, version=version) == code
 
 
-# --- what others are told -----------------------------------------------------------------------------------------
+# --- what readers see ---------------------------------------------------------------------------------------------
 
 
 async def test_only_the_end_of_a_transaction_is_told(node: GroupNode) -> None:
-    """What is pending may never count. A group that another node coordinates is that node's to tell of."""
+    """A pending offset may never count. A group that another node coordinates is that node's to report."""
     topic = await node.create_topic("t")
     other = elsewhere(node)
     told: list[tuple[str, Fact]] = []
@@ -349,7 +349,7 @@ async def test_only_the_end_of_a_transaction_is_told(node: GroupNode) -> None:
 
 
 async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) -> dict[int, tuple[int, int, str, int]]:
-    """By partition what a reader is told that requires stable offsets."""
+    """Return, by partition, the answer to a reader that requires stable offsets."""
     indexes = (0, 1, 2)
     if version >= 8:
         topics = (OffsetFetchRequestTopics(name=topic.name, topic_id=topic.topic_id, partition_indexes=indexes),)
@@ -374,7 +374,7 @@ async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) ->
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("version", [7, 8, 9, 10])
 async def test_what_is_pending_is_unstable_for_who_asks(node: GroupNode, version: int, whole: bool) -> None:
-    """91: WithPendingTransactionalOffsets."""
+    """Upstream's scenario 91: WithPendingTransactionalOffsets."""
     topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 5), partition(1, 5)), 9)
     await begun(node, G)

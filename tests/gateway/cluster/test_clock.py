@@ -1,4 +1,4 @@
-"""What time it is for the cluster: Postgres' clock, whatever this machine's shows; by values."""
+"""The cluster's time: Postgres' clock, regardless of this machine's clock; by values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRUE_MS = 1_700_000_000_000
 
 
 class Machine:
-    """Whose clock is wrong, and which has been up for a while."""
+    """A machine whose clock is wrong, and which has been up for a while."""
 
     def __init__(self, ahead_ms: int) -> None:
         self.ahead_ms = ahead_ms
@@ -48,7 +48,7 @@ class Machine:
         return ClusterClock(own_ms=self.own_ms, elapsed_s=lambda: self.elapsed_s)
 
     def asking(self, took_s: float, error_ms: int = 0) -> Any:
-        """Postgres reads its clock in the middle of a call of this length."""
+        """Return a query in the middle of which Postgres reads its clock."""
 
         async def ask() -> int:
             self.elapsed_s += took_s / 2
@@ -66,7 +66,7 @@ async def test_it_is_postgres_clock_and_goes_on_by_itself(ahead_ms: int) -> None
     assert clock.now_ms() == machine.own_ms()
     await clock.compare(machine.asking(took_s=0.01))
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
-    machine.ahead_ms += 3_600_000  # somebody sets it
+    machine.ahead_ms += 3_600_000  # an administrator sets the clock
     machine.elapsed_s += 60
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
 
@@ -121,7 +121,7 @@ class _SubmittedError(Exception):
 
 @pytest.mark.parametrize("partitions", [1, 2])
 async def test_append_time_is_by_it(partitions: int) -> None:
-    """Retention by Postgres' clock would take what a node dates eight days back at once."""
+    """Retention by Postgres' clock would delete at once records that a node dates eight days back."""
     machine = Machine(-8 * DAY_MS)
     clock = machine.clock()
     await clock.compare(machine.asking(0.0))

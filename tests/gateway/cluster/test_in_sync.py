@@ -1,4 +1,6 @@
-"""Who leads and who is in sync where eligible.leader.replicas.version is 0, by values; and that 1 changes nothing."""
+"""Leaders and in-sync replicas while eligible.leader.replicas.version is 0, by values; and that level 1 ignores
+in-sync.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ALIVE = st.frozensets(NODE_IDS)
 
 @st.composite
 def assignments(draw: st.DrawFn) -> Assignment:
-    """Also what no pass leaves: others in sync than replicas, as a node of the release before would have it."""
+    """Draw any assignment, also one that no pass leaves: in-sync nodes that are no replicas, as the previous release
+    allowed.
+    """
     return Assignment(draw(SOME), draw(st.none() | NODE_IDS), draw(st.none() | SOME))
 
 
@@ -92,7 +96,7 @@ def test_somebody_is_always_in_sync(known: Assignment, alive: frozenset[int], un
 
 @given(assignments(), ALIVE, st.booleans())
 def test_a_second_look_changes_nothing(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
-    """Somebody who was elected uncleanly leads from then on, so that the others join him at the second look."""
+    """A replica that was elected uncleanly leads from then on, so the others join it in the second pass."""
     for _ in range(2):
         known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=unclean))
     assert followed(known, alive, unclean=unclean) == known.in_sync
@@ -100,7 +104,7 @@ def test_a_second_look_changes_nothing(known: Assignment, alive: frozenset[int],
 
 @given(assignments(), st.lists(ALIVE, max_size=6))
 def test_who_leads_goes_on_while_it_lives(known: Assignment, looks: list[frozenset[int]]) -> None:
-    """Nobody loses his lead because others come or go, but to one that is before him among the replicas."""
+    """A leader keeps leading if other replicas come or go, unless one returns that precedes it among the replicas."""
     for alive in looks:
         known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=False))
         led_by = leader(known, alive)

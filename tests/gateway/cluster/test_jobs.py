@@ -1,4 +1,4 @@
-"""Jobs on a real Postgres: one node each, elsewhere when that ends, and no pass outlives its lease."""
+"""Jobs on a real Postgres: each runs on one node, moves when that node ends, and no pass outlives its lease."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Node:
 
 
 class Work:
-    """A job's pass that takes until it is let go on, and counts."""
+    """A job's pass that waits until the test continues it, and counts its runs."""
 
     def __init__(self) -> None:
         self.begun, self.ended, self.cancelled = 0, 0, 0
@@ -203,6 +203,8 @@ async def test_a_pass_that_fails_is_tried_again_long_before_its_interval(
 
 
 def test_every_job_has_one_of_the_leases_that_there_are() -> None:
-    """Another number of leases would place all of them otherwise: nodes of two releases would hand them to and fro."""
+    """Another number of leases would place all jobs differently: nodes of two releases would keep handing jobs to each
+    other.
+    """
     assert SHARD_COUNTS[LeaseKind.JOBS] == 8
     assert all(0 <= job < 8 for job in Job)

@@ -1,4 +1,4 @@
-"""Leases and membership on a real Postgres: who coordinates, until when, and what a restart takes back."""
+"""Leases and membership on a real Postgres: which node coordinates, until when, and what a restart takes back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Node:
 @pytest.mark.parametrize(
     ("group_id", "shard"),
     [
-        # Java: Math.abs("…".hashCode()) % 50, the last with hash -2^31 ("polygenelubricants"), whose abs is taken as 0.
+        # Java: Math.abs("…".hashCode()) % 50. The last has the hash -2^31 ("polygenelubricants"), whose absolute value
+        # counts as 0.
         ("", 0),
         ("a", 97 % 50),
         ("hello", 99162322 % 50),
@@ -163,7 +164,7 @@ async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_its_share_of_
 
 
 async def _settle(*nodes: Node) -> None:
-    """Passes of all nodes until nothing is handed over any more."""
+    """Run passes of all nodes until nothing more is handed over."""
     for _ in range(3 * SHARDS):
         more = False
         for node in nodes:
@@ -240,7 +241,7 @@ async def test_a_node_that_stops_leaves_each_shard_to_its_successor(database: Da
 
 
 async def test_nothing_is_handed_back_to_a_node_that_has_left(database: Database) -> None:
-    """The other one looked who is alive just before."""
+    """The other node read the list of live nodes just before."""
     first, second = nodes = [await Node(database, port).start() for port in (9092, 9093)]
     await _settle(*nodes)
     handed_over = second.leases.handed_over
@@ -341,7 +342,7 @@ async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(
 
 
 async def test_a_thread_that_counts_leases_is_not_disturbed_by_those_that_come_and_go(database: Database) -> None:
-    """Metrics are written out in one."""
+    """Each scrape of the metrics runs in such a thread."""
     node = await Node(database).start()
     enough = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A node's own registration: what it does when another process has its number."""
+"""A node's own registration, and its reaction when another process has its number."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_controller_that_comes_or_goes_moves_no_leader(database: Databas
 
 
 async def test_a_process_that_another_has_followed_is_gone_though_its_node_is_there(database: Database) -> None:
-    """What it was about to say nobody says any more."""
+    """Requests that it was about to send are not sent."""
     node, killed = Node(database, 9092), Node(database, 9093)
     for each in (node, killed):
         await each.membership.join()

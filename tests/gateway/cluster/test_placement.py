@@ -1,4 +1,4 @@
-"""Leaders are spread evenly within each topic, the same everywhere, and little moves when a node comes or goes."""
+"""Leaders are spread evenly within each topic, equally on every node, and little moves when a node joins or leaves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_leaders_of_topics_of_one_partition_are_spread_over_all_nodes(nodes: int
 @pytest.mark.parametrize("nodes", [2, 3, 5, 10])
 @pytest.mark.parametrize(("count", "bound"), [(1, 1.4), (3, 1.4), (12, 2.2), (50, 2.0), (1_000, 1.3)])
 def test_a_node_that_comes_or_goes_moves_little_beside_its_own_part(nodes: int, count: int, bound: float) -> None:
-    """`bound`: in parts of one in n, on average over many topics."""
+    """`bound` is in parts of one in n, on average over many topics."""
     topics = TOPICS if count < 1_000 else TOPICS[:20]
     moved = 0
     for number, topic_id in enumerate(topics):

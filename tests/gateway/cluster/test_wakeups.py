@@ -1,4 +1,4 @@
-"""Wake-up across nodes, two of them on one Postgres: what is told, what is missed, and what it costs."""
+"""Wake-ups between two nodes on one Postgres: announcements, missed announcements, and their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 10.0
 
 
 class Node:
-    """One node's log and its wake-ups, listening."""
+    """One node's log and its wake-ups, listening for announcements."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def parked_fetch(node: Node, topic, offset: int):
-    """A long poll on the node, once it waits."""
+    """Return a long poll on the node once it waits."""
     task = asyncio.create_task(node.plane.fetch([(topic, at(offset))], max_wait_ms=LONG_MS))
     async with asyncio.timeout(DEADLINE_S):
         while node.plane.tail.parked_count == 0:
@@ -174,8 +174,9 @@ async def test_a_lone_node_announces_nothing(database_url: str) -> None:
 
 
 async def test_a_commit_of_unknown_outcome_shows_without_another_append(database_url: str) -> None:
-    """The records became durable but their node never learnt it: readers must not wait for the next append, nor for
-    another node, when there is none."""
+    """The records became durable but their node did not learn of it. Readers must not wait for the next append, nor for
+    another node, if there is only one.
+    """
     async with data_plane(database_url) as plane, contextlib.AsyncExitStack() as stack:
         node = Node(plane)
         await node.run(stack)

@@ -127,7 +127,7 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("replica.selector.class", "org.example.Selector"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),
-        # A node that never looks by itself would miss what it is not told of.
+        # A node without periodic reconciliation would miss changes that are not announced to it.
         ("reconcile.periodic.interval.ms", "0"),
         ("reconcile.periodic.interval.ms", "30001"),
     ],

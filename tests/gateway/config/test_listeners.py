@@ -1,4 +1,4 @@
-"""Listeners by Kafka's names: what is bound, what is advertised, and what is refused."""
+"""Listeners by Kafka's names: bound addresses, advertised addresses, and refusals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_addresses_are_written_as_kafka_writes_them() -> None:
 
 
 def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> None:
-    """So that a node is called by an address of its brokers' listener."""
+    """Otherwise a node would be named by an address of its controllers' listener."""
     controller, out = ("CONTROLLER://0.0.0.0:9093", "PLAINTEXT://0.0.0.0:9092")
     for advertised, told in (
         ("PLAINTEXT://kafka:1", (HERE, 9093)),
@@ -110,7 +110,7 @@ def test_a_node_that_is_only_a_controller_has_their_listeners_alone() -> None:
 
 
 def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None:
-    """As the files of Kafka's brokers do."""
+    """The configuration files of Kafka's brokers do the same."""
     (made,) = parse_listeners("PLAINTEXT://b:9092", None, None, HERE, "CONTROLLER", Roles(is_controller=False))
     assert not made.is_controller
 
@@ -137,7 +137,7 @@ def test_a_listener_of_what_a_node_is_not_is_refused(
     [
         ("A://a:1", "A:PLAINTEXT", "B", "controller.listener.names", "there is no listener B"),
         ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "at which the node is a broker"),
-        # A protocol goes without saying where nobody says one and all others are plain.
+        # The default protocol applies if no map is given and all other listeners are plain.
         ("A://a:1,B://a:2", "A:PLAINTEXT", "B", "listener.security.protocol.map", "no security protocol for B"),
         ("SSL://a:1,B://a:2", None, "B", "listener.security.protocol.map", "no security protocol for B"),
     ],

@@ -1,4 +1,4 @@
-"""Settings of listeners whose clients authenticate: which hold, which are refused, and that no secret is shown."""
+"""Settings of listeners whose clients authenticate: which apply, which are refused, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_tls_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str
 
 
 def test_passwords_of_stores_are_looked_at_where_tls_is_spoken() -> None:
-    """As by Kafka, whose brokers without TLS start with whatever they are given for it."""
+    """Kafka does the same: its brokers without TLS start with any such value."""
     configuration = load({}, ("ssl.truststore.password=hush",), {})
     (value,) = [value for value in configuration.values if value.name == "ssl.truststore.password"]
     assert value.text == HIDDEN

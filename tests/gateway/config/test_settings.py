@@ -1,4 +1,4 @@
-"""Where a value comes from, which one wins, and what is refused."""
+"""The origin of a value, which origin wins, and what is refused."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_wrong_roles_name_their_origin(assignments: list[str], reason: str) -> N
 
 
 def test_a_broker_may_have_settings_of_the_listeners_of_controllers() -> None:
-    """As in Kafka's own files, where all say everything."""
+    """Kafka's own files do so: all of them contain all settings."""
     known = ["process.roles=broker", "controller.listener.names=CONTROLLER"]
     setting = "listener.name.controller.ssl.client.auth=none"
     assert [each.name for each in load({}, [*known, setting], {}).settings.listeners] == ["PLAINTEXT"]

@@ -1,4 +1,4 @@
-"""The topic settings table: Kafka's names and defaults, what follows from the broker, and what is refused."""
+"""The topic settings table: Kafka's names and defaults, values that follow from the broker, and refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KAFKA_DEFAULTS = {
     "segment.ms": "604800000",
     "unclean.leader.election.enable": "false",
 }
-"""But for `max.decompressed.message.bytes`, which has a bound of our own."""
+"""Kafka's defaults, except `max.decompressed.message.bytes`, which is a bound of our own."""
 
 
 def test_kafkas_names_and_defaults() -> None:
@@ -238,7 +238,7 @@ def test_tiered_storage_is_refused_in_kafkas_words() -> None:
 
 
 def test_settings_are_in_kafkas_order() -> None:
-    """As Apache Kafka 4.4 answered."""
+    """The order is that of Apache Kafka 4.4's answers."""
     assert [name for name, key in TOPIC_CONFIGS.items() if not key.internal] == [
         "compression.type",
         "errors.deadletterqueue.group.enable",

@@ -1,4 +1,4 @@
-"""The list of a broker's settings beside that of Kafka's: `kafka_broker_settings.tsv`."""
+"""The list of a broker's settings compared with Kafka's: `kafka_broker_settings.tsv`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OTHER_DEFAULTS = {
     "ssl.truststore.type": ("JKS", "PEM"),
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
 }
-"""What is true of a node is not what Kafka's default says: Kafka's, and ours."""
+"""Defaults that differ because Kafka's are not true of a node: Kafka's, and ours."""
 
 
 def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:
@@ -66,7 +66,7 @@ def test_types_are_kafkas() -> None:
 
 
 def test_defaults_are_kafkas_where_no_other_is_true_here() -> None:
-    """A node's own facts have none: their values are the node's."""
+    """A node's own facts have no default: their values are the node's."""
     differing: dict[str, tuple[str, str]] = {}
     for name, key in LISTED.items():
         kafka, ours = KAFKA[name][1], render(key.default)

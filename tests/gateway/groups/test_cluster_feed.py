@@ -1,4 +1,4 @@
-"""What machines are given of the cluster, and when they are told that it changed."""
+"""The machines' view of the cluster, and when they learn that it has changed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Topics:
         return taken
 
     def change(self, random: Random) -> None:
-        """One comes, under a name that another may have had, one grows, goes, or is made anew."""
+        """Create a topic, perhaps under an earlier name, or extend, delete or recreate one."""
         self.revision += 1
         name = f"t{random.randrange(6)}"
         former = next((topic for topic in self.by_id.values() if topic.name == name), None)

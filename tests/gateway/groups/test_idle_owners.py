@@ -1,4 +1,4 @@
-"""Members that read nothing of what they were assigned are named, and no others."""
+"""Members that read nothing of their assignment are named, and no others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Watched:
         await asyncio.sleep(0)
 
     async def after_patience(self) -> list[ProtocolViolated]:
-        """What was seen once the time of everything that was watched at the call is over."""
+        """Return the violations seen after the patience for everything watched at the call is over."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(2 * PATIENCE_S, over.set_result, None)
         await over

@@ -1,4 +1,6 @@
-"""The journal's writer against Postgres: what finds no room is counted and told of, days come and go."""
+"""The journal's writer against Postgres: rows without room are counted and reported, and partitions
+by day come and go.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,7 @@ async def test_a_row_that_postgres_refuses_takes_no_other_with_it(writer: Writer
 
 
 async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
-    """Were each to hold its group, a crowd that is late at once would find no room."""
+    """If each late member held its group, many late members at once would find no room."""
     member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
     members = {each: Member(each, None, "client", "/host", 10_000, 10_000, ()) for each in member_ids}
     group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member_ids[0], members)
@@ -167,7 +169,7 @@ async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) ->
 
 
 async def test_days_that_are_missing_are_made(writer: Writer) -> None:
-    """As after a stay of the database in a backup, or a node that slept over midnight."""
+    """This happens after a restore from a backup, or if a node slept over midnight."""
     writer.commit(0)
     await until_written(writer, 1)
     today = await writer.observer.fetchval("select 'journal_offset_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')")

@@ -1,4 +1,4 @@
-"""What the journal is told of a streams group's members, and what that costs."""
+"""Journal rows of a streams group's members, and their cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A = MemberId("a")
 
 
 class Counts:
-    """`Topics` of which only numbers of partitions are known."""
+    """`Topics` with known numbers of partitions only."""
 
     def __init__(self, **counts: int) -> None:
         self._counts = counts

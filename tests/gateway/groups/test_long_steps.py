@@ -1,4 +1,4 @@
-"""Steps that look at very many partitions are taken in a thread: nobody waits for them, and nothing else changes."""
+"""Steps over very many partitions run in a thread: no other request waits for them, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Leases:
 
 
 class Halting(Machines):
-    """Says where steps are taken; those in threads wait until they may go on."""
+    """Records where steps run; those in threads wait until the test continues them."""
 
     def __init__(self) -> None:
         super().__init__({Group: CLASSIC, ConsumerGroup: CONSUMER})
@@ -84,7 +84,7 @@ class Scene:
         )
 
     async def settle(self, group_id: str, names: tuple[str, ...]) -> int:
-        """The member's epoch."""
+        """Join and take over the assignment; return the member's epoch."""
         reply = await self.heartbeat(group_id, 0, names)
         assert reply.error is ErrorCode.NONE
         return reply.member_epoch
@@ -153,7 +153,7 @@ async def test_only_who_has_all_of_its_share_and_says_nothing_new_is_answered_in
 
 
 async def test_a_pattern_is_shown_apart_to_somebody_else_and_by_other_acls() -> None:
-    """However little the group has: all that the pattern matches is asked for."""
+    """The size of the group does not matter: the check covers all topics that the pattern matches."""
     scene = Scene()
     nobody = Describing(Acls(), frozenset(), allow_everyone=False)
     before = replace(cluster(1), describing=nobody)

@@ -1,4 +1,4 @@
-"""What is remembered of what consumers were served: it only rises, and one name's readers are taken together."""
+"""Marks of the records that consumers were served: they only rise, and readers of one name count together."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def test_what_another_node_may_have_served_is_not_known_here() -> None:
 
 
 def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
-    """The partition's clients are pointed elsewhere, or were in the meantime: what was served there is not in it."""
+    """The partition's clients are sent to another node, or were in the meantime, so the mark lacks records served
+    there.
+    """
     clock, alone, changed_s = Clock(), [False], [0.0]
     marks = Marks(clock=clock, alone=lambda: alone[0], nodes_since_s=lambda: changed_s[0])
     clock.now_s = 100.0

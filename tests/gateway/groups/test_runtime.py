@@ -1,4 +1,4 @@
-"""The group runner on a real Postgres: what is stored before it is said, and what survives what."""
+"""The group runner on a real Postgres: what is stored before it is answered, and what survives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ G = "g"
 
 
 class Gate:
-    """Stands before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
+    """A gate before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
 
     def __init__(self, node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting = 0
@@ -182,7 +182,7 @@ async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url
 
 
 async def test_each_restart_goes_on_with_the_sessions_of_the_one_before(database_url: str) -> None:
-    """Who died with the first coordinator must not be given a whole new session by each one that follows."""
+    """A member that died with the first coordinator must not receive a whole new session from each later one."""
     async with group_node(database_url) as before:
         dead = before.member(G, "c1", session_timeout_ms=60_000)
         await settle(dead)
@@ -213,7 +213,7 @@ async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(
 
 
 async def test_since_when_a_partition_is_waited_for_outlives_its_coordinator(database_url: str) -> None:
-    """By the wall clock, since the next node's own clock began at another time."""
+    """The time is by the wall clock, because the next node's own clock began at another time."""
     drain = dataclasses.replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
     told = encode_subscription(Subscription(1, ("t",)))
     share, nothing = (
@@ -276,7 +276,7 @@ async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answ
     heard: list[tuple[str, tuple[Fact, ...]]] = []
 
     def hear(group_id: str, facts: tuple[Fact, ...]) -> None:
-        # These members' bytes are no consumer's, which the observer says besides.
+        # These members' metadata is no consumer's, which the observer also reports.
         heard.append((group_id, tuple(fact for fact in facts if not isinstance(fact, ProtocolViolated))))
 
     node.groups.readers.append(hear)
@@ -391,7 +391,7 @@ def consumer_heartbeat(node: GroupNode, member_id: str, epoch: int, connection_n
 
 
 async def test_what_an_older_connection_says_is_too_late_although_the_group_was_read_again(node: GroupNode) -> None:
-    """A join that was overtaken would take from the member what the newer connection has brought it."""
+    """An overtaken join would take from the member what the newer connection has brought it."""
 
     async def says(epoch: int, connection_number: int) -> ConsumerGroupHeartbeatReply:
         return await reply_of(node.groups.submit(G, consumer_heartbeat(node, "a", epoch, connection_number)))
@@ -410,7 +410,7 @@ async def test_what_an_older_connection_says_is_too_late_although_the_group_was_
 
 
 async def test_so_it_is_in_a_group_whose_member_has_joined_as_a_classic_one(node: GroupNode) -> None:
-    """It may become a consumer group, in which late joins do harm."""
+    """The group may become a consumer group, in which late joins do harm."""
     member = node.member(G, "c2", connection_number=2)
     await settle(member)
     node.groups.shard_lost(node.leases.shard_of(G))
@@ -457,7 +457,7 @@ async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: 
 async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease comes back at the epoch it had, so that the write is not fenced out: it must not come as a surprise."""
+    """The lease returns at its former epoch, so the write is not fenced: a later reader must see it."""
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     gate = Gate(node, monkeypatch)
@@ -582,7 +582,7 @@ async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions
 async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being_stored(
     node: GroupNode, database_url: str
 ) -> None:
-    """Storing that takes longer than a session must not leave the member a few milliseconds."""
+    """If storing takes longer than a session, the member must still have more than a few milliseconds."""
     first, second = node.member(G, "c1", session_timeout_ms=1_500), node.member(G, "c2", session_timeout_ms=1_500)
     await settle(first)
     loop = asyncio.get_running_loop()
@@ -599,7 +599,7 @@ async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being
 
 
 def stand_still() -> None:
-    """Nothing of this process runs for a while."""
+    """Stop this process' work for a while."""
     time.sleep(0.5)
 
 
@@ -612,7 +612,7 @@ async def test_what_came_while_this_process_stood_still_counts_before_the_sessio
     beats: list[asyncio.Task[ErrorCode]] = []
 
     def read() -> None:
-        """As a handler's task does: in a turn of the loop after the one that found the bytes."""
+        """A handler's task does the same: it runs in a turn of the loop after the one that found the bytes."""
         beats.append(loop.create_task(member.beat()))
 
     loop.call_soon(lambda: loop.call_soon(read))
@@ -890,7 +890,7 @@ async def test_whoever_gives_up_waiting_for_a_held_group_does_not_block_it(node:
         early, late = asyncio.create_task(node.groups.view(G)), asyncio.create_task(node.groups.view(G))
         await asyncio.sleep(0)
         early.cancel()
-    late.cancel()  # its turn has come, and it has not heard of it yet
+    late.cancel()  # its turn has come, and it has not been resumed yet
     await asyncio.wait([early, late])
     assert await member.beat() is ErrorCode.NONE
 

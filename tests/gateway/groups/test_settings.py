@@ -60,7 +60,7 @@ async def test_so_many_groups_may_have_settings_of_their_own(monkeypatch: pytest
     stored: dict[str, dict[str, str]] = {}
 
     async def refresh() -> None:
-        """Nobody else changes anything."""
+        """No other node changes anything."""
 
     async def store(group_id: str, changed: dict[str, str], removed: object) -> None:
         stored[group_id] = {**stored.get(group_id, {}), **changed}

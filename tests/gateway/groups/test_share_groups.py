@@ -1,4 +1,4 @@
-"""Share groups on a real Postgres: what members were answered is there after a kill, and tools see such groups."""
+"""Share groups on a real Postgres: state that was acknowledged survives a kill, and tools see such groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of what happens to groups, whatever their type: over stores that are values, without Postgres."""
+"""Listeners of group events, for any type of group: over stores that are values, without Postgres."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSCRIBED = ("t",)
 
 
 class Stored:
-    """Has no group yet, and takes all."""
+    """A store without groups that accepts everything."""
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, Any]:
         return {}

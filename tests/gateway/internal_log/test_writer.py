@@ -1,5 +1,6 @@
-"""What is written into internal topics while they are read, on a real Postgres: read back from the log, record by
-record."""
+"""Records written into internal topics while clients read them, on a real Postgres: read back from the log, record by
+record.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ GROUP_KINDS = (
 
 @dataclass
 class Followed:
-    """A node, and what writes internal topics on it."""
+    """A node, and its writer of internal topics."""
 
     node: GroupNode
     log: LogStore
@@ -58,7 +59,7 @@ class Followed:
     told: list[str] = field(default_factory=list[str])
 
     async def written(self, topic_name: str, owner: str, *, behind: int = 0) -> list[Record]:
-        """The records in the partition where Kafka would look for the owner, from the offset `behind` on."""
+        """Return the records in the partition where Kafka would look for the owner, from the offset `behind` on."""
         topic = self.node.services.catalog.get(topic_name)
         assert topic is not None
         index = partition_of(owner, len(topic.partitions))
@@ -90,7 +91,7 @@ class Followed:
 
 
 def told_by(record: Record) -> tuple[Kind, Any, Any]:
-    """Kind, key and value; None for a value that takes the key away."""
+    """Return kind, key and value; the value is None if the record deletes the key."""
     assert record.key is not None
     kind = next(kind for kind in GROUP_KINDS if kind.number == int.from_bytes(record.key[:2]))
     value = None if record.value is None else decode_value(kind, record.value)[1]
@@ -178,7 +179,7 @@ async def test_what_changes_is_written_and_nothing_else(followed: Followed) -> N
 
 
 async def test_what_is_gone_is_taken_away(followed: Followed) -> None:
-    """By whoever took it: a group's deletion is told of, an expiry is found at the next look at all."""
+    """A group's deletion is announced; an expiry is found at the next full look. Any node may have deleted it."""
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, group_id="other")
@@ -258,7 +259,7 @@ async def test_a_consumer_group_is_told_of(followed: Followed) -> None:
 
 
 async def test_whoever_goes_on_writes_the_difference(followed: Followed) -> None:
-    """What a node had written is in the log; what it had not, in the tables."""
+    """Records that a node had written are in the log; the others follow from the tables."""
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, partition=1)
@@ -411,7 +412,7 @@ async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed)
 async def test_who_only_asks_for_the_end_is_written_for_once_an_hour(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exporters ask for the ends of all topics every few seconds, and pay nobody's commits for it."""
+    """Exporters request the ends of all topics every few seconds, and must not slow down commits."""
     readers = followed.node.groups.readers
     monkeypatch.setattr(writer, "ASKED_S", 0.0)
     asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
@@ -470,7 +471,7 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
 async def test_offsets_of_a_group_that_has_very_many_are_read_a_part_at_a_time(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So are those of topics that are gone, of which nothing is said."""
+    """This holds for offsets of deleted topics, too, which are left out."""
     monkeypatch.setattr(sources, "MANY_OFFSETS", 3)
     monkeypatch.setattr(sources, "OFFSETS_AT_A_TIME", 3)
     pages: list[int] = []

@@ -109,7 +109,7 @@ def gathering_appender(node: DataPlane, gather_s: float) -> Appender:
 
 @contextlib.contextmanager
 def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
-    """While entered, a commit that has begun waits until the event is set."""
+    """Keep a commit that has begun waiting until the event is set."""
     append, may_end = node.log.append, asyncio.Event()
 
     async def held(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
@@ -122,7 +122,7 @@ def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
 
 
 async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
-    """So many requests of one batch in one commit: they came while another was under way."""
+    """Submit this many requests of one batch, which share one commit because another was under way."""
     with commits_held(node) as may_end:
         futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
         await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_commit_waits_no_longer_than_its_bound(node: DataPlane) -> None:
 
 
 async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> None:
-    """Across committers and groups, small batches and those that go by COPY."""
+    """The order holds across committers and groups, for small batches and for those that go by COPY."""
     topic = await node.create_topic("t", 5)
     chance = random.Random(3)
     submitted: dict[int, list[bytes]] = {index: [] for index in range(5)}
@@ -308,8 +308,9 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
 async def test_an_idempotent_producers_batches_are_not_written_without_those_before_them(
     node: DataPlane, database_url: str
 ) -> None:
-    """A partition that does not know the producer takes any first sequence: written alone, the second batch would have
-    the first refused when it is repeated."""
+    """A partition that does not know the producer accepts any first sequence. If the second batch were written alone,
+    the first would be refused when it is repeated.
+    """
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
@@ -357,7 +358,7 @@ async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[ob
 
 
 async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
-    """Overlapping commits deadlocked in trials; and each node's tail must notice the other's appends."""
+    """Overlapping commits deadlocked in trials. Each node's tail must also notice the other's appends."""
     topic = await node.create_topic("t", 6)
     async with data_plane(database_url, name="node-2") as other:
         chance = random.Random(5)

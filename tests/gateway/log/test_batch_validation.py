@@ -29,7 +29,7 @@ def batch(count: int = 3, **fields: object) -> bytearray:
 
 
 def patched(position: int, layout: str, value: int, *, keep_crc: bool = False) -> Callable[[], bytearray]:
-    """A valid batch with one field of its head changed, and the CRC made to fit unless told otherwise."""
+    """Return a valid batch with one field of its head changed. The CRC is corrected unless `keep_crc`."""
 
     def make() -> bytearray:
         records = batch()
@@ -185,7 +185,7 @@ def test_headers_with_one_key_twice_are_valid() -> None:
 
 
 def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) -> bytearray:
-    """A head with the right CRC and length over `payload`."""
+    """Return a head with the right CRC and length over `payload`."""
     records = bytearray(batch(count, compression=codec)[:61] + payload)
     struct.pack_into(">i", records, 8, len(records) - 12)
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
@@ -214,8 +214,9 @@ def test_a_body_of_another_count_than_its_head_is_refused(codec: Compression, he
 @pytest.mark.parametrize("offsets", [(0, 2), (1, 2), (5,), (0, 1, 3)])
 @pytest.mark.parametrize("policy", [("delete",), ("compact",)])
 def test_offsets_that_do_not_count_up_from_zero_are_refused(offsets: tuple[int, ...], policy: tuple[str, ...]) -> None:
-    """Upstream gives such records of a compressed batch new offsets and takes those of an uncompressed one as they are:
-    two consumers of the same log would disagree on where a record lies."""
+    """Upstream gives such records of a compressed batch new offsets, and leaves those of an uncompressed one unchanged.
+    So two consumers of the same log would disagree on a record's offset.
+    """
     records = build_batch([record(offset) for offset in offsets], last_offset_delta=max(offsets))
     payload = records[61:]
     assert code_of(judge(forged(payload, len(offsets)), config=replace(CONFIG, cleanup_policy=policy))) == 87
@@ -242,7 +243,7 @@ def test_every_offset_is_looked_at_however_many_there_are(count: int, value: byt
 
 
 def with_head(records: bytes, *, last_offset_delta: int) -> bytearray:
-    """With a head that does not fit its records, and a CRC that fits both."""
+    """Return the batch with a head that does not fit its records, and a CRC that fits both."""
     changed = bytearray(records)
     struct.pack_into(">i", changed, 23, last_offset_delta)
     struct.pack_into(">I", changed, 17, crc32c.crc32c(memoryview(changed)[21:]))

@@ -28,7 +28,7 @@ async def other(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 class CountingTopics:
-    """The real store, counting what it is asked."""
+    """The real store, with a count of its queries."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.finds: list[str | UUID] = []
@@ -193,7 +193,7 @@ async def test_another_nodes_changes_arrive(node: DataPlane, other: DataPlane) -
 
 
 class Looks:
-    """The real store's `changes`, counted, each held after it was read until let go."""
+    """The real store's `changes`: counted, and each result held until the test releases it."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, held: bool = False) -> None:
         self.since: list[int] = []
@@ -256,7 +256,7 @@ async def test_a_failed_look_is_told_to_all_who_waited_for_it_and_tried_again_by
 
 
 async def test_what_happens_here_during_a_look_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read before a creation, a change or a deletion on this node must not outlive it."""
+    """State read before a creation, a change or a deletion on this node must not overwrite it."""
     deleted, altered = await node.create_topic("deleted"), await create_elsewhere(node, "altered")
     looks = Looks(node, monkeypatch, held=True)
     looking = asyncio.create_task(node.catalog.refresh_if_changed())

@@ -25,7 +25,7 @@ def encoded(text: str | None) -> bytes | None:
 
 
 def stored(base_offset: int, *pairs: Pair, **fields: object) -> StoredBatch:
-    """A batch of (key, value), one offset each."""
+    """Return a batch of (key, value), one offset each."""
     records = build_batch(
         [
             Record(base_offset + delta, NOW_MS + delta, encoded(key), encoded(value))
@@ -152,7 +152,9 @@ def test_the_keys_of_a_batch_that_ends_in_damage_supersede_nothing() -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
-    """On both sides of what the parser gets at a time, with headers, with and without a tombstone among them."""
+    """Records are smaller and larger than the parser's window, with headers, with and without a
+    tombstone among them.
+    """
     chance = random.Random(7)
     for tombstone in (False, True):
         records = [
@@ -187,7 +189,7 @@ def test_a_full_index_says_where_it_ends() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reader_of_the_compacted_log_ends_with_the_same_table(seed: int) -> None:
-    """Whatever is compacted when and however often: replaying gives the last value of each key, in offset order."""
+    """At any time and any number of compactions, a replay gives the last value of each key, in offset order."""
     chance = random.Random(seed)
     log: list[StoredBatch] = []
     expected: dict[str, str | None] = {}

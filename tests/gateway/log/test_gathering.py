@@ -1,4 +1,4 @@
-"""When the next commit begins, by values: times are given, nothing waits."""
+"""The moment at which the next commit begins, by values: times are parameters, nothing waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BOUND_S = 0.001
 
 
 def after(carried: int, *, left_others: bool = False) -> Gathering:
-    """At 10 s a commit of so many requests has ended."""
+    """Return a Gathering after a commit of so many requests ended at 10 s."""
     gathering = Gathering(BOUND_S)
     gathering.ended(carried, left_others=left_others, now_s=10.0)
     return gathering

@@ -1,4 +1,4 @@
-"""The compaction's index of keys against a dict."""
+"""The compaction's index of keys, compared with a dict."""
 
 from __future__ import annotations
 

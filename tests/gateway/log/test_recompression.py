@@ -1,4 +1,4 @@
-"""Batches brought to their topic's codec: what changes, what does not, and what it may take."""
+"""Batches recompressed to their topic's codec: what changes, what does not, and how much memory they may take."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def recompressor() -> AsyncIterator[Recompressor]:
 
 
 def plain(count: int) -> list[recompression.Batch]:
-    """So many batches that take `PLAIN_BYTES` each when they are done, and may not take more."""
+    """Return so many batches that take `PLAIN_BYTES` each when they are done, and may not take more."""
     return [(batch(Compression.ZSTD), replace(config("uncompressed"), max_message_bytes=PLAIN_BYTES))] * count
 
 

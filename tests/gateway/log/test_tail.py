@@ -1,4 +1,4 @@
-"""The tail: contiguity, bounds, what is known, and who is woken by what."""
+"""The tail: contiguity, bounds, known offsets, and which events wake which watch."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_what_is_committed_is_served_with_what_is_to_be_left_out() -> None:
 
 
 def test_only_who_has_the_marker_knows_how_a_transaction_ended() -> None:
-    """It was ended by another node, or its end had no known outcome here, or has one later than a read's."""
+    """Another node ended it, or its end had no known outcome here, or its outcome is later than that of a read."""
     tail = Tail(10**6)
     append(tail, P0, 0)
     append(tail, P0, 1, stable=1)
@@ -373,7 +373,7 @@ def test_only_who_has_the_marker_knows_how_a_transaction_ended() -> None:
 
 
 def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> None:
-    """Of two appends the second is told of first, and evicted: its marker is not known here any more."""
+    """The second of two appends is recorded first, and evicted: its marker is no longer known here."""
     tail = Tail(10 + ENTRY_OVERHEAD_BYTES)
     append(tail, P0, 1, aborted=A)
     append(tail, P1, 0)
@@ -382,7 +382,7 @@ def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> No
 
 
 def test_what_is_appended_behind_a_marker_may_be_told_of_before_it() -> None:
-    """Of a transaction of very many partitions: what lies below the later append is Postgres' to tell."""
+    """This happens with a transaction of very many partitions. Postgres knows what lies below the later append."""
     tail = Tail(10**6)
     append(tail, P0, 0, stable=0)
     append(tail, P0, 2)

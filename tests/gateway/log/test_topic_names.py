@@ -1,4 +1,4 @@
-"""Names that a topic may have, however it is created."""
+"""Names that a topic may have, for every way of creation."""
 
 from __future__ import annotations
 

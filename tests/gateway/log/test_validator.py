@@ -1,4 +1,4 @@
-"""On which thread a batch is judged, and that a bomb holds up bombs only."""
+"""The thread on which a batch is judged, and that a bomb delays only bombs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_negative_count_makes_no_room_for_others(judges: BatchValidator)
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
 async def test_a_batch_does_not_borrow_records_of_the_one_before_it(codec: Compression) -> None:
-    """Both are decompressed into the same memory, one after the other."""
+    """Both batches are decompressed into the same memory, one after the other."""
     plain = unchecked(1000, b"v" * 100).records
     assert plain is not None
     half = compress(codec, plain[HEAD_BYTES : HEAD_BYTES + (len(plain) - HEAD_BYTES) // 2])

@@ -1,4 +1,4 @@
-"""Full collections wait for requests of many elements, and not for ever; what they find alive is set apart."""
+"""Full collections wait for requests of many elements, but not for ever. Objects that they find alive are frozen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-pytestmark = pytest.mark.alone  # a worker's process has many objects of other tests, and collections look at all
+# a worker's process has many objects of other tests, and a full collection visits all of them
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
 def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Requests of other tests, whose loops are closed, may never have been done with."""
+    """Requests of other tests, whose loops are closed, may never have been finished."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     monkeypatch.setattr(coding, "full_collections", FullCollections())
@@ -89,7 +90,7 @@ async def test_a_torn_request_is_not_waited_for() -> None:
 
 
 class Node:
-    """One of a cycle."""
+    """An object of a cycle."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -34,7 +34,9 @@ def framed(*bodies: bytes) -> bytes:
 
 
 class Words:
-    """A frame is `<admission letter><verb>:<rest>`. It is answered by itself, when and how the test says."""
+    """Frames of the form `<admission letter><verb>:<rest>`. The test decides when and how a frame is answered, with
+    itself.
+    """
 
     def __init__(self) -> None:
         self.started: list[bytes] = []
@@ -89,7 +91,7 @@ class Words:
 
 
 class Node:
-    """A server of words, and what it reported."""
+    """A server of words, and the events it reported."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.words = Words()
@@ -107,8 +109,10 @@ class Node:
         return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
 
     async def settle(self) -> None:
-        """Many turns of the loop with traffic of another connection, in which anything that may happen does. It stays
-        open, so that `gone` tells of the test's own connections alone."""
+        """Run many turns of the loop with traffic of another connection, so that all pending work is done.
+
+        That connection stays open, so that `gone` lists the test's own connections alone.
+        """
         if self._settling is None:
             self._settling = await self.connect()
         for index in range(50):
@@ -147,14 +151,15 @@ class Peer:
         return [await self.answer() for _ in range(count)]
 
     def reset(self) -> None:
-        """Ends the connection at once, as the kernel does for what a killed process has left unread: no half-open end
-        comes before it."""
+        """End the connection at once, as the kernel does for bytes that a killed process has left unread: no half-open
+        end precedes it.
+        """
         raw_socket: socket.socket = self.writer.get_extra_info("socket")
         raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def ended(self) -> bytes:
-        """What came before the server closed the connection."""
+        """Return the bytes that arrived before the server closed the connection."""
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read()
@@ -421,7 +426,7 @@ async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_
 
 
 async def test_a_full_node_lets_a_connection_have_a_little_and_no_more() -> None:
-    """Small frames, sent by the thousand while storage stands still, are held to the bound as large ones are."""
+    """Small frames, sent by the thousand while storage is stopped, are held to the bound as large ones are."""
     body = b"lwait:" + bytes(1000)
     limit, connections = 100_000, 20
     async with node(max_node_bytes=limit) as served:
@@ -469,7 +474,7 @@ async def test_what_requests_are_worked_on_with_counts_too() -> None:
 
 
 async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
-    """None of them fits beside another, and none waits for ever."""
+    """No frame fits beside another, and none waits for ever."""
     async with node(max_node_bytes=200_000) as served:
         peers = [await served.connect() for _ in range(5)]
         whole = framed(b"-echo:large" + bytes(600_000))
@@ -611,7 +616,7 @@ async def test_a_peer_that_goes_ends_what_is_parked_and_lets_the_rest_finish() -
 
 
 async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() -> None:
-    """A LeaveGroup behind an OffsetCommit counts; a JoinGroup of nobody is not waited for."""
+    """A LeaveGroup behind an OffsetCommit counts. A parked JoinGroup without a client is not waited for."""
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave", b"-echo:last")
@@ -628,7 +633,9 @@ async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() 
 
 @pytest.mark.parametrize("parked", [b"pwait:join", b"bwait:fetch"])
 async def test_a_peer_that_goes_with_a_full_pipeline_behind_a_parked_request_ends(parked: bytes) -> None:
-    """The parked one is cancelled and takes no place any more: what was read behind it is done, and the end told."""
+    """The parked request is cancelled and frees its place. Requests read behind it are done, and
+    the end is reported.
+    """
     async with node(max_in_flight=10) as served:
         peer = await served.connect()
         peer.send(parked, *[b"lecho:%d" % index for index in range(30)])

@@ -1,4 +1,4 @@
-"""From frame to answer, with a table of the test's own: who answers what when something is wrong."""
+"""From frame to answer, with a table of the test's own: which stage answers if something is wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def raising(error: Exception) -> Handler:
 
 
 def line(api_key: ApiKey, min_version: int, max_version: int, handler: Handler, **how: Any) -> Served:
-    """A line of the table with a handler of the test's own; it refuses, and is placed, as what is served."""
+    """Return a line of the table with a handler of the test's own; its refusal and its order are those of the served
+    line.
+    """
     (own,) = [served for served in SERVED if served.api_key is api_key]
     changes = {"min_version": min_version, "max_version": max_version, "handler": handler, **how}
     return dataclasses.replace(own, **changes)
@@ -69,7 +71,7 @@ class Table:
         self.dispatch = Dispatch(served, cast(Services, None), self.metrics, stages)
 
     async def ask(self, request: Any, version: int, *, answered_in: int | None = None) -> Any:
-        """The response to `request` sent as `version`, read as `answered_in` (default: the same)."""
+        """Return the response to `request` sent as `version`, read as `answered_in` (default: the same)."""
         schema = message_schema(type(request))
         key = int(schema.api_key)
         known = version in schema.versions
@@ -198,7 +200,7 @@ async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: st
 
 
 async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
-    """Decoded, a request that is all structure takes many times its size."""
+    """A decoded request that is all structure takes many times its size."""
     table = Table(HEARTBEAT, line(ApiKey.PRODUCE, 3, 13, accept))
     with pytest.raises(UnanswerableError) as raised:
         await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
@@ -333,7 +335,7 @@ async def test_a_request_that_is_not_authorized_is_refused_in_its_shape_and_neve
 
 
 async def test_produce_keeps_its_order_though_a_stage_before_it_is_slow() -> None:
-    """The place is taken when a request arrives: the first is let through last, and still enters the log first."""
+    """A request's place is taken when it arrives: the first passes the stage last, and still enters the log first."""
     log: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 

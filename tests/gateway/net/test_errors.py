@@ -1,4 +1,4 @@
-"""Every served API at every version can say no, to everything it was asked for, in its own shape."""
+"""Every served API at every version can refuse everything it was asked for, in its own shape."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(api_key: ApiKey, version: int, request: Any, code: ErrorCode, messag
 
 
 def filled(struct_type: type[Any], version: int) -> Any:
-    """A struct whose arrays all have two elements and whose names are told apart."""
+    """Return a struct whose arrays all have two elements with different names."""
     return struct_type(
         **{
             field.name: value_of(field, version)

@@ -1,4 +1,4 @@
-"""A guard before a connection's requests: its bounds, and an answer behind which nothing comes."""
+"""A guard before a connection's requests: its bounds, and an answer behind which nothing is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 100
 
 
 class Door:
-    """Lets in whoever says the word; takes no second wrong one."""
+    """Admits a client that sends the word, and accepts no second wrong word."""
 
     max_request_bytes = MOST
 

@@ -1,4 +1,4 @@
-"""A connection's line: whoever is late, nobody overtakes."""
+"""A connection's queue: if one request is late, no other overtakes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One read for many callers: each is given what was there when it asked, and none pays for another's going."""
+"""One read for many callers: each receives the state at its call or later, and none suffers if another gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scrape shows of the cluster, and what it leaves out."""
+"""Metrics of the cluster in a scrape, and their bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.batches import append
 from tests.storage.transactions import Producer, plain_batch
 
 GROUP_ID = "a\0b"
-"""Kafka allows what Postgres text does not."""
+"""Kafka allows characters that a Postgres text does not."""
 
 
 @pytest.fixture

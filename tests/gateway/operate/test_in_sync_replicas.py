@@ -1,4 +1,6 @@
-"""eligible.leader.replicas.version 0 on a real Postgres: who is written down as in sync, and what clients see of it."""
+"""eligible.leader.replicas.version 0 on a real Postgres: which replicas are stored as in sync, and what clients see of
+that.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ LAST = DeleteRecordsPartition(partition_index=0, offset=-1)
 
 
 async def lease_of(node: AdminNode) -> CoordinatorLease:
-    """The job's lease, which nobody else may have."""
+    """Acquire the job's lease, which no other node may have."""
     store: NodeStore = node.membership._store  # noqa: SLF001
     (lease,) = await store.acquire_leases(node.membership.node_id, [Job.METADATA], TTL_MS, LeaseKind.JOBS)
     return lease
@@ -64,7 +66,7 @@ async def job(node: AdminNode) -> InSyncReplicas:
 
 
 async def level(node: AdminNode, level: int, *others: AdminNode) -> None:
-    """Set by UpdateFeatures, and known to all."""
+    """Set the level by UpdateFeatures, and wait until all nodes know it."""
     update = FeatureUpdateKey(feature=FEATURE, max_version_level=level, upgrade_type=1 if level else 2)
     answer = await node.ask(ApiKey.UPDATE_FEATURES, UpdateFeaturesRequest(feature_updates=(update,)), 1)
     assert answer.error_code == ErrorCode.NONE, answer
@@ -73,14 +75,14 @@ async def level(node: AdminNode, level: int, *others: AdminNode) -> None:
 
 @asynccontextmanager
 async def three_at_0(url: str) -> AsyncIterator[tuple[list[AdminNode], InSyncReplicas]]:
-    """Nodes 1 to 3 at level 0, and the job, which node 1 has."""
+    """Start nodes 1 to 3 at level 0, and the job, which node 1 runs."""
     async with three(url) as nodes:
         await level(nodes[0], 0, *nodes)
         yield nodes, await job(nodes[0])
 
 
 async def after(run: InSyncReplicas, *nodes: AdminNode, topic: str = "named") -> list[tuple[object, ...]]:
-    """What every node shows of the topic behind a pass: leaders, replicas, in sync, offline."""
+    """Run a pass; return what every node shows of the topic: leaders, replicas, in sync, offline."""
     await run.run()
     seen = [await shown(node, topic) for node in nodes]
     assert all(each == seen[0] for each in seen)
@@ -136,7 +138,7 @@ async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) ->
             }
         }
         await back(two)
-        # Node 1 has not heard that node 2 is back, and looks.
+        # Node 1 does not know yet that node 2 is back, and checks.
         assert await elect(one, {"named": (0,)}, PREFERRED) == {"named": {0: UNAVAILABLE}}
         assert await elect(one, None, UNCLEAN) == {"named": {0: NONE}}
         assert await shown(one, "named") == [(2, (3, 2), (2,), (3,)), (1, (3, 1), (1,), (3,))]
@@ -206,7 +208,7 @@ async def test_a_pass_writes_what_has_changed_alone(database_url: str, monkeypat
         await run.run()
         with monkeypatch.context() as patched:
             patched.setattr(one.catalog, "topics", None)
-            await run.run()  # it looks at nothing, for nothing has changed
+            await run.run()  # the pass reads nothing, because nothing has changed
         assert await one.topics.revision() == before + 1
         await assigned(one, "later", (2, 1))
         await gone(two, one)

@@ -1,4 +1,4 @@
-"""The names that loggers go by, and how levels set by two kinds of names come together."""
+"""Names of loggers, and how levels set by two kinds of names combine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLEANER, COMPACTOR = "kafka.log.LogCleaner", "gateway.log.compactor"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Every level is what it was when the test is over; meanwhile only the root has one."""
+    """Restore every level after the test. During the test only the root has one."""
     configured, root = structlog.get_config(), logging.getLogger()
     tree = root.manager.loggerDict
     before = {name: each.level for name, each in tree.items() if isinstance(each, logging.Logger)}
@@ -41,7 +41,7 @@ def as_before() -> Iterator[None]:
 
 
 def test_what_kafka_names_is_there_and_writes_lines() -> None:
-    """A level that is set for a name which stands for nothing would be without effect."""
+    """A level for a name without a logger would have no effect."""
     for package in (gateway, storage):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not found.name.endswith("__main__"):

@@ -68,7 +68,7 @@ def now_ms() -> int:
 
 
 async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None, bytes | None]]:
-    """The whole log as a reader gets it from Postgres."""
+    """Return the whole log as a reader gets it from Postgres."""
     node.tail.forget(topic.partitions[0].partition_key)
     found: list[tuple[int, bytes | None, bytes | None]] = []
     part = await node.fetch_one(topic, -1)
@@ -88,7 +88,7 @@ async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None
 @pytest.mark.parametrize(
     ("configs", "kept"),
     [
-        # As another gateway did: -1 deleted everything, 30 days overflowed, no policy deleted nothing.
+        # With another gateway -1 deleted everything, 30 days overflowed, and no policy deleted nothing.
         pytest.param({"retention.ms": "-1"}, [0, 1, 2], id="for ever"),
         pytest.param({"retention.ms": "2592000000"}, [1, 2], id="30 days"),
         pytest.param({}, [1, 2], id="default policy"),
@@ -261,7 +261,7 @@ async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, one_chunk: bool
 ) -> None:
-    """Also where its batches were put together, and a run ends within a chunk."""
+    """This also holds if its batches were merged, and a run ends within a chunk."""
     monkeypatch.setattr(maintenance_module, "MAX_KEYS", 10)
     monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 1000)
     topic = await node.create_topic("t", configs=EAGER)
@@ -425,7 +425,7 @@ def test_which_groups_offsets_may_expire() -> None:
 
 
 async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
-    """Its members may be about to come back, and would find their generation begun anew."""
+    """Its members may be about to return, and would find that their generations start again."""
     nodes, groups = NodeStore(node.database), GroupStore(node.database)
     node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)

@@ -1,4 +1,4 @@
-"""Passes over very many partitions, and what they ask of very many groups, keep nobody else waiting."""
+"""Passes over very many partitions, and their queries about very many groups, do not delay other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coroutine itself takes, on a clock that only its steps move."""
+"""Time that a coroutine itself uses, on a clock that only its steps move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node counts of addresses, on a clock of its own."""
+"""Counts per address on a node, on a clock of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ACLs decide, and which of them a filter matches: by values, and against upstream's rules read plainly."""
+"""Decisions by ACLs, and which ACLs a filter matches: by values, and against a direct reading of upstream's rules."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_prefixes_within_prefixes() -> None:
     assert more.decide(ALICE, HOST, Op.READ, TOPIC, "abz") is False, "denied by the shorter one"
 
 
-# --- super users, and what has no ACL -----------------------------------------------------------------------------
+# --- super users, and resources without ACLs --------------------------------------------------------------------------
 
 
 def who(name: str) -> ConnectionInfo:

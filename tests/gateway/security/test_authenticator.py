@@ -1,4 +1,4 @@
-"""What an authenticator lets start beside what, which no client that waits for its answers can show."""
+"""Requests that an authenticator lets start concurrently, which no client that waits for its answers can show."""
 
 from __future__ import annotations
 

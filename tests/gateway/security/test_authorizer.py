@@ -1,4 +1,4 @@
-"""What is told of refusals: each is counted, and the log has so many a second."""
+"""Reports of refusals: each is counted, and the log has a bounded number per second."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ async def test_nodes_that_disagree_about_the_authorizer_say_so_once(database_url
 
 
 def test_users_and_tokens_are_nobodys_without_acls() -> None:
-    """Else whoever has logged in could make a token of any other user, super users included, and log in by it."""
+    """Otherwise any authenticated client could create a token of any other user, super users included, and authenticate
+    with it.
+    """
     everybody = Authorizer(Acls, frozenset({"User:root"}), allow_everyone=True)
     alice, root = (ConnectionInfo("c", "/10.0.0.1", principal=Principal(name)) for name in ("alice", "root"))
     for kind, operation in (

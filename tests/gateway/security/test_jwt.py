@@ -1,4 +1,4 @@
-"""Which access tokens are believed: forged, borrowed, expired and malformed ones are not."""
+"""Access tokens that are accepted: forged, borrowed, expired and malformed ones are not."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_was_changed_or_signed_by_somebody_else_is_not(issuer: Issuer, othe
 
 
 def test_a_signature_has_one_form(tmp_path: Path) -> None:
-    """Not the same and the modulus more, where that is as long."""
+    """A signature plus the modulus is refused, even if it has the same length."""
     issuer = Issuer(tmp_path)
     while issuer.modulus > (1 << 2048) * 9 // 10:
         issuer = Issuer(tmp_path)

@@ -85,7 +85,7 @@ def test_a_mandatory_extension_is_refused() -> None:
 
 
 def test_the_nonce_of_an_old_librdkafka_is_named() -> None:
-    """It puts the client's nonce before the nonce of both."""
+    """The old librdkafka puts the client's nonce before the combined nonce."""
     client = ScramClient("sha256", "user", "pencil", nonce="abc")
     server = ScramServer(parse_client_first(client.first), known(ScramMechanism.SHA_256, "user", "pencil"))
     final = client.final(server.first)

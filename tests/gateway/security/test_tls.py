@@ -1,4 +1,6 @@
-"""Contexts of listeners: what of keys and certificates is taken, and what is refused by name before anybody comes."""
+"""TLS contexts of listeners: keys and certificates that are accepted, and those refused by name before any client
+connects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns by address: who waits for whom."""
+"""Turns by address: which request waits for which."""
 
 from __future__ import annotations
 

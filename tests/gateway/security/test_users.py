@@ -1,4 +1,4 @@
-"""Look-ups of users in Postgres: whom a storm of strangers delays."""
+"""Lookups of users in Postgres: which clients a storm of unknown users delays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share partitions in a node's memory, over a real Postgres: what is durable when, fences, locks, watches, room."""
+"""Share partitions in a node's memory, over a real Postgres: durability, fences, locks, watches, room."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def keys(database: Database) -> list[ShareKey]:
-    """Four partitions that a share group may read."""
+    """Return four partitions that a share group may read."""
     nodes = NodeStore(database)
     node_id = await nodes.register("node", {"PLAINTEXT": ("127.0.0.1", 1)}, None, 60_000)
     (lease,) = await nodes.acquire_leases(node_id, [0], 60_000)
@@ -58,7 +58,7 @@ async def keys(database: Database) -> list[ShareKey]:
 
 
 class Halting(ShareStore):
-    """Writes when it is told to, or not at all."""
+    """A store that writes when the test allows it, or not at all."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -78,7 +78,7 @@ class Halting(ShareStore):
 
 
 async def nowhere() -> int:
-    raise AssertionError("somebody has read the partition already")
+    raise AssertionError("the partition has been read already")
 
 
 async def beginning() -> int:
@@ -93,7 +93,7 @@ async def begun(store: ShareStore, *keys: ShareKey, settings: PartitionSettings 
 
 
 async def acquire(partitions: SharePartitions, key: ShareKey, member: MemberId = A, end: int = 4) -> int:
-    """How many records it was given."""
+    """Acquire records; return how many were acquired."""
     event = Acquire(member, 0, end, ((0, end - 1),), 500)
     taken = await partitions.apply(key, event)
     return sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)

@@ -1,4 +1,4 @@
-"""What share sessions keep is bounded for each and for all, by values."""
+"""Bounds on what share sessions keep, for each session and for all, by values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
 
 
 def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
-    """A client that goes from partition to partition keeps no more than one that reads all of them."""
+    """A client that moves from partition to partition keeps no more than one that reads all of them."""
     sessions = ShareSessions(max_partitions=10)
     session = opened(sessions, "one")
     for first in range(0, 8, 2):
@@ -81,7 +81,7 @@ def test_what_all_sessions_read_is_bounded() -> None:
         sessions.read(two, some(5), ())
     assert refused.value.code is ErrorCode.SHARE_SESSION_LIMIT_REACHED
     assert not two.partitions
-    # Of those that are read already, that are forgotten, or whose session has ended, there is room again.
+    # Partitions that are already read, or that are forgotten, or whose session has ended, take no more room.
     sessions.read(one, some(6), [(TOPIC, 5)])
     sessions.read(two, some(5), ())
     sessions.end(two)

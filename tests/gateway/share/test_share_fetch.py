@@ -1,5 +1,6 @@
-"""ShareFetch over a tail and share partitions in memory, without Postgres: turns, what a look costs, and what changes
-while a request is under way."""
+"""ShareFetch over a tail and share partitions in memory, without Postgres: turns, the cost of a read, and changes
+during a request.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ RECORD = bytes(build_batch([Record(0, 1, None, b"value")]))
 
 
 class Rows:
-    """In place of the store: every partition begins at 0."""
+    """Replaces the store: every partition begins at 0."""
 
     def __init__(self) -> None:
         self.rows: dict[ShareKey, ShareRow] = {}
         self.tried: list[list[ShareRow]] = []
         self.unavailable = 0
-        """So many writes have no answer."""
+        """So many writes get no answer."""
         self.is_away = False
         self.led = self.leading = self.most_leading = 0
 
@@ -89,10 +90,10 @@ def at_offset(offset: int) -> bytes:
 
 @dataclass
 class Log:
-    """In place of Postgres."""
+    """Replaces Postgres."""
 
     stored: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
-    """How many batches of one record."""
+    """Numbers of batches of one record."""
     reads: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -168,7 +169,7 @@ class Node:
         self.epochs: dict[str, int] = {}
 
     def append(self, partition: int, count: int = 1) -> None:
-        """Batches of one record, which the tail holds."""
+        """Append batches of one record, which the tail holds."""
         key = PartitionKey(partition)
         for _ in range(count):
             offset = self.log.stored.get(key, 0)
@@ -184,7 +185,7 @@ class Node:
             )
 
     def store(self, partition: int, count: int) -> None:
-        """Batches of one record that are in Postgres alone."""
+        """Append batches of one record that are in Postgres alone."""
         self.log.stored[PartitionKey(partition)] = count
 
     async def fetch(
@@ -222,7 +223,7 @@ def offsets(part: PartitionData) -> list[int]:
 
 
 async def nowhere() -> int:
-    raise AssertionError("somebody has read the partition already")
+    raise AssertionError("the partition has been read already")
 
 
 async def parked_at(node: Node) -> None:
@@ -272,7 +273,7 @@ async def test_a_long_tail_does_not_hold_the_event_loop() -> None:
     node.append(0, 30_000)
     began = time.process_time()
     assert acquired((await node.fetch(0, max_records=500))[0]) == [(0, 499)]
-    # Some milliseconds; looked at whole it would be most of a second.
+    # This takes some milliseconds; a read of the whole tail would take most of a second.
     assert time.process_time() - began < 0.1
 
 
@@ -317,7 +318,7 @@ async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(b
     if parked:
         waiting = asyncio.create_task(node.fetch(max_wait_ms=20_000))
         await parked_at(node)
-    # Another node has led it, and delivered what comes next.
+    # Another node has led the partition, and delivered the next records.
     if by == "other nodes":
         node.services.membership.leaders = SimpleNamespace()
     else:

@@ -1,4 +1,4 @@
-"""What is remembered of partitions in transactions: by producer and epoch, and no more than so many."""
+"""The memory of partitions in transactions: by producer and epoch, and bounded."""
 
 from __future__ import annotations
 
