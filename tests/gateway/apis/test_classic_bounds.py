@@ -60,7 +60,7 @@ def syncing(size: int) -> SyncGroupRequest:
 
 
 @pytest.mark.parametrize(("handler", "asking"), [(join_group, joining), (sync_group, syncing)])
-async def test_more_than_a_group_keeps_is_refused(handler: Any, asking: Any) -> None:
+async def test_metadata_beyond_the_bound_of_a_group_is_refused(handler: Any, asking: Any) -> None:
     with pytest.raises(_SubmittedError):
         await handler(asking(MAX_STORED_BYTES), context())
     answer = await handler(asking(MAX_STORED_BYTES + 1), context())

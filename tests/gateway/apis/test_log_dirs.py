@@ -44,7 +44,7 @@ async def sizes(node: AdminNode, asked, version: int) -> dict[tuple[str, int], i
     }
 
 
-def test_the_volume_of_the_records_is_told(tmp_path: Path) -> None:
+def test_volume_of_the_log_is_reported(tmp_path: Path) -> None:
     """With a bucket, or a database of its own, the node has no volume to report."""
 
     def told(**options: str) -> tuple[int, int]:
@@ -98,7 +98,7 @@ async def test_what_another_node_created_and_deleted(database_url: str) -> None:
         assert await sizes(node, None, 4) == {("kept", 0): 0, ("made", 0): 0}
 
 
-async def test_a_replica_is_where_it_lies_and_nowhere_else(database_url: str) -> None:
+async def test_replica_cannot_be_moved_to_another_directory(database_url: str) -> None:
     def directory(path: str, *named: tuple[str, tuple[int, ...]]) -> AlterReplicaLogDir:
         topics = tuple(AlterReplicaLogDirTopic(name=name, partitions=partitions) for name, partitions in named)
         return AlterReplicaLogDir(path=path, topics=topics)

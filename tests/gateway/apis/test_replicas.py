@@ -134,7 +134,7 @@ async def elect(
 # --- assignments ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_assignment_is_what_every_node_shows(database_url: str) -> None:
+async def test_every_node_shows_the_assignment(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1), (2, 3), (1, 2))
         await nodes[0].create("placed", 3, factor=2)
@@ -148,7 +148,7 @@ async def test_an_assignment_is_what_every_node_shows(database_url: str) -> None
                 assert (replicas[0], len(set(replicas)), in_sync, offline) == (leader, 2, replicas, ())
 
 
-async def test_the_next_replica_leads_until_the_first_is_back(database_url: str) -> None:
+async def test_next_replica_leads_until_the_first_returns(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (3, 2), (3, 2))
         assert await reassign(one, "named", (1, (3,))) == [(ErrorCode.NONE, None)]
@@ -175,7 +175,7 @@ async def test_a_node_that_starts_reads_assignments(database_url: str) -> None:
             assert ends.partition.assignment == Assignment((1, 3)), "metrics name the same leader"
 
 
-async def test_added_partitions_are_where_they_were_named(database_url: str) -> None:
+async def test_added_partitions_have_their_assigned_replicas(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1))
         named = (CreatePartitionsAssignment(broker_ids=(2, 3)), CreatePartitionsAssignment(broker_ids=(1, 2)))
@@ -231,7 +231,7 @@ async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_ur
         ),
     ],
 )
-async def test_an_assignment_that_cannot_be(
+async def test_invalid_assignment_is_refused(
     database_url: str, replicas: tuple[tuple[int, ...], ...], reason: str
 ) -> None:
     async with three(database_url) as nodes:
@@ -261,7 +261,7 @@ async def test_a_new_partition_needs_one_node_that_is_alive(database_url: str) -
         assert "for partition 0 are fenced" in (answer.topics[0].error_message or "")
 
 
-async def test_log_directories_are_of_the_replicas(database_url: str) -> None:
+async def test_log_directories_list_the_replicas(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1), (2, 3))
         found: list[tuple[int, int]] = []
@@ -303,7 +303,7 @@ async def test_a_partition_that_was_placed_keeps_its_leader_too(database_url: st
         assert await shown(nodes[1], "placed") == [(leader, (other, leader), (other, leader), ())]
 
 
-async def test_reassignments_that_cannot_be(database_url: str) -> None:
+async def test_invalid_reassignment_is_refused(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (1, 2))
         before = await shown(nodes[0], "named")
@@ -327,7 +327,7 @@ async def test_reassignments_that_cannot_be(database_url: str) -> None:
         assert await reassign(nodes[0], "named", (0, (3, 2, 1)), may_change=False) == [(ErrorCode.NONE, None)]
 
 
-async def test_replicas_may_be_named_that_are_registered_and_not_alive(database_url: str) -> None:
+async def test_registered_node_that_is_not_alive_may_be_a_replica(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2))
         await gone(three_, one, two)
@@ -335,7 +335,7 @@ async def test_replicas_may_be_named_that_are_registered_and_not_alive(database_
         assert await shown(two, "named") == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_nothing_asked_for_is_nothing_done(database_url: str) -> None:
+async def test_empty_reassignment_changes_nothing(database_url: str) -> None:
     async with three(database_url) as nodes:
         answer = await nodes[0].ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(), 1)
         assert (answer.error_code, answer.responses) == (ErrorCode.NONE, ())
@@ -359,7 +359,7 @@ async def test_the_preferred_replica_is_elected(database_url: str, version: int)
         assert [each[0] for each in await shown(nodes[2], "named")] == [2, 3]
 
 
-async def test_an_election_of_all_answers_what_was_done(database_url: str) -> None:
+async def test_election_of_all_lists_the_changed_partitions(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "moved", (1, 2), (1, 2), (1, 2))
         await assigned(one, "still", (2, 1))
@@ -374,7 +374,7 @@ async def test_an_election_of_all_answers_what_was_done(database_url: str) -> No
         assert await elect(one, None) == {}
 
 
-async def test_elections_that_cannot_be(database_url: str) -> None:
+async def test_invalid_election_is_refused(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2), (3, 1))
         await reassign(one, "named", (1, (3,)))
@@ -401,9 +401,7 @@ async def test_elections_that_cannot_be(database_url: str) -> None:
         assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
-async def test_an_election_keeps_what_was_reassigned_meanwhile(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_election_keeps_a_concurrent_reassignment(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2))
         await reassign(one, "named", (0, (2, 1)))
@@ -419,9 +417,7 @@ async def test_an_election_keeps_what_was_reassigned_meanwhile(
             assert await shown(node, "named") == [(3, (3, 2), (3, 2), ())]
 
 
-async def test_what_was_written_before_postgres_went_is_done(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_election_written_before_an_outage_counts(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three(database_url) as (one, two, _):
         await assigned(one, "named", *[(1, 2)] * 5)
         monkeypatch.setattr(module, "ASSIGNED_AT_ONCE", 2)
@@ -449,7 +445,7 @@ async def test_what_was_written_before_postgres_went_is_done(
             await elect(one, None)
 
 
-async def test_who_leads_owns(database_url: str) -> None:
+async def test_leader_owns_its_partitions(database_url: str) -> None:
     """State that follows leadership in a node, for example share groups, learns of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
@@ -475,7 +471,7 @@ async def test_who_leads_owns(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_the_oldest_clients_hear_of_no_replica_that_is_not_there(database_url: str, version: int) -> None:
+async def test_oldest_metadata_versions_list_no_absent_replica(database_url: str, version: int) -> None:
     """Upstream does the same: to the oldest clients a number without an address means nothing."""
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 3))

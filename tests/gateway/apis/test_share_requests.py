@@ -163,7 +163,7 @@ def narrow_topics(count: int) -> tuple[Topic, ...]:
     )
 
 
-def test_fetching_from_and_acknowledging_in_very_many_partitions() -> None:
+def test_share_fetch_of_very_many_partitions_gives_way() -> None:
     topic = wide_topic()
     first = fetching.ShareFetchRequest(
         group_id="g",
@@ -221,7 +221,7 @@ def altered() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("asked", "count"), [(described, COUNT), (altered, MORE)])
-def test_where_a_group_stands_in_very_many_partitions(asked: Callable[[], tuple[Any, Any]], count: int) -> None:
+def test_describing_offsets_of_very_many_partitions_gives_way(asked: Callable[[], tuple[Any, Any]], count: int) -> None:
     (handler, request), topic = asked(), wide_topic(count)
 
     async def ask() -> Any:
@@ -233,7 +233,7 @@ def test_where_a_group_stands_in_very_many_partitions(asked: Callable[[], tuple[
     assert held < HELD_MS
 
 
-def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
+def test_deleting_offsets_of_very_many_topics_gives_way() -> None:
     topics = narrow_topics(MORE)
     request = deleting.DeleteShareGroupOffsetsRequest(
         group_id="g",
@@ -248,7 +248,7 @@ def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
     assert held < HELD_MS
 
 
-def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
+def test_end_of_a_session_with_locks_in_very_many_partitions_gives_way() -> None:
     keys = [ShareKey("g", TOPIC, index) for index in range(COUNT)]
     one = Acquire(MemberId(MEMBER), 5, 6, ((5, 5),), 1)
 
@@ -280,7 +280,7 @@ def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
     assert held < HELD_MS
 
 
-def test_a_node_that_has_no_room_for_another_share_partition_says_so_without_a_look_at_all() -> None:
+def test_full_node_refuses_a_share_partition_without_visiting_all() -> None:
     async def anywhere() -> int:
         return 5
 

@@ -95,7 +95,7 @@ async def test_no_topic_has_more_replicas_than_there_are_nodes(database_url: str
         assert one.catalog.get("automatic") is None
 
 
-async def test_a_topic_has_as_many_replicas_as_were_asked_for(database_url: str) -> None:
+async def test_topic_has_the_requested_number_of_replicas(database_url: str) -> None:
     settings = {"default.replication.factor": "2", "num.partitions": "2"}
     async with three(database_url, settings) as nodes:
         for name, count, factor in (("all", 6, 3), ("two", 12, 2), ("one", 3, 1), ("default", -1, -1)):
@@ -120,7 +120,7 @@ async def test_leaders_of_topics_of_one_partition_are_spread_too(database_url: s
         assert {(await shown(one, topic.name))[0] for topic in topics} == {(1,), (2,), (3,)}
 
 
-async def test_added_partitions_go_on_where_the_last_was_placed(database_url: str) -> None:
+async def test_added_partitions_continue_after_the_last_placement(database_url: str) -> None:
     async with three(database_url) as (one, *_):
         assert await create(one, "orders", 2, 2) == (ErrorCode.NONE, None)
         assert await grow(one, "orders", 6) == (ErrorCode.NONE, None)
@@ -129,7 +129,7 @@ async def test_added_partitions_go_on_where_the_last_was_placed(database_url: st
         assert all(2 in replicas for replicas in placed)
 
 
-async def test_what_nobody_was_named_for_its_leader_alone_holds(database_url: str) -> None:
+async def test_partition_without_named_replicas_is_held_by_its_leader_alone(database_url: str) -> None:
     async with three(database_url, {"default.replication.factor": "3"}) as (one, *_):
         (topic,) = await one.topics.create([NewTopic("older", 12, {})])
         assert isinstance(topic, Topic)
@@ -146,7 +146,7 @@ async def test_what_nobody_was_named_for_its_leader_alone_holds(database_url: st
         assert (await shown(one, "older"))[12] == (2,)
 
 
-async def test_without_the_setting_any_factor_is_taken(database_url: str) -> None:
+async def test_any_replication_factor_is_accepted_without_the_setting(database_url: str) -> None:
     async with three(database_url, {"replicas.strict": "false"}) as (one, *_):
         assert await create(one, "orders", 1, 9) == (ErrorCode.NONE, None)
         (replicas,) = await shown(one, "orders")

@@ -48,7 +48,7 @@ def context() -> Any:
         (share_group_heartbeat, refuse_share_group_heartbeat, ShareGroupHeartbeatRequest),
     ],
 )
-async def test_more_than_a_group_can_weigh_in_one_step_are_refused(
+async def test_subscription_to_too_many_topics_is_refused(
     handler: Any, refuse: Callable[..., Any], request_type: Any
 ) -> None:
     names = tuple(f"t{number}" for number in range(MAX_SUBSCRIBED_TOPICS + 1))

@@ -68,7 +68,7 @@ states = st.lists(st.builds(topic, st.integers(1, 9), st.integers(1, 20), st.int
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(states, states, st.sets(st.integers(1, 4), min_size=1), st.integers(1, 4))
-def test_operations_lead_to_what_is_committed_and_then_there_are_none(
+def test_operations_converge_to_the_committed_state(
     read: list[Topic], drawn: list[Topic], node_ids: set[int], own_id: int
 ) -> None:
     catalog = catalog_of()
@@ -112,7 +112,7 @@ def test_operations_lead_to_what_is_committed_and_then_there_are_none(
     assert (catalog.deferred, list(decide_confirmed(catalog.removed_ids, ()))) == (0, [])
 
 
-def test_a_later_incarnation_that_somebody_read_takes_the_place_of_the_earlier() -> None:
+def test_later_incarnation_replaces_the_earlier() -> None:
     catalog = catalog_of(topic(1), topic(4))
     assert set(catalog.held) == {topic(4).topic_id}
     assert catalog.removed_ids == [topic(1).topic_id]
@@ -134,7 +134,7 @@ def test_an_operation_that_has_been_overtaken_is_discarded() -> None:
     assert catalog.performed["discarded"] == 4
 
 
-def test_a_node_that_comes_takes_partitions_and_one_that_goes_gives_them_back() -> None:
+def test_joining_node_takes_partitions_and_leaving_node_returns_them() -> None:
     catalog = catalog_of(topic(1, partitions=60))
     for node_ids in ([1], [1, 2], [1, 2, 3], [1]):
         leaders = Leaders(node_ids)
@@ -271,9 +271,7 @@ async def test_6_a_lost_hint_costs_an_interval(node: DataPlane, other: DataPlane
     assert node.catalog.get("t") is not None
 
 
-async def test_7_equal_failures_are_an_operators_business_from_the_tenth_on(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_7_tenth_equal_failure_is_logged_as_an_error(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(since: int) -> CatalogChanges:
         raise StorageUnavailable("away")
 
@@ -339,7 +337,7 @@ async def test_10_a_reason_is_taken_before_the_tick_and_several_are_one() -> Non
     assert await wake.wait(0) == TICK
 
 
-async def test_partitions_change_hands_when_the_live_nodes_are_others(node: DataPlane) -> None:
+async def test_partitions_move_when_the_live_nodes_change(node: DataPlane) -> None:
     await node.create_topic("t", 40)
     leads = Leaders([1])
     node.catalog.leads = lambda: lead
@@ -354,7 +352,7 @@ async def test_partitions_change_hands_when_the_live_nodes_are_others(node: Data
     assert await passes.run()
 
 
-async def test_a_converged_tick_looks_at_the_revision_alone(
+async def test_converged_tick_reads_the_revision_alone(
     node: DataPlane, other: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, changes, asked = Passes(node, interval_ms=20), node.topics.changes, 0

@@ -42,7 +42,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("fact", [OffsetsCommitted(MemberId("a"), 1, ()), TransactionCommitted()])
-async def test_a_commit_of_either_kind_is_looked_at_at_once(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_of_either_kind_is_checked_at_once(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 3600.0)
     monkeypatch.setattr(module, "draining", lambda group: AWAITED if group.committed < 7 else ())
     group = Waiting()

@@ -86,7 +86,7 @@ async def until_written(writer: Writer, rows: int) -> None:
     raise AssertionError(f"written are {writer.counted('journal_rows')}")
 
 
-async def test_what_finds_no_room_is_counted_and_told_where_it_is_missing(writer: Writer) -> None:
+async def test_dropped_rows_are_counted_and_reported_in_the_journal(writer: Writer) -> None:
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
         writer.commit(0)
@@ -101,7 +101,7 @@ async def test_what_finds_no_room_is_counted_and_told_where_it_is_missing(writer
     assert writer.counted("journal_rows") == 1 + ROOM + 1
 
 
-async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(writer: Writer) -> None:
+async def test_refused_batch_is_counted_and_reported_in_the_next_one(writer: Writer) -> None:
     await writer.observer.execute("alter table journal_offset rename to gone")
     writer.commit(0)
     await until_dropped(writer, 1)
@@ -113,7 +113,7 @@ async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(write
     assert [tuple(row) for row in told] == [(1, 1)]
 
 
-async def test_a_row_that_postgres_refuses_takes_no_other_with_it(writer: Writer) -> None:
+async def test_row_that_postgres_refuses_is_dropped_alone(writer: Writer) -> None:
     await writer.observer.execute('alter table journal_offset add check ("offset" not in (3, 4, 11))')
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
@@ -168,7 +168,7 @@ async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) ->
     assert await writer.observer.fetchval("select count(*) from journal_member where client_id like '%owned%'") == 1
 
 
-async def test_days_that_are_missing_are_made(writer: Writer) -> None:
+async def test_missing_days_are_created(writer: Writer) -> None:
     """This happens after a restore from a backup, or if a node slept over midnight."""
     writer.commit(0)
     await until_written(writer, 1)
@@ -181,7 +181,7 @@ async def test_days_that_are_missing_are_made(writer: Writer) -> None:
     assert await writer.offsets() == [2]
 
 
-async def test_text_that_postgres_cannot_hold_comes_back(database_url: str) -> None:
+async def test_text_that_postgres_cannot_hold_is_restored_on_read(database_url: str) -> None:
     database = await Database.open(database_url)
     store = JournalStore(database)
     await store.make_partitions()

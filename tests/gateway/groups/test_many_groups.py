@@ -99,7 +99,7 @@ async def joined(groups: Runtime) -> None:
         assert (await reply).error is ErrorCode.NONE
 
 
-async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
+async def test_change_of_a_topic_reaches_very_many_groups() -> None:
     records = Records()
     groups = runtime(records)
     await joined(groups)
@@ -114,7 +114,7 @@ async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
     await groups.drain()
 
 
-async def test_a_shard_of_very_many_is_taken_over() -> None:
+async def test_shard_of_very_many_groups_is_taken_over() -> None:
     records = Records()
     before = runtime(records)
     await joined(before)
@@ -133,7 +133,7 @@ def _partitions(group: Any) -> int:
     return len(target[UUID(int=1)])
 
 
-async def test_what_is_stored_of_very_many_is_read() -> None:
+async def test_rows_of_very_many_groups_are_read() -> None:
     rows = [
         {
             "group_id": f"g{number // 4}",
@@ -161,7 +161,7 @@ async def test_what_is_stored_of_very_many_is_read() -> None:
     assert turns.longest_ms < HELD_MS
 
 
-async def test_very_many_are_listed() -> None:
+async def test_very_many_groups_are_listed() -> None:
     rows: list[tuple[str, str, str | None, str]] = [
         (f"g{number}", "classic", "consumer", "Empty") for number in range(10 * COUNT)
     ]
@@ -176,7 +176,7 @@ async def test_very_many_are_listed() -> None:
     assert turns.longest_ms < HELD_MS
 
 
-async def test_a_connection_by_which_members_of_very_many_spoke_closes() -> None:
+async def test_close_of_a_connection_with_members_of_very_many_groups() -> None:
     records = Records()
     groups = runtime(records)
     for number in range(COUNT):
@@ -214,7 +214,7 @@ def _is_alone(group: Any) -> bool:
     return all(member.connection_id is None and member.parked_join is None for member in group.members.values())
 
 
-async def test_very_much_is_subscribed_and_assigned() -> None:
+async def test_very_large_subscriptions_and_assignments_give_way() -> None:
     """Megabytes of names between a leader and its members are opaque; the gateway does not parse them while other
     requests wait.
     """

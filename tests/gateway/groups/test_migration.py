@@ -106,7 +106,7 @@ async def group_row(node: GroupNode) -> tuple[str, str, int]:
     return row["group_type"], row["state"], row["generation_id"]
 
 
-async def test_there_and_back_again_row_by_row(node: GroupNode) -> None:
+async def test_upgrade_and_downgrade_write_the_expected_rows(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     assert await group_row(node) == ("classic", "Stable", generation)
@@ -144,7 +144,7 @@ async def test_there_and_back_again_row_by_row(node: GroupNode) -> None:
 
 
 @pytest.mark.parametrize("way", ["upgrade", "downgrade"])
-async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way: str) -> None:
+async def test_commit_overtaken_by_a_conversion_counts(node: GroupNode, way: str) -> None:
     """The coordinator accepted the commit, the group changed, and Postgres fences the commit by the former number."""
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
@@ -171,7 +171,7 @@ async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way:
 
 
 @pytest.mark.parametrize("when", ["upgraded", "downgraded"])
-async def test_another_coordinator_goes_on_behind_a_conversion(node: GroupNode, database_url: str, when: str) -> None:
+async def test_new_coordinator_continues_after_a_conversion(node: GroupNode, database_url: str, when: str) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     await join(node, "a")
@@ -188,7 +188,7 @@ async def test_another_coordinator_goes_on_behind_a_conversion(node: GroupNode, 
         assert len(given) == (4 if when == "downgraded" else 2)
 
 
-async def test_an_administrator_puts_out_a_member_of_the_consumer_protocol(node: GroupNode) -> None:
+async def test_administrator_removes_a_member_of_the_consumer_protocol(node: GroupNode) -> None:
     await node.create_topic("t", 4)
     _, generation = await classic_group(node)
     await join(node, "a", instance_id="i")

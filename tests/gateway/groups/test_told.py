@@ -64,7 +64,7 @@ class Written:
     ],
     ids=["consumer", "share"],
 )
-async def test_the_journal_and_every_reader_of_facts_hear_of_a_member_that_joins(joins: ClientRequest[Any]) -> None:
+async def test_journal_and_every_reader_of_facts_receive_a_join(joins: ClientRequest[Any]) -> None:
     journal, read = Written(), list[Fact]()
     stored = cast(Any, Stored())
     groups = Groups(stored, stored, cast(Any, AllLeases()), Settings(), journal=cast(Journal, journal))

@@ -51,7 +51,7 @@ def code_of(verdict: BatchHead | Refused) -> ErrorCode:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_a_valid_batch_gives_its_head(codec: Compression) -> None:
+def test_valid_batch_returns_its_head(codec: Compression) -> None:
     head = judge(batch(compression=codec))
     assert isinstance(head, BatchHead)
     assert (head.records_count, head.max_timestamp, head.producer_id) == (3, NOW_MS, -1)
@@ -100,7 +100,7 @@ def test_an_idempotent_batch_is_valid() -> None:
         pytest.param(patched(21, ">h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, id="unknown codec"),
     ],
 )
-def test_refused(make: Callable[[], bytearray | None], code: ErrorCode) -> None:
+def test_invalid_batch_is_refused(make: Callable[[], bytearray | None], code: ErrorCode) -> None:
     assert code_of(judge(make())) is code
 
 
@@ -110,7 +110,7 @@ def test_zstd_needs_version_7() -> None:
     assert isinstance(judge(records, version=7), BatchHead)
 
 
-def test_max_message_bytes_is_the_last_size_that_fits() -> None:
+def test_batch_of_max_message_bytes_is_accepted() -> None:
     records = batch()
     assert isinstance(judge(records, config=replace(CONFIG, max_message_bytes=len(records))), BatchHead)
     verdict = judge(records, config=replace(CONFIG, max_message_bytes=len(records) - 1))
@@ -168,7 +168,7 @@ def test_timestamps_too_far_back_are_listed() -> None:
     assert [index for index, _ in verdict.record_errors] == [0]
 
 
-def test_no_timestamp_is_no_timestamp_too_far_back() -> None:
+def test_missing_timestamp_is_not_too_far_back() -> None:
     records = build_batch([record(0, timestamp=-1)])
     assert isinstance(judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000)), BatchHead)
 
@@ -193,7 +193,7 @@ def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) ->
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
-def test_what_its_codec_cannot_read_is_refused(codec: Compression) -> None:
+def test_body_that_its_codec_cannot_read_is_refused(codec: Compression) -> None:
     payload = f"not {codec.name.lower()} at all".encode()
     assert code_of(judge(forged(payload, 1, codec))) == ErrorCode.INVALID_RECORD
 
@@ -222,7 +222,7 @@ def test_offsets_that_do_not_count_up_from_zero_are_refused(offsets: tuple[int, 
     assert code_of(judge(forged(payload, len(offsets)), config=replace(CONFIG, cleanup_policy=policy))) == 87
 
 
-def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
+def test_lower_bound_reports_that_a_larger_one_may_decide() -> None:
     records = bytearray(build_batch([record(0, value=bytes(200_000))], compression=Compression.ZSTD))
     with pytest.raises(DecompressedTooLargeError):
         validate(records, version=9, config=CONFIG, now_ms=NOW_MS, max_decompressed_bytes=100_000)
@@ -231,7 +231,7 @@ def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
 
 @pytest.mark.parametrize("count", [1, WINDOW_RECORDS - 1, WINDOW_RECORDS, WINDOW_RECORDS + 1])
 @pytest.mark.parametrize("value", [b"v", b"v" * 200], ids=["one window", "several"])
-def test_every_offset_is_looked_at_however_many_there_are(count: int, value: bytes) -> None:
+def test_every_offset_is_checked_in_large_batches(count: int, value: bytes) -> None:
     """A window ends within the batch, at its end and behind it."""
     records = [record(offset, value=value) for offset in range(count)]
     assert isinstance(judge(build_batch(records)), BatchHead)

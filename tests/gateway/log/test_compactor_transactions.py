@@ -150,7 +150,7 @@ def _pieces(batches: Sequence[StoredBatch], size: int = 3) -> list[Sequence[Stor
     return [batches[begin : begin + size] for begin in range(0, len(batches), size)]
 
 
-def test_records_of_committed_transactions_count_as_any_others() -> None:
+def test_records_of_committed_transactions_are_compacted_as_others() -> None:
     log = Log()
     log.plain(("a", "1"), ("b", "1"))  # 0, 1
     log.write(7, ("a", "2"), ("c", "1"))  # 2, 3
@@ -177,7 +177,7 @@ def test_a_rebuilt_batch_of_a_transaction_stays_one(codec: Compression) -> None:
     assert head.delete_horizon_ms == NOW_MS + RETENTION_MS, "tombstones wait here, too"
 
 
-def test_a_batch_of_a_transaction_that_loses_all_its_records_goes() -> None:
+def test_transactional_batch_without_records_left_is_removed() -> None:
     log = Log()
     log.write(7, ("a", "1"))
     log.commit(7)
@@ -189,7 +189,7 @@ def test_a_batch_of_a_transaction_that_loses_all_its_records_goes() -> None:
     assert (cleaned.removed, cleaned.added, cleaned.dropped_records) == ([0, 1, 3], [], 1), "no marker is a record"
 
 
-def test_what_was_aborted_goes_and_supersedes_nothing() -> None:
+def test_aborted_records_are_removed_and_supersede_nothing() -> None:
     """With another gateway an uncommitted record deleted a committed one."""
     log = Log()
     log.plain(("a", "1"))  # 0
@@ -235,7 +235,7 @@ def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> N
     assert log.content() == [(0, b"a", b"1"), (1, b"end", b"1")]
 
 
-def test_a_marker_that_says_abort_stays_however_often_it_is_met() -> None:
+def test_abort_marker_is_kept_through_every_compaction() -> None:
     """Its transaction stays in the list of aborted ones. A reader that learns of an aborted transaction without its end
     would skip the producer's later commits.
     """
@@ -302,7 +302,7 @@ def test_a_damaged_marker_is_left_alone() -> None:
     assert log.compact().removed == []
 
 
-def test_a_full_index_ends_behind_the_last_batch_whatever_it_is() -> None:
+def test_full_index_ends_behind_the_last_batch_of_any_kind() -> None:
     log = Log()
     log.write(7, ("a", "1"), ("b", "1"))
     log.abort(7)
@@ -315,7 +315,7 @@ def test_a_full_index_ends_behind_the_last_batch_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_reader_of_what_is_committed_ends_with_the_same_table(seed: int) -> None:
+def test_read_committed_reader_ends_with_the_same_table(seed: int) -> None:
     """This holds for any time and number of compactions, any start of the read, and any division into answers."""
     chance = random.Random(seed)
     log = Log()

@@ -65,7 +65,7 @@ async def test_a_changelog_that_transactions_write_stays_small(node: DataPlane, 
     assert await bases(node, key) == [57, 59, 60, 61], "its sequence goes on"
 
 
-async def test_what_is_open_waits_and_what_was_aborted_goes(node: DataPlane, key: PartitionKey) -> None:
+async def test_open_transaction_is_kept_and_aborted_records_are_removed(node: DataPlane, key: PartitionKey) -> None:
     fast, slow = [Producer(node.database, node.log, producer_id) for producer_id in (1, 2)]
     await plain(node, key, (b"a", b"0"))  # 0
     await fast.append(key, (b"a", b"1"))  # 1
@@ -86,7 +86,7 @@ async def test_what_is_open_waits_and_what_was_aborted_goes(node: DataPlane, key
     assert [tuple(each) for answer in answers for each in answer.aborted] == [(1, 1), (2, 3)]
 
 
-async def test_a_transaction_that_ends_while_a_run_is_under_way(
+async def test_transaction_that_ends_during_a_run_is_kept_whole(
     node: DataPlane, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = Producer(node.database, node.log, 1)
@@ -157,7 +157,7 @@ class _History:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_reader_of_what_is_committed_ends_with_the_same_table(
+async def test_read_committed_reader_ends_with_the_same_table(
     node: DataPlane, key: PartitionKey, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)

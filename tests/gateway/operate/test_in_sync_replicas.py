@@ -89,7 +89,7 @@ async def after(run: InSyncReplicas, *nodes: AdminNode, topic: str = "named") ->
     return list(seen[0])
 
 
-async def test_who_dies_is_out_of_sync_and_who_comes_back_is_in(database_url: str) -> None:
+async def test_dead_node_leaves_the_in_sync_set_and_rejoins_it(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await one.create("placed", 3)
@@ -103,7 +103,7 @@ async def test_who_dies_is_out_of_sync_and_who_comes_back_is_in(database_url: st
         assert all(each[0] > 0 for each in await shown(one, "placed"))
 
 
-async def test_nobody_leads_until_somebody_in_sync_is_back(database_url: str) -> None:
+async def test_partition_has_no_leader_until_an_in_sync_replica_returns(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(two, one, three_)
@@ -123,7 +123,7 @@ async def test_nobody_leads_until_somebody_in_sync_is_back(database_url: str) ->
         assert await after(run, one, two, three_) == [(3, (3, 2), (3, 2), ())]
 
 
-async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) -> None:
+async def test_unclean_election_takes_any_live_replica(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2), (3, 1))
         await gone(two, one, three_)
@@ -180,7 +180,7 @@ async def test_a_reassignment_has_its_replicas_in_sync(database_url: str) -> Non
         assert await after(run, one, two) == [(1, (3, 1, 2), (1, 2), (3,))]
 
 
-async def test_level_1_knows_nobody_out_of_sync(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_level_1_has_no_out_of_sync_replicas(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED_AT_ONCE", 2)
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", *[(3, 2)] * 5)
@@ -198,7 +198,7 @@ async def test_level_1_knows_nobody_out_of_sync(database_url: str, monkeypatch: 
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))] * 5
 
 
-async def test_a_pass_writes_what_has_changed_alone(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pass_writes_only_changes(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2), (1, 2))
         await gone(three_, one, two)
@@ -215,7 +215,7 @@ async def test_a_pass_writes_what_has_changed_alone(database_url: str, monkeypat
         assert await after(run, one, topic="later") == [(1, (2, 1), (1,), (2,))]
 
 
-async def test_what_is_not_as_it_was_known_stands(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_change_is_not_overwritten(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(three_, one, two)
@@ -232,7 +232,7 @@ async def test_what_is_not_as_it_was_known_stands(database_url: str, monkeypatch
         assert await after(run, one, two) == [(2, (3, 2, 1), (2, 1), (3,))], "the next pass looks again"
 
 
-async def test_who_has_lost_the_lease_writes_nothing(database_url: str) -> None:
+async def test_pass_without_its_lease_writes_nothing(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(three_, one, two)
@@ -248,7 +248,7 @@ async def test_who_has_lost_the_lease_writes_nothing(database_url: str) -> None:
         assert known == Assignment((3, 2), None, (2,))
 
 
-async def test_who_has_no_lease_at_the_moment_looks_again(database_url: str) -> None:
+async def test_pass_without_a_lease_runs_again_later(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await level(one, 0, two, three_)
         await assigned(one, "named", (3, 2))
@@ -260,7 +260,7 @@ async def test_who_has_no_lease_at_the_moment_looks_again(database_url: str) -> 
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_who_is_first_back_after_an_outage_of_all_puts_nobody_out_of_sync(
+async def test_first_node_after_a_full_outage_removes_no_replica_from_the_in_sync_set(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three_at_0(database_url) as ((one, two, three_), _):
@@ -288,7 +288,7 @@ async def test_who_is_first_back_after_an_outage_of_all_puts_nobody_out_of_sync(
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_nobody_serves_what_nobody_leads(database_url: str) -> None:
+async def test_partition_without_a_leader_is_not_served(database_url: str) -> None:
     async with data_plane(database_url) as node:
         topic, other = await node.create_topic("named"), await node.create_topic("placed")
         for each in (topic, other):

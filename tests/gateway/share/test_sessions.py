@@ -32,7 +32,7 @@ def refused(sessions: ShareSessions, session: ShareSession, added: list[tuple[UU
     return raised.value.code
 
 
-def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
+def test_partitions_of_all_sessions_are_bounded() -> None:
     sessions = ShareSessions(max_partitions=10)
     one, two = opened(sessions, "one"), opened(sessions, "two")
     sessions.read(one, partitions(6), ())
@@ -46,7 +46,7 @@ def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
     assert refused(sessions, two, partitions(1, first=10)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
 
 
-def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
+def test_forgotten_partitions_with_locks_count_too() -> None:
     """A client that moves from partition to partition keeps no more than one that reads all of them."""
     sessions = ShareSessions(max_partitions=10)
     session = opened(sessions, "one")
@@ -59,7 +59,7 @@ def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
     assert before != session.partitions
 
 
-def test_a_session_has_so_many_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SESSION_PARTITIONS", 3)
     sessions = ShareSessions()
     session = opened(sessions, "one")
@@ -72,7 +72,7 @@ def some(count: int) -> list[tuple[UUID, int]]:
     return [(TOPIC, index) for index in range(count)]
 
 
-def test_what_all_sessions_read_is_bounded() -> None:
+def test_partitions_read_by_all_sessions_are_bounded() -> None:
     sessions = ShareSessions(max_partitions=10)
     one, _ = sessions.open("s", MemberId("a"), "c")
     sessions.read(one, some(6), ())

@@ -232,7 +232,7 @@ async def parked_at(node: Node) -> None:
             await asyncio.sleep(0)
 
 
-async def test_only_batches_of_what_was_acquired_are_answered() -> None:
+async def test_answer_contains_only_batches_of_acquired_records() -> None:
     node = Node(1)
     node.append(0, 40)
     first = (await node.fetch(0, max_records=10))[0]
@@ -254,7 +254,7 @@ async def test_a_busy_partition_does_not_keep_the_group_from_anothers_backlog() 
     assert backlog == [(0, 19), (20, 39), (40, 49)]
 
 
-async def test_what_is_at_hand_waits_only_for_those_whose_turn_comes_before() -> None:
+async def test_records_in_memory_wait_only_for_earlier_turns() -> None:
     node = Node(3)
     node.append(0)
     node.store(1, 5)
@@ -277,7 +277,7 @@ async def test_a_long_tail_does_not_hold_the_event_loop() -> None:
     assert time.process_time() - began < 0.1
 
 
-async def test_what_another_node_leads_since_is_not_acquired() -> None:
+async def test_partition_that_moved_to_another_node_is_not_acquired() -> None:
     node = Node(1)
     waiting = asyncio.create_task(node.fetch(0, max_wait_ms=20_000))
     await node.log.begun.wait()
@@ -290,7 +290,7 @@ async def test_what_another_node_leads_since_is_not_acquired() -> None:
     assert node.share.count == 0
 
 
-async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> None:
+async def test_partition_assigned_to_another_node_is_not_acquired() -> None:
     node = Node(1)
     catalog, membership = node.services.catalog, node.services.membership
     leaders = membership.leaders = Leaders((NODE, OTHER))
@@ -310,7 +310,7 @@ async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> Non
 
 @pytest.mark.parametrize("by", ["other nodes", "an election"])
 @pytest.mark.parametrize("parked", [False, True])
-async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(by: str, *, parked: bool) -> None:
+async def test_leadership_lost_and_regained_between_two_checks_is_noticed(by: str, *, parked: bool) -> None:
     node = Node(1)
     node.append(0, 4)
     assert acquired((await node.fetch(0))[0]) == [(0, 3)]
@@ -345,7 +345,7 @@ async def test_a_session_that_ended_acquires_nothing() -> None:
     assert acquired(other) == [(0, 2)]
 
 
-async def test_others_have_a_turn_while_much_is_passed() -> None:
+async def test_share_fetch_gives_way_while_it_skips_many_records() -> None:
     node = Node(1)
     node.append(0, 3)
     markers = bytearray(RECORD)
@@ -375,7 +375,7 @@ async def test_others_have_a_turn_while_much_is_passed() -> None:
     assert turns >= 20
 
 
-async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> None:
+async def test_partition_reloaded_during_a_fetch_is_checked_again() -> None:
     node = Node(1)
     node.store(0, 8)
     assert acquired((await node.fetch(0, max_records=4))[0]) == [(0, 3)]
@@ -390,7 +390,7 @@ async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> 
     assert acquired((await asyncio.wait_for(late, 10))[0]) == [(0, 7)]
 
 
-async def test_partitions_are_read_from_postgres_side_by_side() -> None:
+async def test_partitions_are_read_from_postgres_concurrently() -> None:
     node = Node(40)
     node.append(39)
     answer = await node.fetch(*range(40))
@@ -398,7 +398,7 @@ async def test_partitions_are_read_from_postgres_side_by_side() -> None:
     assert (node.rows.led, node.rows.most_leading) == (40, 8)
 
 
-async def test_postgres_is_not_asked_for_each_of_many_that_it_does_not_answer_for() -> None:
+async def test_unanswered_partitions_do_not_each_query_postgres() -> None:
     node = Node(40)
     node.rows.is_away = True
     answer = await node.fetch(*range(40))
@@ -431,7 +431,7 @@ async def test_a_write_that_is_repeated_has_another_number(monkeypatch: pytest.M
     assert [row.start_offset for (row,) in node.rows.tried] == [2, 2, 2, 4]
 
 
-async def test_partitions_that_went_many_ways_are_written_a_few_at_a_time() -> None:
+async def test_partitions_with_many_states_are_written_in_small_groups() -> None:
     node = Node(12)
     for index in range(12):
         node.append(index, 1_000)

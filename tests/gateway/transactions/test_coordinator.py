@@ -66,7 +66,7 @@ async def committed(node: DataPlane, topic: Topic, offset: int) -> tuple[list[in
     return offsets_in(part), [(each.producer_id, each.first_offset) for each in part.aborted_transactions]
 
 
-async def test_who_reads_where_it_was_written_is_told_what_another_node_has_aborted(
+async def test_reader_learns_of_transactions_that_another_node_aborted(
     nodes: tuple[DataPlane, DataPlane],
 ) -> None:
     writing, ending = nodes
@@ -125,7 +125,7 @@ async def test_an_end_of_unknown_outcome_hides_no_abort(node: DataPlane, monkeyp
     await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
 
 
-async def test_a_transaction_that_has_begun_since_is_not_taken_for_the_overdue_one(
+async def test_newer_transaction_is_not_mistaken_for_the_overdue_one(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -147,7 +147,7 @@ async def test_a_transaction_that_has_begun_since_is_not_taken_for_the_overdue_o
     assert await committed(node, topic, 0) == ([0, 1, 2], [])
 
 
-async def test_one_that_cannot_be_ended_keeps_no_other_open(
+async def test_transaction_that_cannot_end_keeps_no_other_open(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -171,7 +171,7 @@ async def test_one_that_cannot_be_ended_keeps_no_other_open(
     assert fenced.value.code is ErrorCode.PRODUCER_FENCED
 
 
-async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_markers_are_recorded_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop turns in between. If the caller gives up before all markers are recorded, the known offsets are in
     doubt.
     """
@@ -202,7 +202,7 @@ async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: 
     assert node.tail.doubtful(asyncio.get_running_loop().time())
 
 
-async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node: DataPlane, database_url: str) -> None:
+async def test_ends_waiting_for_a_partition_leave_connections_to_appends(node: DataPlane, database_url: str) -> None:
     topic, other = await node.create_topic("t"), await node.create_topic("other")
     names = [f"id-{number}" for number in range(8)]
     producers = {name: await begin(node, name, topic.partitions[0].partition_key) for name in names}
@@ -220,7 +220,7 @@ async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node:
     assert await committed(node, topic, 0) == (list(range(len(names))), [])
 
 
-async def test_no_producer_begins_beside_a_node_that_knows_no_transactions(
+async def test_no_producer_begins_beside_a_node_without_transactions(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal's code is one after which clients try again."""
@@ -243,7 +243,7 @@ async def outlive(database_url: str) -> None:
         await connection.close()
 
 
-async def test_when_its_epochs_are_used_up_a_producer_goes_on_under_another_id(
+async def test_producer_continues_under_another_id_after_its_last_epoch(
     nodes: tuple[DataPlane, DataPlane], database_url: str
 ) -> None:
     node, other = nodes

@@ -118,9 +118,7 @@ def refuse_ends(transactions: Transactions, monkeypatch: pytest.MonkeyPatch, *na
     return attempts
 
 
-async def test_a_transaction_that_would_be_too_large_takes_in_nothing(
-    node: DataPlane, transactions: Transactions, topic: Topic
-) -> None:
+async def test_too_large_transaction_enlists_nothing(node: DataPlane, transactions: Transactions, topic: Topic) -> None:
     producer = await begin(transactions, "a", keys_of(topic, 0, PARTITIONS - 2))
     identity = ("a", producer.producer_id, producer.producer_epoch)
     for named in (True, False):
@@ -231,7 +229,7 @@ async def test_an_end_that_fails_half_way_keeps_its_outcome(
     assert (await another.store.read("a")).ending is None
 
 
-async def test_two_that_complete_one_end_at_once_mark_each_partition_once(
+async def test_concurrent_completions_mark_each_partition_once(
     node: DataPlane, transactions: Transactions, topic: Topic
 ) -> None:
     keys = keys_of(topic)
@@ -264,7 +262,7 @@ async def test_a_marker_that_was_sent_to_a_partition_is_not_sent_again_by_a_late
     assert marked == [2, 3, 3, 3, 3, 3, 3, 2, 3, 3, 3, 0]
 
 
-async def test_overdue_transactions_that_cannot_be_ended_go_behind_all_others(
+async def test_overdue_transactions_that_cannot_end_come_last(
     node: DataPlane, transactions: Transactions, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"id-{number}" for number in range(7)]
@@ -300,7 +298,7 @@ async def test_overdue_transactions_that_could_not_be_ended_are_tried_again(
     assert await transactions.store.overdue(10) == []
 
 
-async def test_the_largest_transaction_ends_and_holds_up_no_append_for_long(node: DataPlane) -> None:
+async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataPlane) -> None:
     wide = await node.create_topic("wide", MAX_SIZE)
     other = await node.create_topic("other")
     keys = keys_of(wide, 0, MAX_SIZE)
