@@ -28,12 +28,14 @@ from protocol.messages.update_features import (
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from storage.types import TRANSACTION_VERSION
 
 logger = structlog.get_logger(__name__)
 
 GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
+TRANSACTION_VERSION = 2
+"""At this level producers name no partitions, and each transaction raises the epoch (KIP-890)."""
+
 SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
@@ -73,7 +75,6 @@ def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
         METADATA: _metadata_version(broker),
         KRAFT: membership.levels.get(KRAFT, LOWEST_LEVEL),
         **levels,
-        TRANSACTIONS: membership.transaction_version,
     }
 
 
