@@ -10,6 +10,7 @@ import asyncio
 import multiprocessing
 import os
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ async def delays_ms(url: str, bootstrap: str, topic: str, count: int = 300) -> S
         {"bootstrap.servers": bootstrap, "group.id": "bench-sql", "fetch.wait.max.ms": 500, "enable.auto.commit": False}
     )
     arrivals: dict[bytes, float] = {}
+    begun = threading.Event()
     await connection.execute("select kafka.produce($1, 'first', partition => 0)", topic)
     await connection.fetchval("select kafka.flush()")
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -106,12 +108,12 @@ async def delays_ms(url: str, bootstrap: str, topic: str, count: int = 300) -> S
             message = consumer.poll(0.1)
             if message is not None and message.error() is None:
                 arrivals[bytes(message.value() or b"")] = time.perf_counter()
+                begun.set()
 
     committed: dict[bytes, float] = {}
     with ThreadPool(1) as pool:
         consuming = pool.apply_async(consume)
-        while not arrivals:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(begun.wait, 30)
         for number in range(count):
             value = f"record {number}"
             await connection.execute("select kafka.produce($1, $2, partition => 0)", topic, value)
