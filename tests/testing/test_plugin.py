@@ -41,6 +41,7 @@ def test_each_test_begins_without_the_topics_of_others(kafka, number, worker_id,
 
 def test_the_topic_is_new_and_named_after_the_test(kafka_topic, kafka_bootstrap):
     assert kafka_topic.startswith("test_the_topic_is_new_and_named_after_the_test")
+    assert len(topics(kafka_bootstrap)[kafka_topic].partitions) == 1
     producer, errors = Producer({"bootstrap.servers": kafka_bootstrap}), []
     producer.produce(kafka_topic, "a", on_delivery=lambda error, _: errors.append(error))
     producer.flush(60)
