@@ -17,11 +17,7 @@ from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.coordinator.transactions import NO_EPOCH, TransactionState
 from gateway.log.partition_lookup import (
-    NO_LEADER_EPOCH,
     find_partition,
-    find_served,
-    is_replica,
-    judge_role,
     look_up_topics,
 )
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
@@ -251,7 +247,7 @@ def refuse_describe_producers(
 
 
 async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestContext) -> PartitionResponse:
-    partition = find_served(topic, index, NO_LEADER_EPOCH, context, by_follower=True)
+    partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return PartitionResponse(partition_index=index, error_code=partition)
     store = context.services.transactions.store
@@ -356,9 +352,6 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return partition
-    if context.services.replicas_strict and (refusal := judge_role(partition, NO_LEADER_EPOCH, context)):
-        # As in KafkaApis, which knows only partitions of which it holds a replica.
-        return refusal if is_replica(partition, context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert isinstance(topic, Topic)
     if marker.transaction_result:
         return ErrorCode.INVALID_REQUEST

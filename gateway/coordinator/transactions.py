@@ -18,8 +18,6 @@ from protocol.errors import ErrorCode
 
 NO_ID, NO_EPOCH = -1, -1
 MAX_EPOCH = 2**15 - 1
-NO_TIMEOUT_MS = 2**31 - 1
-"""Timeout of a producer whose transactions never time out (KIP-939)."""
 EXHAUSTED_FROM_EPOCH = MAX_EPOCH - 1
 """A producer at this epoch gets another id with its next one. The last epoch of all is left for fencing."""
 FIRST_VERSION_THAT_RAISES_EPOCHS = 2

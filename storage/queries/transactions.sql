@@ -51,15 +51,12 @@ select * from continue_end($1, $2, $3);
 
 -- name: overdue_transactions
 -- Transactions that have exceeded their timeout, or whose decided end no node has continued for two seconds: the oldest
--- first, at most $3, behind the one that began at $1 and has the id $2. The longest timeout of all never passes
--- (KIP-939).
+-- first, at most $3, behind the one that began at $1 and has the id $2.
 select t.transactional_id, t.started_at, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
 where t.started_at is not null and (t.started_at, t.transactional_id) > ($1::timestamptz, $2::text)
     and case
-        when t.state = 'Ongoing' then
-            t.timeout_ms < 2147483647
-            and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
+        when t.state = 'Ongoing' then t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
         else t.updated_at + interval '2 seconds' < clock_timestamp()
     end
 order by t.started_at, t.transactional_id

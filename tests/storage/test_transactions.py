@@ -322,12 +322,6 @@ async def test_overdue_transactions_are_found_by_the_databases_clock(
     assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
     await end(transactions, "slower", committed=True)
     assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
-    # The row of a producer with two-phase commit: older than any other transaction can be, and never overdue.
-    await sql.execute(
-        "update transactional_producer set timeout_ms = 2147483647, started_at = now() - interval '25 days'"
-        " where transactional_id = 'slow'"
-    )
-    assert await transactions.overdue(10) == []
 
 
 async def test_idle_transactional_ids_are_forgotten_unless_a_transaction_is_open(
