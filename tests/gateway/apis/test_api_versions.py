@@ -89,7 +89,6 @@ def test_the_versions_are_kafkas(line: Any) -> None:
     low, _, high = upstream["validVersions"].partition("-")
     highest, is_unstable = int(high or low), upstream["latestVersionUnstable"]
     assert (line.min_version, line.max_version) == (int(low), highest - is_unstable)
-    assert line.unstable_version == (highest if is_unstable else None)
 
 
 def missing(listener: str, role: Role) -> set[str]:
@@ -109,15 +108,6 @@ def test_a_controller_serves_what_kafkas_controllers_advertise_but_for_what_thes
     assert {api["apiKey"] for api in UPSTREAM.values() if "controller" in api["listeners"]} >= {
         line.api_key for line in served_as(Role.CONTROLLER, SERVED)
     }
-
-
-@pytest.mark.parametrize("unstable", [False, True])
-def test_unstable_versions_are_promised_where_a_setting_says_so(unstable: bool) -> None:
-    served = served_as(Role.BROKER, SERVED, unstable=unstable)
-    versions = {entry.api_key: entry.max_version for entry in served_versions(served)}
-    assert versions[ApiKey.INIT_PRODUCER_ID] == (6 if unstable else 5)
-    del versions[ApiKey.INIT_PRODUCER_ID]
-    assert versions == {line.api_key: line.max_version for line in SERVED if line.api_key in versions}
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
@@ -226,7 +216,7 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     assert told == {"metadata.version": (7, highest)} | (
         {
             "kraft.version": (0, 1),
-            "eligible.leader.replicas.version": (0, 1),
+            "eligible.leader.replicas.version": (1, 1),
             "group.version": (0, 1),
             "share.version": (0, 2),
             "streams.version": (0, 1),
