@@ -196,9 +196,11 @@ async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cl
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing."""
+    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing. Level 0 of
+    eligible.leader.replicas.version is not served."""
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
     kafkas["kraft.version"] = [0, 1, 1]
+    kafkas["eligible.leader.replicas.version"] = [1, 1, 1]
     for unstable in (False, True):
         ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
         assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
@@ -213,10 +215,9 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     response = await api_versions(request, context(version, connection, unstable=unstable))
     highest = 34 if unstable else 33
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
-    assert told == {"metadata.version": (7, highest)} | (
+    assert told == {"metadata.version": (7, highest), "eligible.leader.replicas.version": (1, 1)} | (
         {
             "kraft.version": (0, 1),
-            "eligible.leader.replicas.version": (1, 1),
             "group.version": (0, 1),
             "share.version": (0, 2),
             "streams.version": (0, 1),
