@@ -28,7 +28,7 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         producer_id = await services.producers.allocate_producer_id()
         return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
     if not request.transactional_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
     broker = services.catalog.broker
     if request.enable2_pc and not broker.transaction_two_phase_commit_enable:
         raise KafkaError(

@@ -91,7 +91,7 @@ class InSyncReplicas:
             return
         async for topic in in_pieces(await self._store.set_in_sync(changed, lease)):
             self._catalog.apply(topic)
-        logger.info("replicas in sync are others", partitions=len(changed))
+        logger.info("in-sync replicas changed", partitions=len(changed))
 
     async def _forget(self) -> None:
         while (lease := self._lease()) is not None:

@@ -118,8 +118,13 @@ def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None
 @pytest.mark.parametrize(
     ("listeners", "controllers", "role", "reason"),
     [
-        ("A://a:1", None, "controller", "process.roles has no broker: it is to name A, too"),
-        ("A://a:1,B://a:2", "B", "controller", "process.roles has no broker: it is to name A, too"),
+        ("A://a:1", None, "controller", "process.roles has no broker: controller.listener.names must name A, too"),
+        (
+            "A://a:1,B://a:2",
+            "B",
+            "controller",
+            "process.roles has no broker: controller.listener.names must name A, too",
+        ),
         ("A://a:1", "B", "controller", "there is no listener B"),
         ("A://a:1,B://a:2", "B", "broker", "process.roles has no controller, and listeners has B"),
     ],
@@ -136,7 +141,7 @@ def test_a_listener_of_what_a_node_is_not_is_refused(
     ("listeners", "protocol_map", "controllers", "setting", "reason"),
     [
         ("A://a:1", "A:PLAINTEXT", "B", "controller.listener.names", "there is no listener B"),
-        ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "at which the node is a broker"),
+        ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "name a listener for it"),
         # A protocol goes without saying where nobody says one and all others are plain.
         ("A://a:1,B://a:2", "A:PLAINTEXT", "B", "listener.security.protocol.map", "no security protocol for B"),
         ("SSL://a:1,B://a:2", None, "B", "listener.security.protocol.map", "no security protocol for B"),
