@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -37,6 +37,7 @@ from gateway.config.definition import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
+from gateway.console.start import start_console
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
 from gateway.groups.groups import MACHINES, Groups
@@ -58,7 +59,6 @@ from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
-from gateway.operate.http import HttpServer
 from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
@@ -97,6 +97,10 @@ from storage.transactions import TransactionStore
 from storage.types import Address, CoordinatorLease, Partition, Topic
 from storage.users import UserStore
 
+if TYPE_CHECKING:
+    from gateway.operate.http import HttpServer
+    from gateway.testing.faults import Faults
+
 logger = structlog.get_logger(__name__)
 
 DATABASE_PATIENCE_S = 30.0
@@ -122,13 +126,19 @@ class StartError(Exception):
 class App:
     """One node. `start` once, `stop` once; both on the same event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        """Take the settings and, in a node that a test starts, the faults of its requests."""
         self.settings = settings
+        self._faults = faults
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
+        self.groups: Groups | None = None
+        """The groups of a node that serves."""
+        self.console_url = ""
+        """URL of the console, once started; empty without a console."""
         self._supervisor = Supervisor(self.metrics)
         self._certificates = Certificates()
         self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -446,6 +456,8 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
         )
+        if self._faults is not None:
+            stages = self._faults.within(stages)
         unstable = broker.unstable_api_versions_enable
         by_role = {
             role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
@@ -461,6 +473,8 @@ class App:
             most = catalog.broker.max_connections_per_ip
             return ip_overrides(overrides).get(address, most) if overrides else most
 
+        console = await start_console(by_role[Role.BROKER], services, database, self._undo)
+        self.console_url = console.url if console is not None else ""
         server.most_from = most_from
         await server.serve(
             by_role[Role.BROKER],
@@ -469,6 +483,7 @@ class App:
             guards(self._sasl(requests, Users(services.users, services.delegation))),
             requests,
         )
+        self.groups = groups
         self.bootstrap = membership.address
         self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)
@@ -603,6 +618,9 @@ class App:
     async def _bind_http(self) -> HttpServer | None:
         if self.settings.metrics_listen is None:
             return None
+        # Its packages take a tenth of the time that all imports take, and a node without metrics needs none of them.
+        from gateway.operate.http import HttpServer
+
         host, port = self.settings.metrics_listen
         http = HttpServer(self.metrics)
         self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))
