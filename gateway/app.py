@@ -72,6 +72,7 @@ from gateway.security.tls import Certificates, identify_by, make_context
 from gateway.share.dead_letters import DeadLetters
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
+from gateway.sql_door import open_sql_door
 from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
@@ -435,6 +436,9 @@ class App:
         dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
         share.notice_dead_letters = dead_letters.notice
         self._supervisor.start("dead letters", dead_letters.run, interval_ms=0, regular=False)
+        if broker.sql_schema:
+            relay = await open_sql_door(database, services, wakeups)
+            self._supervisor.start("relay of SQL records", relay.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         # The exporter shares a lease: see Job.METADATA.
         exporter = Exporter(
