@@ -522,7 +522,7 @@ def test_stream_ends_with_its_reader(stocked: Consoled):
         found = psutil.Process(stocked.gateway.pid).net_connections()
         return not any(each.laddr.port == stocked.port and each.status == "ESTABLISHED" for each in found)
 
-    wait_until(gone, "the connection is closed")
+    wait_until(gone, "the connection is closed", 8)
 
 
 @pytest.mark.alone
