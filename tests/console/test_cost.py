@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.app import App
 from gateway.config.settings import load
@@ -28,6 +29,15 @@ def calls_of_console(frame: FrameType | None) -> Iterator[str]:
         if "/gateway/console/" in frame.f_code.co_filename:
             yield frame.f_code.co_name
         frame = frame.f_back
+
+
+def create_topic(bootstrap: str) -> None:
+    AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic("silent", 1)])["silent"].result(30)
+
+
+def streams() -> int:
+    """Count the open streams of this process."""
+    return sum("_fill" in str(task.get_coro()) for task in asyncio.all_tasks())
 
 
 async def test_console_asks_postgres_only_while_someone_looks(
@@ -67,6 +77,14 @@ async def test_console_asks_postgres_only_while_someone_looks(
             asked.clear()
             await asyncio.sleep(LOOK_S)
             assert asked == []
+            await asyncio.to_thread(create_topic, f"127.0.0.1:{port}")
+            # Nothing is written to this stream, so only the closed connection says that its reader has left.
+            stream = await session.get("/api/live/records", params={"topic": "silent"})
+            assert streams() == 1
+            stream.close()
+            async with asyncio.timeout(LOOK_S):
+                while streams():
+                    await asyncio.sleep(0.01)
     finally:
         await app.stop()
         sys.setswitchinterval(interval)
