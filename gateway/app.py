@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -59,7 +59,6 @@ from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
-from gateway.operate.http import HttpServer
 from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
@@ -73,6 +72,7 @@ from gateway.security.tls import Certificates, identify_by, make_context
 from gateway.share.dead_letters import DeadLetters
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
+from gateway.sql_door import open_sql_door
 from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
@@ -97,6 +97,10 @@ from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Address, CoordinatorLease, Partition, Topic
 from storage.users import UserStore
+
+if TYPE_CHECKING:
+    from gateway.operate.http import HttpServer
+    from gateway.testing.faults import Faults
 
 logger = structlog.get_logger(__name__)
 
@@ -123,13 +127,17 @@ class StartError(Exception):
 class App:
     """One node. `start` once, `stop` once; both on the same event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        """Take the settings and, in a node that a test starts, the faults of its requests."""
         self.settings = settings
+        self._faults = faults
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
+        self.groups: Groups | None = None
+        """The groups of a node that serves."""
         self.console_url = ""
         """URL of the console, once started; empty without a console."""
         self._supervisor = Supervisor(self.metrics)
@@ -428,6 +436,9 @@ class App:
         dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
         share.notice_dead_letters = dead_letters.notice
         self._supervisor.start("dead letters", dead_letters.run, interval_ms=0, regular=False)
+        if broker.sql_schema:
+            relay = await open_sql_door(database, services, wakeups)
+            self._supervisor.start("relay of SQL records", relay.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         # The exporter shares a lease: see Job.METADATA.
         exporter = Exporter(
@@ -449,6 +460,8 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
         )
+        if self._faults is not None:
+            stages = self._faults.within(stages)
         unstable = broker.unstable_api_versions_enable
         by_role = {
             role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
@@ -474,6 +487,7 @@ class App:
             guards(self._sasl(requests, Users(services.users, services.delegation))),
             requests,
         )
+        self.groups = groups
         self.bootstrap = membership.address
         self.addresses = {name: render_address(address) for name, address in advertised.items()}
         self._look_for_itself(advertised)
@@ -608,6 +622,9 @@ class App:
     async def _bind_http(self) -> HttpServer | None:
         if self.settings.metrics_listen is None:
             return None
+        # Its packages take a tenth of the time that all imports take, and a node without metrics needs none of them.
+        from gateway.operate.http import HttpServer
+
         host, port = self.settings.metrics_listen
         http = HttpServer(self.metrics)
         self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))

@@ -383,7 +383,22 @@ class EmbeddedPostgres:
                 os.fchown(directory_fd, *self._account.owner)
         process = await self._spawn(
             fresh,
-            ["initdb", "-D", str(fresh), "-U", USER, "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"],
+            [
+                *(
+                    "initdb",
+                    "-D",
+                    str(fresh),
+                    "-U",
+                    USER,
+                    "-E",
+                    "UTF8",
+                    "--locale=C",
+                    "-A",
+                    "trust",
+                    "--no-instructions",
+                ),
+                *(["--no-sync"] if self._settings["fsync"] == "off" else []),
+            ],
             asyncio.subprocess.PIPE,
         )
         try:

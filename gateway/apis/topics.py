@@ -229,6 +229,22 @@ async def make_dead_letter_topic(name: str, services: Services) -> Topic:
     return outcome
 
 
+async def make_automatic_topic(name: str, services: Services) -> Topic | str:
+    """Create a topic with the broker's defaults for records that SQL has staged. Return it, or the reason why it cannot
+    be created."""
+    broker = services.catalog.broker
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
+    try:
+        plan = await name_nodes(plan_automatic(name, broker, services.catalog.rendered_names()), broker, brokers)
+        outcome = (await make_topics([plan], services))[name]
+    except KafkaError as error:
+        return error.message or error.code.name
+    if isinstance(outcome, Topic):
+        return outcome
+    # Another client has created it in the meantime.
+    return await services.catalog.resolve(name) or outcome.message or outcome.code.name
+
+
 def _creatable(topic: TopicInfo) -> CreatableTopic:
     return CreatableTopic(
         name=topic.name,

@@ -12,6 +12,7 @@ the default, the text given at start, and the text that AlterConfigs stored for 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -109,6 +110,12 @@ def _key_url(url: str | None) -> str | None:
     if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
         return None
     return "must be https://HOST/PATH, http://HOST/PATH or file:///PATH"
+
+
+def _schema_name(text: str) -> str | None:
+    if re.fullmatch(r"(?!pg_|sluice|public$|information_schema$)[a-z_][a-z0-9_]{0,62}", text) or not text:
+        return None
+    return "must be empty or the name of a schema of its own, in lower-case letters, digits and underscores"
 
 
 def _not_blank(text: str) -> str | None:
@@ -340,6 +347,14 @@ class BrokerConfig:
         True,
         "Whether what happens to groups, and every offset commit, is written to the journal in Postgres. Not a Kafka "
         "setting.",
+        update=_AT_START,
+    )
+    sql_schema: str = setting(
+        ConfigType.STRING,
+        "kafka",
+        "Schema of the functions by which SQL clients produce, commit and read. Empty: no such functions. Not a Kafka "
+        "setting.",
+        _schema_name,
         update=_AT_START,
     )
     group_journal_retention_ms: int = setting(
@@ -948,7 +963,7 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 
 UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values() if key.internal) | {
     *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
-    *("group.journal.enable", "group.journal.retention.ms", "group.journal.retention.bytes"),
+    *("group.journal.enable", "group.journal.retention.ms", "group.journal.retention.bytes", "sql.schema"),
     *("reconcile.periodic.interval.ms", "log.commit.gather.ms"),
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
     *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),

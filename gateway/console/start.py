@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.config.definition import ConfigError
 from gateway.config.security import listener_security
 from gateway.console.kafka import Handles, Kafka
-from gateway.console.server import DEFAULT_LISTEN, STOP_TIMEOUT_S, Console, Parts
 from gateway.net.context import Services
 from gateway.security.authenticator import Users
 from storage.pool import Database
+
+if TYPE_CHECKING:
+    from gateway.console.server import Console
 
 logger = structlog.get_logger(__name__)
 
@@ -29,6 +32,9 @@ async def start_console(dispatch: Handles, services: Services, database: Databas
     broker = settings.broker
     if not broker.console_listen or not settings.roles.is_broker:
         return None
+    # Only now, because importing aiohttp takes long and a node without console and metrics does not need it.
+    from gateway.console.server import DEFAULT_LISTEN, STOP_TIMEOUT_S, Console, Parts
+
     plain = frozenset(
         listener.name
         for listener in settings.listeners
