@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.membership import Membership
+from gateway.cluster.placement import NO_LEADER
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore
 from storage.pool import Database
