@@ -71,7 +71,7 @@ async def test_the_catalog_is_the_log_and_the_lease_says_who_leads(database_url:
     ):
         epoch = await lead(leader.database, leader)
         await leader.create("t")
-        follower.membership.catalog_revision = lambda: 1
+        follower.membership.connect(catalog_revision=lambda: 1)
         await follower.membership.renew()
         answer, partition = await describe(leader, version)
         revision = await leader.topics.revision()
@@ -97,7 +97,7 @@ async def test_a_node_that_has_caught_up_has_since_it_was_last_heard_of(
         await lead(leader.database, leader)
         _, partition = await describe(leader)
         assert partition.current_voters[1].log_end_offset == -1, "it has not said"
-        follower.membership.catalog_revision = lambda: 10**6
+        follower.membership.connect(catalog_revision=lambda: 10**6)
         sql = await asyncpg.connect(database_url)
         try:
             # Registered and renewed long ago: it is the renewal that counts.
@@ -122,7 +122,7 @@ async def test_controllers_vote_and_brokers_observe(database_url: str) -> None:
         admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as broker,
     ):
         await lead(controller.database, controller)
-        broker.membership.catalog_revision = lambda: 10**6
+        broker.membership.connect(catalog_revision=lambda: 10**6)
         await broker.membership.renew()
         answer, partition = await describe(broker)
         assert partition.leader_id == 1

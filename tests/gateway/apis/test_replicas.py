@@ -451,7 +451,7 @@ async def test_who_leads_owns(database_url: str) -> None:
     """What follows leadership in a node, share groups for one, hears of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
-            node.catalog.leads = lambda node=node: node.membership.leads
+            node.catalog.place_by(lambda node=node: node.membership.leads)
         await assigned(nodes[0], "named", (1, 2))
         await reassign(nodes[0], "named", (0, (2, 1)))
 

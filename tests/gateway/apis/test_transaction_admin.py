@@ -29,7 +29,7 @@ from protocol.records import ControlType, control_type_of, iter_records, read_he
 from protocol.schema import message_schema
 from storage.errors import StorageUnavailable
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, at, batches_in, data_plane, only
+from tests.gateway.data_plane import DataPlane, Hears, at, batches_in, data_plane, only
 from tests.gateway.group_node import until
 from tests.storage.batches import new_batch
 
@@ -353,8 +353,7 @@ async def test_without_storage_clients_ask_again(node: DataPlane, monkeypatch: p
 
 async def test_an_abort_in_one_partition_ends_all_of_it_and_fences_the_producer(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
-    outcomes: list[str] = []
-    node.transactions.observe_end = outcomes.append
+    outcomes = node.outcomes
     producer = await begin(node, "a", keys(topic), ["group"])
     await append(node, *(batch(key, producer) for key in keys(topic)))
     assert await mark(node, producer, topic, 1) == [ErrorCode.NONE]
@@ -403,8 +402,7 @@ async def test_a_producer_that_is_no_more_ends_nothing(node: DataPlane) -> None:
 
 async def test_a_marker_commits_what_lies_in_a_partition_and_the_transaction_goes_on(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
-    outcomes: list[str] = []
-    node.transactions.observe_end = outcomes.append
+    outcomes = node.outcomes
     producer = await begin(node, "a", keys(topic))
     await append(node, *(batch(key, producer) for key in keys(topic)))
     waiting = asyncio.create_task(node.fetch([(topic, at(0))], isolation_level=1, max_wait_ms=LONG_MS, min_bytes=1))
@@ -466,7 +464,7 @@ async def test_a_marker_of_no_known_outcome_is_looked_for(node: DataPlane, monke
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))
     doubts: list[bool] = []
-    node.transactions.in_doubt = lambda: doubts.append(True)
+    node.markers.listener = Hears(in_doubt=lambda: doubts.append(True))
     commit = node.transactions.store.commit_in_partition
 
     async def lose(*args: Any, **named: Any) -> Any:

@@ -33,6 +33,9 @@ class Reader:
         self.settings = Settings()
         self.seen: list[Cluster] = []
 
+    def settings_changed(self, settings: Settings) -> None:
+        self.settings = settings
+
     def cluster_changed(self, cluster: Cluster) -> None:
         self.seen.append(cluster)
 
@@ -94,7 +97,8 @@ async def test_who_may_describe_topics_comes_with_them(node: GroupNode) -> None:
     revoked = Describing(Acls(), frozenset(), allow_everyone=False)
     by_turns = iter((revoked, after.describing))
     ClusterFeed(catalog, reader, lambda: next(by_turns))
-    catalog.changed()
+    await node.create_topic("v", 1)
+    await catalog.refresh_if_changed()
     await asyncio.sleep(0)
     assert reader.seen[-1].describing is after.describing, "whatever the revision"
 

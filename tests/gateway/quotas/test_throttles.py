@@ -38,9 +38,8 @@ def test_who_was_refused_a_connection_does_not_pay_for_it() -> None:
 
 def test_waits_are_told_and_addresses_that_went_are_forgotten() -> None:
     clock = Clock()
-    throttles = Throttles(clock)
     told: list[tuple[QuotaKey, float]] = []
-    throttles.throttled = lambda key, seconds: told.append((key, seconds))
+    throttles = Throttles(clock, throttled=lambda key, seconds: told.append((key, seconds)))
     for number in range(100):
         throttles.connection_wait_s(QUOTAS, f"address-{number}")
     assert not told
