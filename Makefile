@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-oldest-postgres test-containers test-objects check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects trust check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -34,6 +34,9 @@ test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and 
 
 test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat
 	@$(VENV)/bin/python -m tests.run --workers 0 tests/objects $(ARGS)
+
+trust: $(VENV)/dev.stamp ## Attack a cluster and judge what clients were told; ARGS="--minutes 30 --seed 7"
+	@$(VENV)/bin/python -m tests.trust $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts, prose
 	$(VENV)/bin/ruff check .

@@ -4,10 +4,10 @@
     python -m bench produce heartbeats  some of it
     python -m bench --write docs/benchmarks.md
 
-It ends with 1 where a target is missed.
+The command ends with 1 if a target is missed.
 
 Each measurement starts a gateway of its own in a fresh directory. Client, gateway and Postgres share the machine, so
-figures of different runs compare only roughly; the disk's own sync time is measured beside them.
+figures of different runs compare only roughly. The disk's own sync time is measured beside them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Row:
 def running_gateway(
     change: Callable[[GatewayProcess], GatewayProcess] = lambda gateway: gateway,
 ) -> Iterator[GatewayProcess]:
-    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names; `change` is
-    given it before it starts."""
+    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names. `change`
+    may change the gateway before it starts.
+    """
     directory = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=os.environ.get("SLUICE_BENCH_DIR")))
     directory.chmod(0o755)
     gateway = change(
@@ -142,7 +143,7 @@ def measure_consume() -> list[Row]:
             more = librdkafka.produce(gateway.bootstrap, "tail", seconds=0.3)
             warm = librdkafka.Throughput(warm.records + more.records, warm.seconds, warm.record_bytes)
         tail_records = min(warm.records, 100_000)
-        # What the tail does not hold any more would be a cold read: start at the last records only.
+        # A read of records that have left the tail would be a cold read, so start at the last records.
         tail = max(
             (librdkafka.consume_tail(gateway.bootstrap, "tail", partitions, records=tail_records) for _ in range(3)),
             key=lambda result: result.megabytes_per_second,

@@ -1,9 +1,9 @@
-"""How long `analyze` takes over a large journal, in how much memory, and whether it agrees with the planted truth.
+"""Measure how long `analyze` takes over a large journal, how much memory it needs, and whether its figures are right.
 
-`python -m bench.analysis --rows 10000000` acts out groups (tests/pipeline/planted.py), writes their journal to
-Postgres, analyses it in a process of its own as a user does, and compares every figure. One group has nine of ten rows,
-as the largest group of a real cluster does. `--url URL --truth FILE` keeps what was planted, so that it can be analysed
-again, and at another time than it was written.
+`python -m bench.analysis --rows 10000000` simulates groups whose correct figures are known (tests/pipeline/planted.py)
+and writes their journal to Postgres. Then it analyses the journal in a process of its own, as a user does, and compares
+every figure. One group has nine of ten rows, as the largest group of a real cluster does. `--url URL --truth FILE`
+keeps the planted journal and its correct figures, so that a later run can analyse the same journal again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PARTITIONS = 24
 ROUNDS_BETWEEN = 40
 FIGURES = ("rebalances", "partitions_moved", "minimum_moves", "unowned_partition_ms", "duplicates_min",
            "duplicates_max", "skipped", "forced", "accepted_commits", "refused_commits")  # fmt: skip
-"""Of a group: what was planted and what analysis wrote must be the same number."""
+"""Figures of each group: the planted number and the number that analysis wrote must be equal."""
 
 
 class Writer:
-    """Rows of all tables, written by binary COPY in chunks; numbers are reserved once, at the end."""
+    """Writes rows of all tables by binary COPY in chunks. Row numbers are reserved once, at the end."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
@@ -64,7 +64,7 @@ class Writer:
 
 
 async def plant(url: str, rows: int) -> dict[str, Truth]:
-    """Fills the journal with at least so many rows. What has to be found, by group."""
+    """Fill the journal with at least `rows` rows. Return the correct figures of each group."""
     database = await Database.open(url)
     await migrate(database)
     await database.close()
@@ -88,7 +88,9 @@ async def plant(url: str, rows: int) -> dict[str, Truth]:
 
 
 def planted(url: str, rows: int, told: Path | None) -> dict[str, Truth]:
-    """What is to be found; planted now unless `told` says what was planted before."""
+    """Return the correct figures of each group. If `told` is given, read what an earlier run planted; otherwise plant
+    now.
+    """
     if told is not None and told.exists():
         return {group: Truth(**truth) for group, truth in json.loads(told.read_text()).items()}
     started = time.monotonic()
@@ -101,7 +103,7 @@ def planted(url: str, rows: int, told: Path | None) -> dict[str, Truth]:
 
 
 async def _an_hour(group: Group, clock: Clock, writer: Writer) -> None:
-    """Everything that costs something, with much work in between."""
+    """Simulate an hour in which every counted event happens, with much undisturbed work in between."""
     for act in (
         lambda: group.join(duplicates=11),
         lambda: group.leave(force=True),
@@ -117,7 +119,7 @@ async def _an_hour(group: Group, clock: Clock, writer: Writer) -> None:
 
 
 def found(out: Path) -> dict[str, dict[str, int]]:
-    """What analysis wrote, summed as the truth is."""
+    """Return the figures that analysis wrote, summed as the correct ones are."""
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in parquet.read_table(out / "rebalance").to_pylist():
         mine = sums[row["group_id"]]
@@ -154,7 +156,9 @@ def differences(truths: dict[str, Truth], out: Path) -> list[str]:
 
 
 def analyze(url: str, out: Path, master: str) -> tuple[int, float, float, int, str]:
-    """Exit code, seconds, CPU seconds and the greatest resident memory (MiB) of the job's processes, its last words."""
+    """Return the job's exit code, its seconds, its CPU seconds, the peak resident memory of its processes (MiB) and its
+    last output.
+    """
     started, peak, busy = time.monotonic(), 0, 0.0
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "analyze", "--database-url", url, "--out", str(out), "--master", master,
@@ -191,11 +195,15 @@ def analyze(url: str, out: Path, master: str) -> tuple[int, float, float, int, s
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.analysis", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the journal (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the journal (default %(default)s)")
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--url", help="a database that is kept (default: one that is made and dropped)")
-    parser.add_argument("--truth", type=Path, help="where what was planted into --url is told; it is planted if not")
-    parser.add_argument("--plant-only", action="store_true", help="fill --url, and analyse it another time")
+    parser.add_argument("--url", help="a database to keep (default: create one and drop it)")
+    parser.add_argument(
+        "--truth",
+        type=Path,
+        help="file with the correct figures of --url; if it does not exist, plant the journal first",
+    )
+    parser.add_argument("--plant-only", action="store_true", help="fill --url without analysing it")
     given = parser.parse_args()
     if (given.url is None) != (given.truth is None) or (given.plant_only and given.url is None):
         parser.error("--url and --truth belong together, and --plant-only to both")

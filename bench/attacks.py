@@ -1,7 +1,9 @@
-"""Two peers' ways of filling a gateway's memory: not reading answers, and sending while Postgres stands still.
+"""Measure two attacks on a gateway's memory: clients that read no answers, and clients that send while Postgres is
+stopped.
 
-The one idea: what a node may hold for its clients is one bound (`ConnectionLimits.max_node_bytes`, for what is in work
-and again for what is arriving), whatever is sent in whatever pieces; so the process may not grow by much more.
+One bound limits what a node holds for its clients (`ConnectionLimits.max_node_bytes`). It applies once to requests in
+work and once more to requests that are arriving, however their bytes are divided. So the process must not grow by much
+more.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ PARTITIONS = 8
 SAMPLE_S = 0.05
 BOUND_BYTES = 2 * ConnectionLimits().max_node_bytes
 SPARE_BYTES = 96 * 1024 * 1024
-"""Beside the bound: a read that waits its turn and what the socket's buffer holds, of each connection; what reads from
-Postgres and files have begun; what the allocator keeps."""
+"""Growth allowed beyond the bound: for each connection, one read that waits its turn and the contents of the socket's
+buffer; reads from Postgres and files that have begun; memory that the allocator keeps.
+"""
 ALLOWED_BYTES = BOUND_BYTES + SPARE_BYTES
 
 
@@ -42,9 +45,9 @@ class Grown:
     before: int
     greatest: int
     after: int
-    """Once the peers have gone."""
+    """After the clients have disconnected."""
     sent_bytes: int
-    """By all peers, until they were not read from any more."""
+    """Bytes that all clients sent until the gateway stopped reading from them."""
 
     @property
     def within(self) -> bool:
@@ -52,14 +55,14 @@ class Grown:
 
 
 def resident(gateway: GatewayProcess) -> int:
-    """Bytes resident in the gateway's own process; its Postgres is another process."""
+    """Return the bytes resident in the gateway's own process. Its Postgres is another process."""
     return psutil.Process(gateway.pid).memory_info().rss
 
 
 async def unread_answers(
     gateway: GatewayProcess, *, peers: int = 40, megabytes: int = 8, seconds: float = 8, cold: bool = True
 ) -> Grown:
-    """Each peer asks 40 times for all that there is, and reads nothing."""
+    """Let each client request all records 40 times and read no answer."""
     topic = f"unread-{time.time_ns()}"
     await asyncio.to_thread(create_topic, gateway.bootstrap, topic, PARTITIONS)
     await _fill(gateway, topic, megabytes)
@@ -83,7 +86,7 @@ async def unread_answers(
 async def stalled_storage(
     gateway: GatewayProcess, *, peers: int = 40, record_bytes: int = 15_000, seconds: float = 8
 ) -> Grown:
-    """Each peer sends Produce requests while Postgres stands still, for as long as they are taken."""
+    """Let each client send Produce requests while Postgres is stopped, until the gateway stops reading."""
     topic = f"stalled-{time.time_ns()}"
     await asyncio.to_thread(create_topic, gateway.bootstrap, topic, PARTITIONS)
     request = frame(ApiKey.PRODUCE, PRODUCE_VERSION, 1, _produce(topic, 0, record_bytes))
@@ -109,9 +112,9 @@ async def _attack(gateway: GatewayProcess, request: bytes, times: int, peers: in
 
 
 def _send(peer: socket.socket, request: bytes, times: int, sent: int) -> int:
-    """What the peer's socket takes now of `times` requests, of which `sent` bytes are gone already."""
+    """Send as much of `times` requests as the socket accepts now; `sent` bytes of them have been sent already."""
     whole = 0
-    # Bounded, so that one peer that is read from does not keep the others from sending.
+    # Bounded, so that one client that the gateway reads from does not keep the others from sending.
     while whole < 4 * 1024 * 1024 and sent + whole < times * len(request):
         position = (sent + whole) % len(request)
         try:
@@ -119,7 +122,7 @@ def _send(peer: socket.socket, request: bytes, times: int, sent: int) -> int:
         except BlockingIOError:
             break
         except OSError:
-            # The gateway has closed it.
+            # The gateway has closed the connection.
             break
     return whole
 
@@ -137,7 +140,7 @@ def _peers(gateway: GatewayProcess, count: int) -> Iterator[list[socket.socket]]
 
 
 async def _fill(gateway: GatewayProcess, topic: str, megabytes: int) -> None:
-    """So much into each partition."""
+    """Fill each partition with so many megabytes."""
     host, _, port = gateway.bootstrap.rpartition(":")
     connection = await Connection.open(host, int(port))
     for index in range(PARTITIONS):

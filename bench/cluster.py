@@ -1,4 +1,6 @@
-"""Several nodes on one Postgres: how fast groups are taken over, how far others are behind, what an idle node costs."""
+"""Measure several nodes on one Postgres: how fast a node takes groups over, how late other nodes are, what an idle node
+costs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ Line = tuple[str, str, str, bool]
 
 LEASE_S = 5.0
 KNOWN_S = 6.0
-"""After so long a node that has just started is known to all."""
+"""Seconds after which all nodes know a node that has just started."""
 ROUNDS = 100
 TOPICS, PARTITIONS = 200, 50
 IDLE_S = 20.0
@@ -40,7 +42,7 @@ HEARTBEAT_GROUPS = 20
 
 @contextlib.contextmanager
 def nodes_on_one_postgres() -> Generator[list[GatewayProcess]]:
-    """Four nodes, not started, on a fresh Postgres."""
+    """Four nodes on a fresh Postgres, not started."""
     loop = LoopThread()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
@@ -77,16 +79,18 @@ def balance(nodes: Sequence[GatewayProcess]) -> None:
         if sum(held) == SHARDS and max(held) - min(held) <= 1:
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the nodes do not share the shards: {held}")
+            raise RuntimeError(f"the nodes have not divided the shards among them: {held}")
         time.sleep(0.1)
 
 
 async def takeover(nodes: Sequence[GatewayProcess], end: signal.Signals) -> float:
-    """Seconds until a member of a group whose coordinator ended is answered by another, in the same generation."""
+    """Return the seconds from the end of a group's coordinator until another node answers a member in the same
+    generation.
+    """
     group = fresh("group")
     owner = await coordinator_of(group, nodes)
     if owner is None:
-        raise RuntimeError("no node names a coordinator")
+        raise RuntimeError("no node knows the coordinator")
     async with (
         await WireClient.connect(owner.bootstrap) as first,
         await WireClient.connect(owner.bootstrap) as second,
@@ -101,7 +105,9 @@ async def takeover(nodes: Sequence[GatewayProcess], end: signal.Signals) -> floa
 
 
 async def visibility_ms(nodes: Sequence[GatewayProcess]) -> list[float]:
-    """Per round: from the answer of CreateTopics on one node until every other knows the topic."""
+    """Return, for each round, the time from the answer of CreateTopics on one node until every other node knows the
+    topic.
+    """
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     found: list[float] = []
     try:
@@ -123,7 +129,9 @@ async def visibility_ms(nodes: Sequence[GatewayProcess]) -> list[float]:
 
 
 async def behind_ms(writer: GatewayProcess, reader: GatewayProcess) -> tuple[float, float]:
-    """p50 from an acknowledgement to a waiting fetch's answer: on the writer's node, on the other."""
+    """Return the p50 from an acknowledgement to a waiting fetch's answer, on the writer's node and
+    on the other node.
+    """
     async with (
         await WireClient.connect(writer.bootstrap) as on_writer,
         await WireClient.connect(reader.bootstrap) as on_reader,
@@ -156,7 +164,9 @@ async def partitions_known(node: GatewayProcess) -> int:
 
 
 async def heartbeats(nodes: Sequence[GatewayProcess]) -> tuple[float, float]:
-    """Heartbeats per second of all, and microseconds of CPU that each costs its node."""
+    """Return the heartbeats per second of all nodes together, and the CPU microseconds that each heartbeat costs its
+    node.
+    """
     groups: dict[int, list[str]] = {id(node): [] for node in nodes}
     while any(len(found) < HEARTBEAT_GROUPS for found in groups.values()):
         name = fresh("beat")

@@ -1,7 +1,7 @@
-"""Microseconds per message: the specialised functions, kafka-python's codec and the construct grammar.
+"""Measure microseconds per message of the specialised functions, of kafka-python's codec and of the construct grammar.
 
-Run as `python -m bench.codec`. All three must agree on the bytes before anything is timed. Prints one table and the
-ratio that is the target: decode + encode of a JoinGroup response of 50 members within 1.5 times kafka-python's.
+Run as `python -m bench.codec`. All three must agree on the bytes before anything is timed. The command prints one table
+and the ratio that is the target: decode + encode of a JoinGroup response of 50 members within 1.5 times kafka-python's.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ CASES = (
 
 
 def microseconds(action: Callable[[], Any]) -> float:
-    """The fastest of some rounds, per call."""
+    """Return the time per call of the fastest of several rounds."""
     timer = timeit.Timer(action)
     once = max(timer.timeit(1), 1e-7)
     number = max(1, int(SECONDS_PER_ROUND / once))
@@ -192,7 +192,7 @@ def microseconds(action: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds, decode and encode."""
+    """Microseconds to decode and to encode."""
 
     ours: tuple[float, float]
     kafka_python: tuple[float, float]
@@ -209,7 +209,7 @@ def measure(case: Case) -> Timing:
     their_message = theirs.decode(encoded, version=version)
     their_message._header = None  # noqa: SLF001 - kafka-python cannot otherwise encode again what it decoded
     if not encoded == bytes(their_message.encode(version=version)) == grammar.build(message, version):
-        raise AssertionError(f"{case.name}: the codecs do not agree")
+        raise AssertionError(f"{case.name}: the codecs produce different bytes")
     return Timing(
         (
             microseconds(lambda: codec.decode(type(message), version, encoded)),
@@ -227,7 +227,7 @@ def measure(case: Case) -> Timing:
 
 
 def join_group_response_us() -> tuple[float, float]:
-    """Decode + encode of the JoinGroup response: ours and kafka-python's, microseconds."""
+    """Return the microseconds of decode + encode of the JoinGroup response, ours and kafka-python's."""
     timing = measure(JOIN_GROUP_RESPONSE)
     return sum(timing.ours), sum(timing.kafka_python)
 

@@ -1,7 +1,7 @@
-"""Offset commits at frame level: how many are answered per second, by a gateway and by Kafka alike.
+"""Measure offset commits at frame level: how many per second a server answers, be it a gateway or Kafka.
 
 Each connection is one member of a group of its own. It keeps a window of OffsetCommit requests of one partition in
-flight, as a consumer does that commits each record without waiting.
+flight, like a consumer that commits each record without waiting.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ COORDINATOR_S = 30.0
 async def commits(
     host: str, port: int, topic: str, *, connections: int, window: int, seconds: float, exists: bool = True
 ) -> Rate:
-    """Commits answered per second. RuntimeError if one does not end as it should: without an error, or, if the topic
-    does not exist, with UNKNOWN_TOPIC_OR_PARTITION."""
+    """Return the commits answered per second.
+
+    Raise RuntimeError if a commit is not answered as expected: without an error, or with UNKNOWN_TOPIC_OR_PARTITION if
+    the topic does not exist.
+    """
     loop = asyncio.get_running_loop()
     keepers = [await Connection.open(host, port) for _ in range(connections)]
     requests = await asyncio.gather(*(_joined(keeper, topic, exists) for keeper in keepers))
@@ -54,14 +57,14 @@ async def commits(
 
 
 async def _joined(connection: Connection, topic: str, exists: bool) -> tuple[bytes, int]:
-    """The frame of a commit by a new member of a new group, and the size of its answer."""
+    """Return the frame of a commit by a new member of a new group, and the size of its answer."""
     group_id = f"bench-commits-{time.time_ns()}"
     async with asyncio.timeout(COORDINATOR_S):
         while True:
             try:
                 joined = await join(connection, group_id)
             except RuntimeError:
-                # Kafka has just begun to make the topic of its coordinators.
+                # Kafka has just begun to create the topic of its coordinators.
                 await asyncio.sleep(0.1)
             else:
                 break

@@ -1,7 +1,8 @@
-"""Consumer groups (KIP-848) at frame level: a thousand members that join at once, and ten thousand that only live.
+"""Measure consumer groups (KIP-848) at frame level: a thousand members that join at once, and ten thousand at rest.
 
-The one idea: members do what stock clients do, and no more: join, take what they are given, say so, and ask again when
-they were told to. Several share a connection, so that the client costs little of the cores it shares with the gateway.
+Members do exactly what stock clients do: they join, take their assignment, acknowledge it, and send the next heartbeat
+after the interval that the answer named. Several members share a connection, so that the client costs little of the
+cores it shares with the gateway.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Member:
         await self._go(connection, await self.ask(connection))
 
     async def _go(self, connection: Connection, answer: ConsumerGroupHeartbeatResponse) -> None:
-        """What is taken away is let go of, and said; so is what is new."""
+        """Release revoked partitions and take new ones, and report both in the next heartbeat."""
         while answer.assignment is not None:
             given = {each.topic_id: frozenset(each.partitions) for each in answer.assignment.topic_partitions}
             if given == self.owned:
@@ -83,7 +84,7 @@ class Member:
 class Wave:
     seconds: float
     p99_ms: float
-    """Of heartbeats once all is quiet."""
+    """p99 of heartbeats once the groups are stable."""
 
 
 async def wave(host: str, port: int, topic: str, *, members: int, partitions: int) -> Wave:
@@ -100,7 +101,8 @@ async def wave(host: str, port: int, topic: str, *, members: int, partitions: in
         member.asked.clear()
     for _ in range(3):
         for at in range(MEMBERS_PER_CONNECTION):
-            # As many at once as there would be within ten milliseconds, were each to ask every five seconds.
+            # Send as many concurrently as would meet within ten milliseconds if each member sent a heartbeat every five
+            # seconds.
             for first in range(0, len(lines), 2):
                 await asyncio.gather(
                     *(line[at].beat(connection) for connection, line in lines[first : first + 2] if at < len(line))
@@ -113,12 +115,12 @@ async def wave(host: str, port: int, topic: str, *, members: int, partitions: in
 
 @dataclass(slots=True)
 class Crowd:
-    """Members of many groups that have joined and go on living."""
+    """Members of many groups that have joined and continue to send heartbeats."""
 
     lines: list[tuple[Connection, list[Member]]]
 
     async def live(self, *, interval_s: float, seconds: float) -> int:
-        """Everyone asks once every `interval_s`, evenly spread. How many asked."""
+        """Send a heartbeat of every member once per `interval_s`, evenly spread. Return the number of heartbeats."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
 
@@ -143,7 +145,7 @@ class Crowd:
 
 
 async def enter(host: str, port: int, topics: list[str], *, members: int) -> Crowd:
-    """`members` in as many groups as there are topics, all of which have come to rest."""
+    """Let `members` join as many groups as there are topics, and wait until all groups are stable."""
     began = time.time_ns()
     groups = [
         [Member(f"bench-live-{began}-{at}", f"m{number:05}", topic) for number in range(members // len(topics))]
@@ -185,9 +187,9 @@ def _converged(group: list[Member], partitions: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Target:
     whole_ms: float
-    """Of everybody's share, from nothing."""
+    """Time to compute the assignment of all members from nothing."""
     one_more_ms: float
-    """When one member joins."""
+    """Time to compute the assignment when one member joins."""
 
 
 def target(*, members: int, partitions: int) -> Target:

@@ -1,11 +1,11 @@
-"""`python -m bench.delay UPSTREAM SECONDS`: passes the bytes of every connection on to a server's Unix socket, each
-direction later by a given time, as a network between them would.
+"""`python -m bench.delay UPSTREAM SECONDS`: forward every connection to a server's Unix socket, and delay each
+direction, as a network would.
 
-The one idea: what arrives is noted with the moment at which it is due, and passed on at that moment; so a direction
-holds as much as the delay is long, and its throughput stays that of the machine. asyncio's timers are as fine as its
+Each piece of data is noted with the moment at which it is due, and forwarded at that moment. So a direction holds as
+much data as the delay is long, and its throughput stays that of the machine. asyncio's timers are as fine as its
 selector, and only `select` waits for parts of a millisecond.
 
-It tells the port that it listens at on standard output, and ends when its standard input does.
+The process prints the port that it listens at on standard output, and ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HELD_BYTES = 16 * 1024 * 1024
-"""Of one direction, beyond which its sender is not read: far more than what comes in within a millisecond."""
+"""Bytes that one direction may hold before its sender is not read: far more than arrives within a millisecond."""
 _PR_SET_TIMERSLACK = 29
 _STOP_S = 5.0
 
 
 class _Direction:
-    """What `source` has said and `sink` is to hear."""
+    """Bytes on their way from `source` to `sink`."""
 
     def __init__(self, delay_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._delay_s = delay_s
         self._held: deque[tuple[float, bytes | None]] = deque()
-        """With the moment at which each is due; None ends it."""
+        """Each with the moment at which it is due; None ends the direction."""
         self._held_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._full = False
@@ -47,7 +47,7 @@ class _Direction:
         self.look()
 
     def look(self) -> None:
-        """Pass on what is due; ask again when more is."""
+        """Forward what is due, and schedule the next call if more is held."""
         if self.sink is None:
             return
         now_s = self._loop.time()
@@ -76,14 +76,14 @@ class _Direction:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection: says into one direction, hears from the other."""
+    """One end of a connection: sends into one direction and receives from the other."""
 
     def __init__(self, says: _Direction, hears: _Direction) -> None:
         self._says, self._hears = says, hears
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        # Asked to go on as soon as the sink has taken all that it was given.
+        # Call resume_writing only after the sink has taken all bytes.
         transport.set_write_buffer_limits(high=0)
         self._says.source = self._hears.sink = transport
         self._hears.look()
@@ -124,7 +124,7 @@ async def _serve(upstream: str, delay_s: float) -> None:
 
 @contextlib.contextmanager
 def delayed(upstream: Path, delay_s: float) -> Iterator[int]:
-    """A process that passes on what it hears on the port given, while the context lasts."""
+    """Run a process that forwards connections while the context lasts. Yield its port."""
     command = [sys.executable, "-m", "bench.delay", str(upstream), str(delay_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -140,10 +140,10 @@ def delayed(upstream: Path, delay_s: float) -> Iterator[int]:
 
 def main() -> None:
     upstream, delay_s = sys.argv[1:]
-    # A network waits for no core: nor do we, where we may.
+    # A network does not wait for a core. If we are permitted, this process does not either.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    # Otherwise the kernel may wake us 0.05 ms late, to do so together with others.
+    # Otherwise the kernel may wake this process 0.05 ms late, together with others.
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     try:

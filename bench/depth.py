@@ -1,4 +1,6 @@
-"""What a cold fetch costs at 10 thousand and at a million batches of depth: it must follow the answer, not the log."""
+"""Measure a cold fetch at a depth of 10 thousand and of a million batches: its cost must follow the answer, not the
+log.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def fresh_directory() -> Path:
 
 
 async def measure() -> tuple[Cost, Cost]:
-    """Time of one Fetch of 64 KiB at a random offset, over the wire, of a log of SHALLOW and one of DEEP batches."""
+    """Return the time of one Fetch of 64 KiB at a random offset, over the wire, of a log of SHALLOW batches and of one
+    of DEEP.
+    """
     directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")
     url = await server.start()

@@ -1,8 +1,8 @@
-"""What a Postgres costs that is not on this machine: one record in flight and produce, with it near and 1.2 ms away.
+"""Measure the cost of a remote Postgres: one record in flight and produce, with Postgres near and 1.2 ms away.
 
-The one idea: the same Postgres, reached by its socket, and through a process that passes everything on (`delay.py`), in
-turns. That process works on the same cores, which no network does, so it is also measured without a delay; how far
-away Postgres is says a statement that does nothing.
+The same Postgres is reached by its socket and through a forwarding process (`delay.py`), in turns. That process works
+on the same cores, as no network does, so it is also measured without a delay. A statement that does nothing shows how
+far away Postgres is.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from storage.embedded import PORT, SOCKET_NAME, USER, EmbeddedPostgres
 from tests.gateway_process import GatewayProcess
 
 DELAY_S = 0.0006
-"""Of each direction."""
+"""Seconds by which each direction is delayed."""
 ROUNDS = int(os.environ.get("SLUICE_BENCH_DISTANCE_ROUNDS", "3"))
 SECONDS = float(os.environ.get("SLUICE_BENCH_DISTANCE_SECONDS", "8"))
-"""Of each produce."""
+"""Duration of each produce."""
 SAMPLES = 1_000
 PARTITIONS = 6
 TOLERANCE_MS = 0.2
-"""Of the median of one in flight, over the round trip: a statement that does nothing wakes fewer threads."""
+"""Allowed difference between the median of one in flight and the round trip, because a statement that does nothing
+wakes fewer threads.
+"""
 SHARE = 0.8
 
 NEAR, PASSED_ON, FAR = "near", "passed on", "far"
 STORES = ("inline", "segments")
-"""As it is for a Postgres that is given by its URL, and with a directory for the log."""
+"""Without a directory, as for a Postgres given by its URL, and with a directory for the log."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one place of Postgres and one store, a value of each round."""
+    """Figures of one place of Postgres and one store, one value per round."""
 
     statement_ms: list[float] = field(default_factory=list[float])
     in_flight_ms: list[float] = field(default_factory=list[float])
@@ -53,7 +55,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """What was found with one store."""
+    """Figures of one store."""
 
     near: Figures
     passed_on: Figures
@@ -61,17 +63,19 @@ class Distance:
 
     @property
     def round_trip_ms(self) -> float:
-        """What the delay alone adds to a statement that does nothing."""
+        """Return the milliseconds that the delay alone adds to a statement that does nothing."""
         return statistics.median(self.far.statement_ms) - statistics.median(self.passed_on.statement_ms)
 
     @property
     def over_ms(self) -> float:
-        """How much longer one in flight takes by the delay; what the process that passes it on takes is no distance."""
+        """Return by how much the delay lengthens one in flight. The cost of the forwarding process is not counted as
+        distance.
+        """
         return statistics.median(self.far.in_flight_ms) - statistics.median(self.passed_on.in_flight_ms)
 
     @property
     def share(self) -> float:
-        """Of the throughput that there is with Postgres near; the mean of all rounds."""
+        """Return the share of the throughput that is left with Postgres far away; the mean of all rounds."""
         return statistics.mean(self.far.bytes_per_second) / statistics.mean(self.near.bytes_per_second)
 
 
@@ -112,7 +116,7 @@ def _gateway_directory(directory: Path) -> Iterator[Path]:
 async def _measure(
     server: EmbeddedPostgres, database: str, port: int | None, directory: Path, store: str, figures: Figures
 ) -> None:
-    """One gateway on a new database, which it is measured on and which is dropped."""
+    """Measure one gateway on a new database, which is dropped afterwards."""
     holder = await asyncpg.connect(server.url)
     try:
         await holder.execute(f"create database {database}")
@@ -124,7 +128,7 @@ async def _measure(
         figures.statement_ms.append(await _statement_ms(url))
         await asyncio.to_thread(_produce, url, directory, store, figures)
         await holder.execute(f"drop database {database} with (force)")
-        # What one leaves to be written is not the next one's.
+        # Writes left over by one measurement must not burden the next one.
         await holder.execute("checkpoint")
     finally:
         await holder.close()
@@ -145,7 +149,7 @@ def _produce(url: str, directory: Path, store: str, figures: Figures) -> None:
 
 
 async def _statement_ms(url: str) -> float:
-    """p50 of a statement that does nothing."""
+    """Return the p50 of a statement that does nothing."""
     connection = await asyncpg.connect(url)
     times_ms: list[float] = []
     try:

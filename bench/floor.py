@@ -1,7 +1,8 @@
-"""What one small record costs on each storey: the disk's sync, the commit in Postgres, the gateway, the client.
+"""Measure the cost of one small record at each storey: the disk's sync, the commit in Postgres, the gateway, the
+client.
 
-The one idea: storeys are measured in turns, a few at a time, so that what else the machine does falls on all of them
-and their differences mean something.
+Storeys are measured in turns, a few samples at a time. So other load on the machine falls on all of them, and their
+differences are meaningful.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from tests.gateway_process import GatewayProcess
 
 TURNS = 20
 SAMPLES = 50
-"""Of each storey in each turn."""
+"""Samples of each storey in each turn."""
 PRODUCE_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Milliseconds, the median of each storey."""
+    """The median of each storey, in milliseconds."""
 
     disk_sync: float
     statement: float
     """A statement that does nothing, on a connection of its own."""
     decide: float
-    """`append_inline` for one record of 100 bytes, its commit not waited for (synchronous_commit = off)."""
+    """`append_inline` for one record of 100 bytes, without waiting for its commit (synchronous_commit = off)."""
     append: float
-    """The same, committed: what no gateway can be faster than."""
+    """The same, committed: no gateway can be faster."""
     gateway: float
     """A Produce request over a bare socket."""
     client: float
@@ -55,7 +56,7 @@ class Floor:
 
 
 async def measure(gateway: GatewayProcess, topic: str) -> Floor:
-    """`topic` has one partition."""
+    """Measure each storey. `topic` has one partition."""
     batch = build_batch([Record(offset=0, timestamp=time.time_ns() // 1_000_000, key=None, value=os.urandom(100))])
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None

@@ -1,4 +1,4 @@
-"""Group traffic at frame level: heartbeats per second, and how long 500 members take to join one group.
+"""Measure group traffic at frame level: heartbeats per second, and how long 500 members take to join one group.
 
 Frames are encoded once and answers are counted, so that the client costs little of the two cores it shares with the
 gateway.
@@ -24,7 +24,7 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssig
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION = 9, 5, 4
 MEMBER_ID_REQUIRED = ErrorCode.MEMBER_ID_REQUIRED
 FRAME_HEAD_BYTES = 4 + 5
-"""Length, and the response header v1 without tagged fields."""
+"""The length, and the response header v1 without tagged fields."""
 CONNECTED_AT_ONCE = 500
 METADATA = bytes.fromhex("0001000000010001740000000000000000")
 
@@ -67,7 +67,9 @@ def join_request(group_id: str, member_id: str = "") -> JoinGroupRequest:
 
 
 async def join(connection: Connection, group_id: str, member_id: str = "") -> JoinGroupResponse:
-    """The two-step join of KIP-394: first for an id, then with it; parks until the join phase completes."""
+    """Join in the two steps of KIP-394: first to receive an id, then with that id. The call waits until the join phase
+    completes.
+    """
     while True:
         request = join_request(group_id, member_id)
         answer = await connection.ask(ApiKey.JOIN_GROUP, JOIN_VERSION, request, JoinGroupResponse)
@@ -103,10 +105,10 @@ async def sync(connection: Connection, group_id: str, joined: JoinGroupResponse)
 
 
 async def join_wave(host: str, port: int, members: int) -> float:
-    """Seconds from the last member's JoinGroup being sent until all members hold their assignment of one generation.
+    """Return the seconds from the last member's JoinGroup until all members hold their assignment of one generation.
 
-    Members join an existing group whose leader holds the join phase open until all are there: every member but the
-    last is parked first, so what is measured is completion, answers and the sync round.
+    Members join an existing group whose leader holds the join phase open until all have joined. Every member but the
+    last is parked first, so the time measured is that of completion, answers and the sync round.
     """
     group_id = f"bench-wave-{time.time_ns()}"
     connections = [await Connection.open(host, port) for _ in range(members)]
@@ -139,7 +141,7 @@ async def join_wave(host: str, port: int, members: int) -> float:
     generations = await asyncio.gather(*waiting, first)
     elapsed = time.perf_counter() - started
     if len(set(generations)) != 1:
-        raise RuntimeError(f"members ended in generations {set(generations)}")
+        raise RuntimeError(f"members ended in different generations {set(generations)}")
     for connection in connections:
         connection.writer.close()
     return elapsed
@@ -149,13 +151,13 @@ async def join_wave(host: str, port: int, members: int) -> float:
 class Crowd:
     seconds: float
     refused: int
-    """Answers that sent a client elsewhere, as when a lease has lapsed; its client asked again."""
+    """Answers that sent a client to another node, for example after a lease had lapsed. The client then asked again."""
 
 
 async def crowd(host: str, port: int, groups: int) -> Crowd:
-    """Seconds until `groups` groups of one member each are stable, all of which join at once, as after an outage.
+    """Return the seconds until `groups` groups of one member each are stable, if all join at once, as after an outage.
 
-    Each member has a connection of its own and asks again when it is refused, as clients do.
+    Each member has a connection of its own and asks again if it is refused, as clients do.
     """
     name = f"bench-crowd-{time.time_ns()}"
     connections: list[Connection] = []
@@ -231,9 +233,10 @@ class Counter(asyncio.Protocol):
 async def heartbeats(
     host: str, port: int, *, connections: int, window: int, seconds: float, groups: Sequence[str] = ()
 ) -> Rate:
-    """Heartbeats answered per second: `connections` members of as many groups, `window` requests in flight on each.
+    """Return the heartbeats answered per second, of `connections` members of as many groups, with `window` requests in
+    flight on each.
 
-    `groups` names the groups where the node is one of several, and must be theirs that it coordinates.
+    If the node is one of several, `groups` must name groups that this node coordinates.
     """
     loop = asyncio.get_running_loop()
     counters: list[Counter] = []

@@ -1,9 +1,10 @@
-"""What a join costs and repeats: the same consumers on a gateway in each handoff mode, and on Apache Kafka.
+"""Measure how long a join takes and how many records it repeats, on a gateway in each handoff mode and on Apache Kafka.
 
-The one idea: a first consumer is given every record and hands them to a worker; a second one joins; the worker is done
-a moment later, and the first commits. What the second one is given again was given away before that. Beside it: how
-long a group of consumers with auto-commit takes from a join until every partition has its one owner again, librdkafka's
-and Java's; and how long one takes whose first member has committed all that it was given.
+A first consumer receives every record and hands the records to a worker. A second consumer joins; the worker finishes a
+moment later, and the first consumer commits. Records that the second consumer receives as well are duplicates.
+
+Two more figures: how long consumers with auto-commit, librdkafka's and Java's, take from a join until every partition
+has exactly one owner again; and how long a join takes if the first member has committed everything that it received.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.kafka.process import KafkaProcess, assemble
 PARTITIONS = 6
 RECORDS = 600
 WORK_S = 1.0
-"""What the worker takes beyond the join."""
+"""Seconds that the worker needs after the join."""
 PATIENCE_S = 60.0
 JOINS = 7
 JAVA_SUITE = "java4"
@@ -45,7 +46,7 @@ JAVA_ASSIGNORS: Mapping[str, str] = {"eager": "range", "cooperative": "cooperati
 
 
 class Member(threading.Thread):
-    """Reads until told to stop. Without auto-commit it commits what it was given when told to `finish`."""
+    """Reads until `stop`. Without auto-commit it commits what it received when `finish` is called."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, *, auto_commit: bool) -> None:
         super().__init__(daemon=True)
@@ -82,7 +83,7 @@ class Member(threading.Thread):
                 reached = {partition: offset + 1 for partition, offset in self.given}
                 offsets = [confluent_kafka.TopicPartition(self._topic, *each) for each in reached.items()]
                 with contextlib.suppress(confluent_kafka.KafkaException):
-                    # Refused where the group is between two generations: the work is done all the same.
+                    # The commit is refused if the group is between two generations. The work is done all the same.
                     self._consumer.commit(offsets=offsets, asynchronous=False)
                 self.finished.set()
         self._consumer.close()
@@ -111,7 +112,7 @@ def _until(holds: Callable[[], bool]) -> float:
     began = time.monotonic()
     while not holds():
         if time.monotonic() - began > PATIENCE_S:
-            raise AssertionError("the group did not settle")
+            raise AssertionError("the group did not become stable in time")
         time.sleep(0.005)
     return time.monotonic() - began
 
@@ -122,7 +123,9 @@ def _settled(members: list[Member]) -> bool:
 
 
 def duplicates(bootstrap: str, protocol: str) -> tuple[int, float]:
-    """Records given twice by a join with uncommitted work, and seconds from the join until both own their share."""
+    """Return the number of records delivered twice after a join with uncommitted work, and the seconds from the join
+    until both consumers own their share.
+    """
     group, topic = f"g-{uuid.uuid4().hex[:8]}", _topic(bootstrap, RECORDS)
     first, second = (Member(bootstrap, group, topic, protocol, auto_commit=False) for _ in range(2))
     first.start()
@@ -132,16 +135,18 @@ def duplicates(bootstrap: str, protocol: str) -> tuple[int, float]:
     worker.start()
     took_s = _until(lambda: _settled([first, second]))
     worker.join()
-    # Whatever is given again is given now: the second one reads to the end of what it owns.
+    # Duplicates arrive now, because the second consumer reads to the end of the partitions it owns.
     time.sleep(2 * WORK_S)
     second.stop()
     first.stop()
-    # An eager consumer reads again what it keeps, too: it begins anew at what is committed. That is no handoff.
+    # An eager consumer also reads the partitions that it keeps again, from the committed offset. That is no handoff.
     return len(set(first.given) & set(second.given)), took_s
 
 
 def rebalances(bootstrap: str, protocol: str) -> float:
-    """Median milliseconds from the start of a joining consumer until all own their share; with auto-commit."""
+    """Return the median milliseconds from the start of a joining consumer until all own their share,
+    with auto-commit.
+    """
     took: list[float] = []
     for _ in range(JOINS):
         group, topic = f"g-{uuid.uuid4().hex[:8]}", _topic(bootstrap, RECORDS)
@@ -157,8 +162,10 @@ def rebalances(bootstrap: str, protocol: str) -> float:
 
 
 def committed_joins(bootstrap: str, protocol: str) -> float:
-    """Median milliseconds from the start of a second consumer until both own their share; the first has been given
-    every record, and has committed them all."""
+    """Return the median milliseconds from the start of a second consumer until both own their share.
+
+    The first consumer has received every record and has committed them all.
+    """
     took: list[float] = []
     for _ in range(JOINS):
         group, topic = f"g-{uuid.uuid4().hex[:8]}", _topic(bootstrap, RECORDS)
@@ -174,7 +181,7 @@ def committed_joins(bootstrap: str, protocol: str) -> float:
 
 
 def java_joins(bootstrap: str, protocol: str) -> float:
-    """What `rebalances` measures, with Java's consumers."""
+    """Return the same figure as `rebalances`, with Java's consumers."""
     suite = suites.load(suites.FOLDER / JAVA_SUITE)
     with tempfile.TemporaryDirectory(prefix="java-joins-") as directory:
         environment = {
@@ -197,7 +204,7 @@ def java_joins(bootstrap: str, protocol: str) -> float:
 
 
 def _java_missing() -> str | None:
-    """Why Java's consumers cannot be measured here, or None; builds them."""
+    """Return why Java's consumers cannot be measured here, or None after building them."""
     suite = suites.load(suites.FOLDER / JAVA_SUITE)
     missing = suite.missing()
     if missing is None:
@@ -233,7 +240,7 @@ def _kafka() -> Iterator[str]:
 
 
 def measure() -> list[tuple[str, str, str, bool]]:
-    """What, target, measured, met."""
+    """Return rows of name, target, measured value and whether the target was met."""
     servers: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {
         "off": lambda: _gateway("off"),
         "ack": lambda: _gateway("ack"),

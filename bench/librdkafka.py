@@ -1,4 +1,4 @@
-"""Throughput and latency as librdkafka sees them: produce, one record in flight, tail and cold consumption.
+"""Measure throughput and latency with librdkafka: produce, one record in flight, tail and cold consumption.
 
 Every figure comes from a stock confluent-kafka client on the same machine. A produce figure counts only records whose
 delivery report (acks=all, so a committed transaction with a synced WAL) has arrived.
@@ -41,7 +41,10 @@ def create_topic(bootstrap: str, name: str, partitions: int, configs: dict[str, 
 
 
 def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024) -> Throughput:
-    """Produces for `seconds` as fast as acknowledgements allow, then waits for the rest; counts the acknowledged."""
+    """Produce for `seconds` as fast as acknowledgements allow, then wait for the rest.
+
+    Count the acknowledged records.
+    """
     acknowledged = 0
     failures: list[KafkaError] = []
 
@@ -78,7 +81,7 @@ def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1
 
 
 def one_in_flight(bootstrap: str, topic: str, *, samples: int = 2000) -> Latency:
-    """Time from produce() to delivery report with a single record in flight, acks=all, no linger."""
+    """Measure the time from produce() to the delivery report with a single record in flight, acks=all, no linger."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     payload = os.urandom(100)
     times: list[float] = []
@@ -96,7 +99,7 @@ def one_in_flight(bootstrap: str, topic: str, *, samples: int = 2000) -> Latency
 
 
 def disk_sync(directory: str, *, samples: int = 500) -> Latency:
-    """The disk's own price of one 8 KiB write followed by fdatasync, the floor below every durable acknowledgement."""
+    """Measure one 8 KiB write followed by fdatasync: the floor below every durable acknowledgement."""
     path = os.path.join(directory, "sync-probe")
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     block = os.urandom(8192)
@@ -114,7 +117,7 @@ def disk_sync(directory: str, *, samples: int = 500) -> Latency:
 
 
 def consume(bootstrap: str, topic: str, partitions: int, *, records: int, record_bytes: int = 1024) -> Throughput:
-    """Reads `records` from the start of the topic with manual assignment; time runs from the first message."""
+    """Read `records` from the start of the topic with manual assignment. Time runs from the first message."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -130,7 +133,7 @@ def consume(bootstrap: str, topic: str, partitions: int, *, records: int, record
 
 
 def consume_tail(bootstrap: str, topic: str, partitions: int, *, records: int, record_bytes: int = 1024) -> Throughput:
-    """Reads the newest `records` of the topic: what the gateway still holds in memory, if that is not too many."""
+    """Read the newest `records` of the topic. The gateway still holds them in memory, if they are not too many."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

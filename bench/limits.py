@@ -4,10 +4,10 @@
     python -m bench.limits paced --servers sluice   some of it
     python -m bench.limits --write docs/machine-limit.md
 
-While a workload runs, the CPU of every process and thread is taken from /proc (`usage.py`), with what the disk was
-given and how busy the cores were. Beside each server stands a sink, which acknowledges everything and keeps nothing
-(`sink.py`): what it reaches is the most that client and sockets can do here. What the disk and Postgres take by
-themselves is measured first.
+While a workload runs, the CPU of every process and thread is taken from /proc (`usage.py`), with the bytes written to
+the disk and how busy the cores were. Beside each server stands a sink, which acknowledges everything and keeps nothing
+(`sink.py`): its rate is the most that client and sockets can do here. The disk and Postgres are first measured by
+themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.compat.brokers import APACHE_KAFKA, SLUICE
 MEGABYTE = 1_000_000
 PARTITIONS = 6
 PAYLOADS = 1000
-"""That differ, and take turns."""
+"""Number of different payloads, which take turns."""
 WARM_UP_S = 5.0
 STATISTICS_MS = 500
 FLUSH_S = 60.0
@@ -51,10 +51,10 @@ SEQUENTIAL_WRITES = 100
 COMMITS = 2_000
 
 BUSY = 0.85
-"""Of a core, of all cores or of the disk: so much is all that can be had of it."""
+"""Share of a core, of all cores or of the disk that counts as all of it."""
 
 OTHERS = 0.25
-"""Of all cores: with so much for others the machine is not ours to measure."""
+"""Share of all cores: if other programs use more, the figures do not describe this machine."""
 
 SERVERS = {
     "sluice": (SLUICE, {}),
@@ -66,7 +66,7 @@ SINK = "sink"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a workload is offered: at full speed, or by `pace` records a second, or one at a time."""
+    """The way a workload is offered: at full speed, by `pace` records a second, or one at a time."""
 
     says: str
     batch_bytes: int = 1_000_000
@@ -74,7 +74,7 @@ class Load:
     producers: int = 1
     pace: int = 0
     alone: bool = False
-    """Each record waits for the acknowledgement of the last."""
+    """Each record waits for the acknowledgement of the previous one."""
 
     @property
     def flood(self) -> bool:
@@ -93,13 +93,13 @@ LOADS = {
 
 @dataclass(slots=True)
 class _Client:
-    """One producer: what it was told, and how many requests it has sent."""
+    """One producer: what its callbacks reported, and how many requests it has sent."""
 
     records: int = 0
     latencies_ms: list[float] = field(default_factory=list[float])
     failures: list[KafkaError] = field(default_factory=list[KafkaError])
     requests: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """Seconds, and Produce requests so far."""
+    """Pairs of seconds and Produce requests so far."""
 
     def on_delivery(self, error: KafkaError | None, _message: Message) -> None:
         if error is None:
@@ -116,10 +116,10 @@ class _Client:
         self.requests.append((time.perf_counter(), sum(broker["req"].get("Produce", 0) for broker in brokers)))
 
     def requests_between(self, first_s: float, last_s: float) -> float:
-        """By the rate between the first and the last statistics in that time."""
+        """Return the requests in that time, at the rate between the first and the last statistics in it."""
         within = [each for each in self.requests if first_s <= each[0] <= last_s]
         if len(within) < 2:
-            raise RuntimeError("the client has told nothing of its requests")
+            raise RuntimeError("librdkafka reported no statistics of its requests")
         (since_s, before), (until_s, after) = within[0], within[-1]
         return (after - before) / (until_s - since_s) * (last_s - first_s)
 
@@ -148,7 +148,7 @@ class Profile:
         return sum(usage.cpu_s for group, usage in self.spent.groups.items() if not group.startswith("client:"))
 
     def verdict(self) -> str:
-        """What there was no more of, by these figures alone."""
+        """Return which resource was exhausted, by these figures alone."""
         machine, seconds = self.spent.machine, self.spent.seconds
         cores = os.cpu_count() or 1
         busy = 1 - (machine.idle_s + machine.disk_wait_s) / (cores * seconds)
@@ -175,7 +175,7 @@ class Profile:
 
 
 def profile(server: str, load: Load, bootstrap: str, pid: int, directory: Path, seconds: float) -> Profile:
-    """Offers the load for that time after a warm-up, on a topic that is there."""
+    """Offer the load for that time after a warm-up, on an existing topic."""
     clients = [_Client() for _ in range(load.producers)]
     done = threading.Event()
     errors: list[BaseException] = []
@@ -251,7 +251,7 @@ def _offer(load: Load, bootstrap: str, client: _Client, done: threading.Event) -
                 number += 1
             producer.poll(0.001)
     if producer.flush(FLUSH_S):
-        raise RuntimeError(f"not all was acknowledged within {FLUSH_S:.0f} s")
+        raise RuntimeError(f"not all records were acknowledged within {FLUSH_S:.0f} s")
 
 
 def _flood(producer: Producer, turns: Iterator[bytes], client: _Client, done: threading.Event) -> None:
@@ -268,7 +268,7 @@ def _flood(producer: Producer, turns: Iterator[bytes], client: _Client, done: th
 
 @contextlib.contextmanager
 def serving(server: str) -> Iterator[tuple[str, int, Path]]:
-    """Address, process id and directory of a fresh server with the topic."""
+    """Start a fresh server with the topic. Yield its address, process id and directory."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-limits-", dir=os.environ.get("SLUICE_BENCH_DIR")))
     directory.chmod(0o755)
     try:
@@ -293,16 +293,16 @@ def serving(server: str) -> Iterator[tuple[str, int, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What the disk and Postgres take by themselves, one at a time."""
+    """Costs of the disk and of Postgres by themselves, measured one at a time."""
 
     sync_ms: float
-    """One write of 8 KiB and its sync; the median."""
+    """The median of one write of 8 KiB and its sync."""
     sequential: float
-    """Megabytes a second: SEQUENTIAL_BYTES and a sync, again and again."""
+    """Megabytes a second, by writing SEQUENTIAL_BYTES and a sync repeatedly."""
     commit_ms: float
-    """A row of 100 bytes, committed; the median."""
+    """The median of committing a row of 100 bytes."""
     commit: Spent
-    """All COMMITS of them."""
+    """Use of the machine by all COMMITS commits."""
 
 
 def measure_floors() -> Floors:
@@ -413,7 +413,7 @@ def _summary(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _ceilings(profiles: Sequence[Profile]) -> list[str]:
-    """What the cores would carry if nothing else bounded it."""
+    """Return the rates that the cores would allow if nothing else bounded them."""
     cores = os.cpu_count() or 1
     lines: list[str] = []
     for each in profiles:
@@ -475,9 +475,9 @@ _ABOUT = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.limits", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(LOADS)}")
-    parser.add_argument("--seconds", type=float, default=15, help="of each workload on each server")
-    parser.add_argument("--servers", default=f"{SINK},sluice,kafka", help=f"of {SINK}, {', '.join(SERVERS)}")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"one of {', '.join(LOADS)}")
+    parser.add_argument("--seconds", type=float, default=15, help="seconds of each workload on each server")
+    parser.add_argument("--servers", default=f"{SINK},sluice,kafka", help=f"some of {SINK}, {', '.join(SERVERS)}")
     parser.add_argument("--write", type=Path, help="also write the report to this file")
     given = parser.parse_args()
     names, servers = given.workloads or list(LOADS), given.servers.split(",")

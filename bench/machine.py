@@ -1,4 +1,4 @@
-"""Where a report was measured: the machine, the commit and the client, in one line."""
+"""Describe where a report was measured, in one line: the machine, the commit and the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resident memory of the gateway process: idle, with 1,000 connections, with 100,000 committed offsets."""
+"""Measure the resident memory of the gateway process: idle, with 1,000 connections, with 100,000 committed offsets."""
 
 from __future__ import annotations
 

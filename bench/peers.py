@@ -5,10 +5,10 @@
     python -m bench.peers --seconds 5 --rounds 1
     python -m bench.peers --against ../before --rounds 4 consume   beside another checkout instead of Kafka
 
-Servers take turns within a round, so that what else the machine does falls on all. Kafka is measured as it is shipped,
-when it acknowledges before a sync, and with a sync for every message (`log.flush.interval.messages=1`); Sluice always
-syncs. Two checkouts change their order with each round. A ratio above 1 says that Sluice is faster, or needs more where
-the figure is a cost.
+Servers take turns within a round, so that other load on the machine falls on all. Kafka is measured twice: as it is
+shipped, when it acknowledges before a sync, and with a sync for every message (`log.flush.interval.messages=1`). Sluice
+always syncs. Two checkouts change their order with each round. A ratio above 1 says that Sluice is faster, or needs
+more if the figure is a cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.workloads import WORKLOADS, Workload
 from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker, BrokerProcess
 from tests.gateway_process import GatewayProcess
 
-# Each with its name, how it is started, and its settings; ratios are the first's to the others'.
+# Each server has its name, the way to start it, and its settings. Ratios compare the first server with each other one.
 Servers = Sequence[tuple[str, Broker, dict[str, str]]]
 
 PEERS: Servers = (
@@ -38,7 +38,7 @@ PEERS: Servers = (
 
 
 def checkouts(other: Path) -> Servers:
-    """This checkout and another, which runs with the same packages."""
+    """Return this checkout and another one, which runs with the same packages."""
 
     def process(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
         return GatewayProcess(directory, database_url=None, settings=settings, environment={}, root=other)
@@ -49,11 +49,11 @@ def checkouts(other: Path) -> Servers:
 def measure(
     names: Sequence[str], servers: Servers, *, seconds: float, rounds: int
 ) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """Per workload and figure, each server's values in the order of the rounds."""
+    """Return, per workload and figure, each server's values in the order of the rounds."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name in names:
         for number in range(rounds):
-            # Whether a server comes first matters least where it is the one time this and the other time that.
+            # Servers alternate in coming first, so that the order favours neither.
             turns = servers[::-1] if len(servers) == 2 and number % 2 else servers
             for server, broker, settings in turns:
                 directory = Path(tempfile.mkdtemp(prefix="sluice-peers-", dir=os.environ.get("SLUICE_BENCH_DIR")))
@@ -87,8 +87,8 @@ def report(found: dict[tuple[str, str], dict[str, list[float]]], servers: Server
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--seconds", type=float, default=30, help="of each produce")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"one of {', '.join(WORKLOADS)}")
+    parser.add_argument("--seconds", type=float, default=30, help="seconds of each produce")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout, instead of Apache Kafka")
     parser.add_argument("--write", type=Path, help="also write the report to this file")

@@ -1,12 +1,12 @@
-"""`python -m bench.pipeline`: what archive, verify and replay reach on local[2], a gateway on the same two cores.
+"""`python -m bench.pipeline`: rates of archive, verify and replay on local[2], with a gateway on the same two cores.
 
     python -m bench.pipeline                    rates of archive, verify and replay
     python -m bench.pipeline peer               archive beside the same job from Apache Kafka, in turns
     python -m bench.pipeline latency            the gateway's produce latency, without an archive and with one
     python -m bench.pipeline size --gigabytes 4 --memory 512m    a large topic through a small heap
 
-A rate is of the batches behind the first one, in which the JVM compiles; verify's is of its whole comparison. Clients,
-broker, Postgres and Spark share the machine. Records have 200 bytes.
+A rate excludes the first batch, in which the JVM compiles; verify's rate is of its whole comparison. Clients, broker,
+Postgres and Spark share the machine. Records have 200 bytes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=("rates", "peer", "latency", "size"), default="rates")
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
-    parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")
-    parser.add_argument("--nice", default="idle", help="of the archive of `latency` (default %(default)s)")
+    parser.add_argument(
+        "--gigabytes", type=float, default=4.0, help="size of the topic of `size` (default %(default)s)"
+    )
+    parser.add_argument("--memory", default="1500m", help="memory of the job of `size` (default %(default)s)")
+    parser.add_argument("--nice", default="idle", help="niceness of the archive of `latency` (default %(default)s)")
     given = parser.parse_args(arguments)
     measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
         "rates": rates, "peer": peer, "latency": latency, "size": size,
@@ -101,8 +103,10 @@ def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
 
 
 def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
-    """p99 of one record at a time, acknowledged: while an archive follows a topic, while it catches up, and without one
-    before and after, since a machine is not the same all the time."""
+    """Measure the p99 of one acknowledged record at a time, while an archive follows a topic and while it catches up.
+
+    The p99 without an archive is measured before and after, because a machine does not stay the same.
+    """
     bootstrap = gateway.bootstrap
     create_topic(bootstrap, "probe", 1)
     live, backlog = f"live-{time.time_ns()}", fresh(bootstrap, given.records)
@@ -135,7 +139,7 @@ def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) ->
 
 
 def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
-    """Archive and verify a topic that is many times the heap; memory must follow the batch, not the topic."""
+    """Archive and verify a topic that is many times the heap. Memory must follow the batch, not the topic."""
     started, bootstrap = time.monotonic(), gateway.bootstrap
     topic, out = fresh(bootstrap, int(given.gigabytes * 1e9 / RECORD_BYTES)), str(folder / "table")
     print(f"{given.gigabytes:g} GB were produced in {time.monotonic() - started:.0f} s", flush=True)
@@ -154,7 +158,7 @@ def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
 
 
 def fresh(bootstrap: str, records: int) -> str:
-    """A new topic that holds so many."""
+    """Create a topic that holds so many records. Return its name."""
     topic = f"bench-{time.time_ns()}"
     create_topic(bootstrap, topic, PARTITIONS)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
@@ -167,18 +171,18 @@ def fresh(bootstrap: str, records: int) -> str:
             except BufferError:
                 producer.poll(0.1)
     if producer.flush(300):
-        raise RuntimeError(f"{bootstrap} did not take all records")
+        raise RuntimeError(f"{bootstrap} did not acknowledge all records")
     return topic
 
 
 def payloads() -> list[bytes]:
-    """Text that compresses as ordinary values do, of which a thousand differ."""
+    """Return a thousand different texts that compress as ordinary values do."""
     return [os.urandom(RECORD_BYTES // 2).hex().encode() for _ in range(1000)]
 
 
 @contextlib.contextmanager
 def feeding(bootstrap: str, topic: str) -> Iterator[None]:
-    """`LIVE_PER_SECOND` records into a topic, until the end."""
+    """Produce `LIVE_PER_SECOND` records a second into a topic until the context ends."""
     ended = threading.Event()
 
     def feed() -> None:
@@ -186,7 +190,7 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
         values, sent, started = payloads(), 0, time.monotonic()
         while not ended.wait(0.02):
             due = int((time.monotonic() - started) * LIVE_PER_SECOND)
-            # A machine that does not keep up is given the rest later: a feed that ended would flatter the figures.
+            # If the machine does not keep up, the rest is sent later: a producer that ended would flatter the figures.
             with contextlib.suppress(BufferError):
                 while sent < due:
                     producer.produce(topic, values[sent % 1000], partition=sent % PARTITIONS)
@@ -204,7 +208,7 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
 
 
 def probe(bootstrap: str) -> tuple[float, float]:
-    """p50 and p99 in milliseconds of one record at a time, from produce to its acknowledgement."""
+    """Return the p50 and p99 in milliseconds from produce to acknowledgement, one record at a time."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     times: list[float] = []
     answers: list[KafkaError | None] = []
@@ -241,12 +245,12 @@ def apache_kafka(folder: Path) -> Iterator[KafkaProcess]:
 
 @dataclass
 class Job:
-    """A job as its own process: its lines, and the resident memory of all its processes together."""
+    """A job as its own process: its output lines, and the resident memory of all its processes together."""
 
     name: str
     process: subprocess.Popen[str]
     broker: int
-    """The process id of the broker that it works with."""
+    """Process id of the broker that the job works with."""
     said: list[dict[str, Any]] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -270,8 +274,8 @@ class Job:
         while not self._ended.wait(0.5):
             with contextlib.suppress(psutil.NoSuchProcess):
                 whole = psutil.Process(self.process.pid)
-                # What several processes share is counted in parts: a JVM that is about to start a command is there
-                # twice for a moment.
+                # Shared memory is divided among the processes that share it, because a JVM that starts a command is
+                # briefly counted twice.
                 family = (whole, *whole.children(recursive=True))
                 self.resident.append(sum(each.memory_full_info().pss for each in family))
 
@@ -279,7 +283,7 @@ class Job:
         with self._news:
             self._news.wait_for(lambda: self._ended.is_set() or self._count(event) >= times, JOB_SECONDS)
         if self._count(event) < times:
-            raise RuntimeError(f"{self.name} ended before it said {event} {times} times")
+            raise RuntimeError(f"{self.name} ended before it printed {event} {times} times")
 
     def _count(self, event: str) -> int:
         return sum(1 for line in self.said if line.get("event") == event)
@@ -295,7 +299,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(name: str, broker: int, *given: str) -> Iterator[Job]:
-    """A job that runs until the end of the block, then is stopped as a user stops it."""
+    """Run a job until the end of the block, then stop it as a user does."""
     command = [sys.executable, "-m", "pipeline.cli", name, "--json", "--master", "local[2]", *given]
     started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True), broker)
     threads = [threading.Thread(target=work, daemon=True) for work in (started.read, started.watch)]
@@ -316,7 +320,7 @@ def job(name: str, broker: int, *given: str) -> Iterator[Job]:
 
 
 def run(name: str, broker: int, *given: str) -> Job:
-    """A job that has ended. RuntimeError if it failed."""
+    """Run a job until it ends. Raise RuntimeError if it failed."""
     with job(name, broker, *given) as running:
         code = running.process.wait(JOB_SECONDS)
     if code:
@@ -325,7 +329,7 @@ def run(name: str, broker: int, *given: str) -> Job:
 
 
 def cpu_seconds(process: int) -> float:
-    """User and system time of a process and of all that it started and that lives."""
+    """Return the user and system time of a process and of all its living descendants."""
     total = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         whole = psutil.Process(process)
@@ -337,20 +341,20 @@ def cpu_seconds(process: int) -> float:
 
 
 def warm(lines: Sequence[dict[str, Any]]) -> float:
-    """Rows per second between the first commit and the last."""
+    """Return the rows per second between the first commit and the last."""
     done = [line for line in lines if line.get("event") == "committed"]
     return sum(line["rows"] for line in done[1:]) / (done[-1]["seconds"] - done[0]["seconds"])
 
 
 def compared(lines: Sequence[dict[str, Any]]) -> float:
-    """Rows per second of the whole comparison."""
+    """Return the rows per second of the whole comparison."""
     began = next(line["seconds"] for line in lines if line.get("event") == "compare")
     done = [line for line in lines if line.get("event") == "compared"]
     return sum(line["rows"] for line in done) / (done[-1]["seconds"] - began)
 
 
 def told(rate: float, what: str, done: Job) -> None:
-    """With the CPU of a million records, which says what a machine without other work would reach."""
+    """Print the rate, and the CPU of a million records, which shows what a machine without other work would reach."""
     lines = [line for line in done.said if "job_cpu" in line]
     first, last = lines[0], lines[-1]
     million = sum(line.get("rows", 0) for line in lines[1:]) / 1e6

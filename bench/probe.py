@@ -1,8 +1,8 @@
 """`python -m bench.probe serve ...`: the gateway as `sluice` runs it, with a probe on its event loop.
 
-Every millisecond a timer is due; what matters is how much CPU time the loop's thread spent between two of them, which
-another process on the machine does not change. SIGUSR1 writes the greatest since the last SIGUSR1, the longest
-garbage collection and the greatest wall-clock lag, to the file that BENCH_PROBE names.
+A timer is due every millisecond. The probe measures the CPU time of the loop's thread between two timers, which other
+processes on the machine do not change. On SIGUSR1 it writes three figures to the file that BENCH_PROBE names: the
+greatest CPU time since the last SIGUSR1, the longest garbage collection and the greatest wall-clock lag.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What `compression.type` costs: batches of a megabyte brought to each codec, and how long the event loop waits.
+"""Measure the cost of `compression.type`: batches of a megabyte recompressed with each codec, and how long the event
+loop waits.
 
     python -m bench.recompression
 
-The records are lines of a log as services write them, which compress about as much as those do.
+The records are lines of a log as services write them, which compress about as well as real ones.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def batch(codec: Compression) -> bytes:
 
 
 async def measure(source: Compression, compression_type: str) -> tuple[float, float, float]:
-    """MB/s of one thread, counted as records without compression; what becomes of a byte; longest wait of the loop in
-    ms."""
+    """Return MB/s of one thread (records counted uncompressed), the size of a recompressed byte, and the loop's longest
+    wait in ms.
+    """
     sent, plain_bytes = batch(source), len(batch(Compression.NONE))
     config = TopicConfig(compression_type=compression_type, max_message_bytes=2 * plain_bytes)
     batches: list[Batch] = [(sent, config)] * BATCHES

@@ -1,10 +1,13 @@
-"""Whether retention keeps up: how large the log is while a client produces at full speed under `retention.bytes`.
+"""Check that retention keeps up: measure the size of the log under `retention.bytes` while a client produces at full
+speed.
 
-The size of the index follows retention alone; files go later, when nothing in them is alive and nobody can still be
-about to read them (`storage/roller.py`). So there are two bounds: what retention.bytes allows with what is produced
-between two looks at it, and what is produced while a dead file waits for its removal. A third is Postgres' own: of what
-went through to segments it keeps an index of what is there, and the rows that were removed until vacuum takes them; its
-write-ahead log is bounded by its settings and stands apart.
+There are three bounds:
+- The index may show what retention.bytes allows, and what is produced between two passes. The size of the index follows
+  retention alone.
+- The disk may also hold what is produced while a dead file waits for its removal. A file is removed when nothing in it
+  is alive and no reader can still be about to read it (`storage/roller.py`).
+- Postgres keeps index rows of live segments, and removed rows until vacuum takes them. Its write-ahead log is bounded
+  by its settings and counted separately.
 """
 
 from __future__ import annotations
@@ -32,13 +35,14 @@ PARTITIONS = 4
 RETENTION_BYTES = 64_000_000
 CHECK_INTERVAL_MS = 1_000
 SECONDS = float(os.environ.get("SLUICE_BENCH_RETENTION_SECONDS", "180"))
-"""Ten minutes show that it holds; less than twice the grace of a file shows nothing of the disk."""
+"""Ten minutes show that retention keeps up. A run shorter than twice the grace of a file shows nothing about the disk.
+"""
 
 OPEN_SEGMENTS = 16
-"""Files that are being written, or of which a part is alive."""
+"""Files that are being written, or that are partly alive."""
 
 DATABASE_BOUND_BYTES = 200_000_000
-"""Of the database, after 50 GB went through."""
+"""Size of the database after 50 GB went through."""
 
 SETTINGS = {"log.retention.check.interval.ms": str(CHECK_INTERVAL_MS)}
 
@@ -48,7 +52,7 @@ select (select sum(size_bytes)::bigint from sluice.partition_log) as log_bytes,
        (select sum(size)::bigint from pg_ls_waldir()) as wal_bytes
 """
 LEAST_FREE_BYTES = 4_000_000_000
-"""With less room on the disk the run ends: something does not keep up, and others need the disk."""
+"""With less free space the run ends, because something does not keep up and other programs need the disk."""
 _CHUNKS = "select count(*) from sluice.chunk"
 
 
@@ -56,11 +60,11 @@ _CHUNKS = "select count(*) from sluice.chunk"
 class Sample:
     at_s: float
     log_bytes: int
-    """What the index says is there."""
+    """Bytes of the log according to the index."""
     disk_bytes: int
-    """What the files of the log take."""
+    """Bytes of the log's files."""
     database_bytes: int
-    """What `pg_database_size` says: tables and indexes, without the write-ahead log."""
+    """Bytes according to `pg_database_size`: tables and indexes, without the write-ahead log."""
     wal_bytes: int
 
 
@@ -69,13 +73,13 @@ class Figures:
     produced: librdkafka.Throughput
     deleted_bytes: int
     samples: Sequence[Sample]
-    """The last one after the last record was acknowledged."""
+    """Samples in order; the last one follows the last acknowledgement."""
     chunks: int
     """Rows of the index at the end."""
 
     @property
     def through_bytes(self) -> int:
-        """What was acknowledged."""
+        """Return the acknowledged bytes."""
         return self.produced.records * self.produced.record_bytes
 
     @property
@@ -84,13 +88,16 @@ class Figures:
 
     @property
     def log_bound_bytes(self) -> float:
-        """Limits, and what comes in while a pass waits for its turn and works."""
+        """Return the limits plus what arrives while a pass waits for its turn and works."""
         return PARTITIONS * RETENTION_BYTES + 3 * CHECK_INTERVAL_MS / 1000 * self.bytes_per_second
 
     @property
     def disk_bound_bytes(self) -> float:
-        """A sealed file waits for the grace to end and for the sweep that finds it empty, and then for the first sweep
-        after KEPT_MS, which takes a while to remove all that it finds."""
+        """Return the bound of the disk.
+
+        A sealed file waits for the end of the grace and for the sweep that finds the file empty. Then it waits for the
+        first sweep after KEPT_MS, which takes a while to remove all such files.
+        """
         waits_s = (GRACE_MS + SWEEP_INTERVAL_MS + max(KEPT_MS, SWEEP_INTERVAL_MS)) / 1000 + REMOVAL_PATIENCE_S
         return self.log_bound_bytes + waits_s * self.bytes_per_second + OPEN_SEGMENTS * SEGMENT_BYTES
 
@@ -105,12 +112,12 @@ class Figures:
 
     @property
     def small(self) -> bool:
-        """Whether Postgres kept within its bound at the end."""
+        """Return whether Postgres was within its bound at the end."""
         return self.samples[-1].database_bytes <= DATABASE_BOUND_BYTES
 
 
 def measure(gateway: GatewayProcess) -> Figures:
-    """`gateway` runs with SETTINGS and its own Postgres."""
+    """Measure a gateway that runs with SETTINGS and its own Postgres."""
     configs = {"retention.bytes": str(RETENTION_BYTES)}
     librdkafka.create_topic(gateway.bootstrap, "retained", PARTITIONS, configs)
     done = threading.Event()
@@ -137,7 +144,7 @@ def measure(gateway: GatewayProcess) -> Figures:
 
 
 async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading.Event) -> int:
-    """Looks every half second and once when all is `done`; how many rows the index has then."""
+    """Take a sample every half second, and one after `done`. Return the final number of rows of the index."""
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None
     connection = await asyncpg.connect(url)
@@ -155,7 +162,9 @@ async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading
                         disk_bytes += entry.stat().st_blocks * 512
             if (free_bytes := shutil.disk_usage(gateway.data_dir).free) < LEAST_FREE_BYTES:
                 gateway.kill()
-                raise RuntimeError(f"the log has {disk_bytes:,} bytes of files and the disk {free_bytes:,} left")
+                raise RuntimeError(
+                    f"the log's files have {disk_bytes:,} bytes and the disk has only {free_bytes:,} free"
+                )
             samples.append(
                 Sample(time.monotonic() - began, row["log_bytes"], disk_bytes, row["database_bytes"], row["wal_bytes"])
             )

@@ -1,8 +1,8 @@
 """`python -m bench.sink PARTITIONS`: a broker that acknowledges every Produce at once and keeps nothing.
 
-The one idea: what a producer reaches with it is the most that this client and these sockets can do here; what a real
-broker costs comes on top. Every topic that is asked for is there, with so many partitions. It tells the port that it
-listens at on standard output, and ends when its standard input does.
+A producer's rate with the sink is the most that this client and these sockets can do here. A real broker's cost comes
+on top. Every requested topic exists, with PARTITIONS partitions. The process prints the port that it listens at on
+standard output, and ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protocol.messages.produce import (
 )
 
 VERSIONS = {ApiKey.PRODUCE: (3, 9), ApiKey.METADATA: (0, 9), ApiKey.API_VERSIONS: (0, 3)}
-"""Those that call topics by their names."""
+"""Versions in which topics are identified by name."""
 MAX_FRAME_BYTES = 100 * 1024 * 1024
 _STOP_S = 5.0
 
@@ -50,7 +50,7 @@ class _Sink:
     next_offset: int = 0
 
     def answer(self, frame: Frame) -> list[bytes | bytearray | memoryview]:
-        """The chunks of the answer to a whole request."""
+        """Return the chunks of the answer to a whole request."""
         header, position = decode_request_header(frame)
         version = header.api_version
         served = header.api_key in VERSIONS
@@ -118,7 +118,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is none by its class.
+        # uvloop's transport does not derive from asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -142,7 +142,7 @@ async def _serve(partitions: int) -> None:
 
 @contextlib.contextmanager
 def sinking(partitions: int) -> Iterator[tuple[str, int]]:
-    """Address and process id of one, while the context lasts."""
+    """Run a sink while the context lasts. Yield its address and process id."""
     command = [sys.executable, "-m", "bench.sink", str(partitions)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

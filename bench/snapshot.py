@@ -1,4 +1,4 @@
-"""What a small commit costs while somebody holds a snapshot open, as `pg_dump` does: dead versions of rows are kept."""
+"""Measure a small commit while another session holds a snapshot open, as `pg_dump` does: dead row versions are kept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ WINDOW = 2_000
 
 
 async def measure() -> tuple[float, float]:
-    """p50 in milliseconds of the first and of the last WINDOW of APPENDS commits of one idempotent batch to one
-    partition."""
+    """Append one idempotent batch to one partition APPENDS times. Return the p50 in milliseconds of the first and of
+    the last WINDOW commits.
+    """
     directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")
     url = await server.start()

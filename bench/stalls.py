@@ -1,11 +1,11 @@
-"""`python -m bench.stalls DIRECTORY`: how the disk answers a stranger, while something else is measured.
+"""`python -m bench.stalls DIRECTORY`: measure how long the disk takes to sync, while another measurement runs.
 
-The one idea: a disk that is shared, as a virtual machine's is, stands still now and then for whoever writes. A process
-of its own writes a page into a file of its own and syncs it, again and again, and tells how long each time took. What a
-server was asked while such a sync hung says something of the disk, not of the server.
+A shared disk, like a virtual machine's, stalls now and then for every writer. A separate process writes a page into a
+file of its own and syncs the file repeatedly, and records how long each sync took. The latency of a request during such
+a stall says something about the disk, not about the server.
 
-It ends when its standard input does, and prints [[started, seconds], ...] in the clock of `time.perf_counter`, which
-all processes of a Linux machine share.
+The process ends when its standard input does, and prints [[started, seconds], ...] in the clock of `time.perf_counter`,
+which all processes of a Linux machine share.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STALL_S = 0.005
-"""A sync of one page that takes so long has met a stall; the disk's usual is a tenth of it."""
+"""A sync of one page that takes so long has met a stall. The disk's usual time is a tenth of it."""
 AFTER_S = 0.02
-"""So long after a stall what waited for its end is still being answered."""
+"""Seconds after a stall during which requests that waited for its end are still being answered."""
 PAUSE_S = 0.01
 PAGES = 64
 _PAGE_BYTES = 4096
@@ -36,7 +36,7 @@ _STOP_S = 30.0
 
 @dataclass(slots=True)
 class Disk:
-    """What `watching` has seen, in the order of time; empty until it has ended."""
+    """Syncs that `watching` has measured, in the order of time; empty until the context has ended."""
 
     syncs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """(started, seconds) of each sync."""
@@ -46,16 +46,16 @@ class Disk:
         return statistics.quantiles((seconds for _, seconds in self.syncs), n=100)[98] * 1000
 
     def stalls(self) -> list[tuple[float, float]]:
-        """(begin, end) of what took `STALL_S` or longer, with the time that it takes to get over it."""
+        """Return (begin, end) of each sync that took `STALL_S` or longer, extended by the recovery time `AFTER_S`."""
         return [(start, start + seconds + AFTER_S) for start, seconds in self.syncs if seconds >= STALL_S]
 
     def apart(self, spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Those of the (begin, end) spans that touch no stall."""
+        """Return those of the (begin, end) spans that touch no stall."""
         stalls = self.stalls()
         begins = [begin for begin, _ in stalls]
 
         def touches(begin: float, end: float) -> bool:
-            # Syncs follow one another, so of the stalls that began in time the last is over last.
+            # Syncs follow one another, so among the stalls that began before the span's end the last one ends last.
             begun = bisect.bisect_right(begins, end)
             return begun > 0 and stalls[begun - 1][1] >= begin
 
@@ -64,7 +64,7 @@ class Disk:
 
 @contextlib.contextmanager
 def watching(directory: Path) -> Iterator[Disk]:
-    """While entered, a stranger syncs a file in the directory."""
+    """Sync a file in the directory from a separate process while the context lasts."""
     disk = Disk()
     command = [sys.executable, "-m", "bench.stalls", str(directory)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,8 @@
-"""`python -m bench.unvalidated serve ...`: the gateway as `sluice` runs it, but for one thing: it does not look inside
-batches. Heads, CRC and sizes are checked at once, on the event loop, as if bodies did not matter; what the difference
-to the real one is, `bench/validation.py` measures. Never to be served to anyone.
+"""`python -m bench.unvalidated serve ...`: the gateway as `sluice` runs it, except that it does not look inside
+batches.
+
+Heads, CRC and sizes are checked at once, on the event loop. `bench/validation.py` measures the difference to the real
+gateway. Never use this in production.
 """
 
 from __future__ import annotations

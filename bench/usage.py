@@ -1,8 +1,10 @@
-"""Where the machine's time goes: CPU by process and thread, context switches, and what the disk is given, from /proc.
+"""Show where the machine's time goes: CPU by process and thread, context switches, and bytes written to the disk, from
+/proc.
 
-The one idea: two snapshots and their difference. A thread's own figures end with it, but its process keeps their sum,
-and a process' are kept by its parent; so what ended in between is counted with the rest of its group. What the machine
-did beyond all that belongs to whoever else was there: the kernel's own threads, interrupts, other programs.
+A measurement is the difference of two snapshots. A thread's own figures end with the thread, but its process keeps
+their sum, and the parent keeps the sums of its ended processes. So threads and processes that ended in between are
+counted with the rest of their group. The rest of the machine's time belongs to others: the kernel's own threads,
+interrupts, other programs.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of CPU, numbers of context switches (`waits` were by its own will, `preempted` were not), and what was
-    given to the disk on its behalf."""
+    """Seconds of CPU, numbers of context switches (`waits` are voluntary, `preempted` are not), and bytes written to
+    the disk on its behalf.
+    """
 
     user_s: float = 0.0
     system_s: float = 0.0
@@ -50,7 +53,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds of all cores together, and of the disk; `flushes` are those that reached the device."""
+    """Seconds of all cores together and of the disk. `flushes` are those that reached the device."""
 
     user_s: float
     system_s: float
@@ -69,12 +72,12 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
     threads: Mapping[int, tuple[str, Usage]]
-    """By id, with the group each belongs to."""
+    """By id, with the group of each thread."""
     whole: Usage
-    """CPU alone: the switches of threads that have ended are not kept."""
+    """CPU alone, because the kernel does not keep the switches of threads that have ended."""
     ended_children: Usage
     rest: str
-    """The group of what has ended."""
+    """The group that counts threads that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Between two snapshots."""
+    """Use of the machine between two snapshots."""
 
     seconds: float
     machine: Machine
@@ -98,18 +101,20 @@ class Spent:
 
     @property
     def others_s(self) -> float:
-        """CPU of whoever is in no group."""
+        """Return the CPU seconds of processes in no group."""
         return max(0.0, self.machine.user_s + self.machine.system_s - self.known_s)
 
 
 def snapshot(roots: Mapping[str, int], directory: Path) -> Snapshot:
-    """Of these processes, by their role, and all that descend from them; the disk is the one below `directory`."""
+    """Take a snapshot of these processes, by their role, and of all their descendants. The disk is the one below
+    `directory`.
+    """
     processes: dict[int, ProcessUsage] = {}
     listed: list[tuple[str, int]] = []
     own = os.getpid()
     for role, pid in roots.items():
         listed.append((role, pid))
-        # Servers are our children; they have roles of their own.
+        # Servers are our children and have roles of their own.
         if pid != own:
             listed += [(role, child.pid) for child in psutil.Process(pid).children(recursive=True)]
     for role, pid in listed:
@@ -165,15 +170,15 @@ def _read_process(role: str, pid: int, *, is_root: bool) -> ProcessUsage:
 
 
 def _read_times(path: Path) -> tuple[Usage, Usage]:
-    """Its own, and those of its children that it has waited for."""
-    # The name before it may hold blanks and parentheses.
+    """Return the times of a process, and those of its children that it has waited for."""
+    # The name before it may contain blanks and parentheses.
     values = path.read_text().rpartition(")")[2].split()
     user, system, children_user, children_system = (int(value) * _TICK_S for value in values[11:15])
     return Usage(user, system), Usage(children_user, children_system)
 
 
 def _read_written(path: Path) -> int:
-    """0 where only its owner may know."""
+    """Return the bytes written, or 0 if only the owner may read them."""
     try:
         found = dict(line.split(":", 1) for line in path.read_text().splitlines())
     except PermissionError:
@@ -189,7 +194,7 @@ def _read_switches(status: str) -> tuple[int, int]:
 _JVM: Sequence[tuple[str, str]] = (
     (r"C[12] Compiler|Sweeper", "JVM compiler"),
     (r"G1|GC|VM Thread|VM Period", "JVM collector"),
-    # One name for both: only the first 15 characters of it are there.
+    # One name for both kinds, because the kernel keeps only the first 15 characters.
     (r"^data-pl", "network and request threads"),
 )
 _POSTGRES = re.compile(r"^postgres: (?:\S+: )?(.+?)\s*$")
@@ -206,8 +211,10 @@ _OWN_PROCESSES = (
 
 
 def group_of(role: str, title: str, name: str, *, is_root: bool, is_first: bool) -> str:
-    """How a thread is called in a report. `title` is its process' command line, `name` its own, empty for threads that
-    have ended."""
+    """Return the name of a thread in a report.
+
+    `title` is its process' command line. `name` is its own, empty for threads that have ended.
+    """
     if role == "client":
         return "client: librdkafka" if name.startswith("rdk:") else "client: Python"
     if found := _POSTGRES.match(title):
@@ -245,7 +252,7 @@ def _read_machine(directory: Path) -> Machine:
 
 
 def _read_disk(directory: Path) -> Mapping[str, int]:
-    """Of the whole disk; empty where no disk of this machine is below."""
+    """Return the counters of the whole disk; empty if no disk of this machine is below the directory."""
     device = directory.stat().st_dev
     place = Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}"
     if not place.exists():

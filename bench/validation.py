@@ -1,8 +1,8 @@
-"""What it costs to look inside every produced batch: the gateway beside itself without that, in turns.
+"""Measure the cost of looking inside every produced batch: the gateway with and without that check, in turns.
 
-The one idea: two gateways run from beginning to end, one as it is and one that checks heads alone
-(`bench/unvalidated.py`), and the same producer speaks to one, then to the other, a few seconds each, so that what else
-the machine does falls on both. Records differ, and compress to about a third, as text does.
+Two gateways run from beginning to end: the real one, and one that checks heads alone (`bench/unvalidated.py`). The same
+producer sends to one, then to the other, a few seconds each, so that other load on the machine falls on both. Records
+differ, and compress to about a third, as text does.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Cost:
     codec: str
     batch_bytes: int
     validated: float
-    """MB/s of records, the median of the rounds."""
+    """The median of the rounds, in MB/s of records."""
     unvalidated: float
     validated_cpu_ms: float
-    """Of the gateway's process, for each MB of records."""
+    """CPU milliseconds of the gateway's process for each MB of records."""
     unvalidated_cpu_ms: float
 
     @property
     def lost(self) -> float:
-        """The share of the throughput."""
+        """The share of the throughput that validation costs."""
         return 1 - self.validated / self.unvalidated
 
 
 def unvalidated(gateway: GatewayProcess) -> GatewayProcess:
-    """The same, not started yet, without validation."""
+    """Return the same gateway without validation, not started yet."""
     gateway._arguments[gateway._arguments.index("gateway.cli")] = "bench.unvalidated"
     return gateway
 
@@ -58,7 +58,7 @@ def measure(
     rounds: int = ROUNDS,
     tell: Callable[[Cost], None] = lambda cost: None,
 ) -> list[Cost]:
-    """`running` is a context manager of a gateway, changed by what it is given before it starts."""
+    """Measure both gateways. `running` is a context manager that starts a gateway after applying the given change."""
     costs: list[Cost] = []
     with ExitStack() as stack:
         gateways = [stack.enter_context(running(change)) for change in (lambda gateway: gateway, unvalidated)]

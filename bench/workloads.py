@@ -1,7 +1,7 @@
-"""What is asked of Sluice and of Apache Kafka alike: each workload takes a fresh broker and returns figures by name.
+"""Workloads for Sluice and Apache Kafka alike: each one takes a fresh broker and returns figures by name.
 
-The one idea: a workload knows no server. It speaks to one by stock librdkafka, and looks at its processes and at the
-disk from outside, so what is measured of one is measured of the other.
+A workload does not know which server it measures. It speaks to the server by stock librdkafka, and observes its
+processes and the disk from outside. So both servers are measured in the same way.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ PARTITIONS = 6
 RECORD_BYTES = 1024
 SMALL_RECORD_BYTES = 100
 PAYLOADS = 1000
-"""That differ, and take turns."""
+"""Number of different payloads, which take turns."""
 MEBIBYTE = 1024 * 1024
 PACE = 1000
-"""Records a second where the pace is given."""
+"""Records a second of the paced workloads."""
 WARM_UP_S = 3.0
 PRODUCERS = 20
 TRANSACTION_RECORDS = 10
 TRANSACTION_PARTITIONS = 4
 TRANSACTIONAL_PRODUCERS = 8
 LOG_RECORDS = 2 * 1024 * MEBIBYTE // RECORD_BYTES
-"""Of the log that is read cold: 2 GiB."""
+"""Records of the log that is read cold: 2 GiB."""
 WARM_RECORDS = 200_000
-"""Few enough for what a server keeps in memory."""
+"""Few enough for a server to keep in memory."""
 TOPICS = 2_000
 TOPICS_PER_REQUEST = 100
 REST_S = 10.0
-"""So long nothing to speak of is written by who is at rest."""
+"""Seconds during which a server at rest writes next to nothing."""
 REST_BYTES = 4 * MEBIBYTE
 REST_LIMIT_S = 180.0
 DEADLINE_S = 300.0
@@ -59,7 +59,7 @@ Workload = Callable[[BrokerProcess, float], Figures]
 
 @dataclass(slots=True)
 class Acknowledged:
-    """What delivery reports said."""
+    """Counts of the delivery reports."""
 
     records: int = 0
     failures: list[KafkaError] = field(default_factory=list[KafkaError])
@@ -71,7 +71,7 @@ class Acknowledged:
             self.failures.append(error)
 
     def check(self) -> int:
-        """How many were acknowledged. RuntimeError if one failed, or there was none."""
+        """Return how many records were acknowledged. Raise RuntimeError if one failed, or if there was none."""
         if self.failures or not self.records:
             raise RuntimeError(f"{len(self.failures)} records failed: {self.failures[:1]}")
         return self.records
@@ -98,7 +98,7 @@ def _flood(
     until: Callable[[int], bool],
     record_bytes: int = RECORD_BYTES,
 ) -> None:
-    """Produces as fast as acknowledgements allow `until` says that so many are enough, then waits for the rest."""
+    """Produce as fast as acknowledgements allow until `until` accepts the count, then wait for the rest."""
     payloads = [os.urandom(record_bytes) for _ in range(PAYLOADS)]
     turns = itertools.cycle(payloads)
     number = 0
@@ -113,7 +113,7 @@ def _flood(
         number += 200
         producer.poll(0)
     if producer.flush(60):
-        raise RuntimeError("not all was acknowledged within a minute")
+        raise RuntimeError("not all records were acknowledged within a minute")
 
 
 def _for(seconds: float) -> Callable[[int], bool]:
@@ -124,7 +124,7 @@ def _for(seconds: float) -> Callable[[int], bool]:
 def produce(
     broker: BrokerProcess, seconds: float, *, batch_bytes: int = 1_000_000, record_bytes: int = RECORD_BYTES
 ) -> Figures:
-    """Records that differ, acknowledged; with the server's CPU for each mebibyte."""
+    """Produce different records: acknowledged records, and the server's CPU for each mebibyte."""
     topic = f"produce-{batch_bytes}-{record_bytes}"
     librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
     acknowledged = Acknowledged()
@@ -138,17 +138,17 @@ def produce(
 
 
 def produce_small_batches(broker: BrokerProcess, seconds: float) -> Figures:
-    """The same with Java's default batch."""
+    """The same as `produce`, with Java's default batch."""
     return produce(broker, seconds, batch_bytes=16_384)
 
 
 def produce_small_records(broker: BrokerProcess, seconds: float) -> Figures:
-    """The same with records of 100 bytes."""
+    """The same as `produce`, with records of 100 bytes."""
     return produce(broker, seconds, record_bytes=SMALL_RECORD_BYTES)
 
 
 def produce_many(broker: BrokerProcess, seconds: float) -> Figures:
-    """The same by twenty producers in one process, each with a thread of its own."""
+    """The same as `produce`, by twenty producers in one process, each with a thread of its own."""
     topic = "produce-many"
     librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
     counts = [Acknowledged() for _ in range(PRODUCERS)]
@@ -170,15 +170,16 @@ def produce_many(broker: BrokerProcess, seconds: float) -> Figures:
 
 
 def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
-    """From produce() to the acknowledgement, one record at a time."""
+    """Measure from produce() to the acknowledgement, one record at a time."""
     librdkafka.create_topic(broker.bootstrap, "one-in-flight", 1)
     latency = librdkafka.one_in_flight(broker.bootstrap, "one-in-flight")
     return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
 
 
 def transactions(broker: BrokerProcess, seconds: float) -> Figures:
-    """One transaction after the other, each of ten records over four partitions, from its begin to its commit's answer;
-    then eight producers at once, each with its own."""
+    """Run one transaction after another, then eight producers concurrently. A
+    transaction has ten records over four partitions and is measured from its begin to its commit's answer.
+    """
     librdkafka.create_topic(broker.bootstrap, "transactions", PARTITIONS)
     payloads = [os.urandom(SMALL_RECORD_BYTES) for _ in range(PAYLOADS)]
 
@@ -213,8 +214,11 @@ def transactions(broker: BrokerProcess, seconds: float) -> Figures:
 
 
 def paced(broker: BrokerProcess, seconds: float) -> Figures:
-    """A thousand records of 100 bytes a second, none waiting for another (no linger): the server's CPU for each. What
-    took longer while the disk kept a stranger waiting, too, counts in the one p99 and not in the other."""
+    """Produce a thousand records of 100 bytes a second without linger: the server's CPU for each record, and two p99.
+
+    No record waits for another. One p99 counts all records. The other leaves out those that were sent while the disk
+    stalled for a separate writer, too.
+    """
     librdkafka.create_topic(broker.bootstrap, "paced", PARTITIONS)
     waited: list[tuple[float, float]] = []
     failures: list[KafkaError] = []
@@ -259,13 +263,15 @@ def _milliseconds(spans: list[tuple[float, float]]) -> list[float]:
 
 
 def paced_after_flood(broker: BrokerProcess, seconds: float) -> Figures:
-    """The same right after that time of produce at full speed, while the server still tidies up."""
+    """The same as `paced`, right after that time of produce at full speed, while the server still tidies up."""
     produce(broker, seconds)
     return paced(broker, seconds)
 
 
 def disk(broker: BrokerProcess, seconds: float) -> Figures:
-    """What the disk is given for each byte produced, until all is at rest: nobody else may write meanwhile."""
+    """Measure the bytes written to the disk for each byte produced, until the server is at rest. No other program may
+    write at the same time.
+    """
     os.sync()
     before = _written_bytes()
     figures = produce(broker, seconds)
@@ -284,7 +290,7 @@ def disk(broker: BrokerProcess, seconds: float) -> Figures:
 
 
 def consume(broker: BrokerProcess, _seconds: float) -> Figures:
-    """Two gibibytes from the beginning after a restart, when nothing is in the server's own memory."""
+    """Read two gibibytes from the beginning after a restart, when the server has nothing in its own memory."""
     topic = "consume"
     _fill(broker, topic, LOG_RECORDS)
     broker.restart()
@@ -293,7 +299,7 @@ def consume(broker: BrokerProcess, _seconds: float) -> Figures:
 
 
 def consume_warm(broker: BrokerProcess, _seconds: float) -> Figures:
-    """What was produced just now, by one reader after another: the median of five."""
+    """Read records that were just produced, by one reader after another: the median of five."""
     topic = "consume-warm"
     _fill(broker, topic, WARM_RECORDS)
     reads = [
@@ -304,7 +310,7 @@ def consume_warm(broker: BrokerProcess, _seconds: float) -> Figures:
 
 
 def follow(broker: BrokerProcess, seconds: float) -> Figures:
-    """A reader behind a producer at full speed, in a process of its own: from the first record to the last one read."""
+    """Read behind a producer at full speed, in a process of its own: from the first record to the last one read."""
     topic = "follow"
     librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
     command = [sys.executable, "-m", "bench.workloads", broker.bootstrap, topic, str(seconds)]
@@ -341,7 +347,7 @@ def follow(broker: BrokerProcess, seconds: float) -> Figures:
 
 
 def topics(broker: BrokerProcess, _seconds: float) -> Figures:
-    """Two thousand topics of one partition, a hundred by each request."""
+    """Create two thousand topics of one partition, a hundred by each request."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.list_topics(timeout=30)
     started = time.perf_counter()
@@ -356,8 +362,10 @@ def topics(broker: BrokerProcess, _seconds: float) -> Figures:
 
 
 def offset_commits(broker: BrokerProcess, seconds: float) -> Figures:
-    """Offset commits of one partition each: one at a time, twenty pipelined on one connection, one at a time on each of
-    a hundred connections, and one at a time for a topic that does not exist."""
+    """Commit offsets of one partition each, in four ways:
+    one at a time; twenty pipelined on one connection; one at a time on each of a hundred connections; and one at a time
+    for a topic that does not exist.
+    """
     librdkafka.create_topic(broker.bootstrap, "commits", 1)
     find_coordinator(broker.bootstrap)
     host, _, port = broker.bootstrap.rpartition(":")
@@ -404,7 +412,7 @@ def _fill(broker: BrokerProcess, topic: str, records: int) -> None:
 
 
 def _cpu_s(broker: BrokerProcess) -> float:
-    """Of the server and all its children, those that have ended among them."""
+    """Return the CPU seconds of the server and all its children, including those that have ended."""
     process = psutil.Process(pid_of(broker))
     total = 0.0
     for each in (process, *process.children(recursive=True)):
@@ -434,12 +442,14 @@ def pid_of(broker: BrokerProcess) -> int:
 def _written_bytes() -> int:
     counters = psutil.disk_io_counters()
     if counters is None:
-        raise RuntimeError("this system does not tell what its disks are given")
+        raise RuntimeError("this system does not report the writes of its disks")
     return counters.write_bytes
 
 
 def _write(arguments: Sequence[str]) -> None:
-    """BOOTSTRAP TOPIC SECONDS: the producer that `follow` reads behind. Prints how many were acknowledged."""
+    """Run the producer that `follow` reads behind; the arguments are BOOTSTRAP TOPIC SECONDS. Print how many records
+    were acknowledged.
+    """
     bootstrap, topic, seconds = arguments
     acknowledged = Acknowledged()
     _flood(_producer(bootstrap), topic, acknowledged, until=_for(float(seconds)))

@@ -1,14 +1,16 @@
-"""`python -m bench.worst`: how long the worst that is legal holds the event loop, and what it takes in memory.
+"""`python -m bench.worst`: how long the worst legal requests block the event loop, and how much memory they take.
 
     python -m bench.worst                 everything, some minutes
     python -m bench.worst produce fetch   cases whose name contains one of these
     python -m bench.worst longest         those with the longest strings
 
-What is sent is `bench/worst_requests.py`'s. Held is CPU time of the loop's thread between two turns of the loop
-(`bench/probe.py`), so other processes on the machine do not matter; late is by the wall clock and they do. Grown is the
-process' resident memory at its largest: what the allocator kept from requests before is not in it, so a figure is the
-least that a request takes. Whatever holds the loop above 20 ms, is answered with more than 64 MB or takes more than
-sixteen times its size is marked, and the command ends with 1.
+The requests come from `bench/worst_requests.py`. "Held" is the CPU time of the loop's thread between two turns of the
+loop (`bench/probe.py`), so other processes on the machine do not matter. "Late" is by the wall clock, so they do.
+"Grown" is the growth of the process' resident memory at its peak. It does not include memory that the allocator kept
+from earlier requests, so it is a lower bound.
+
+A case is marked if it blocks the loop above 20 ms, is answered with more than 64 MB, or takes more than sixteen times
+its size. If any case is marked, the command ends with 1.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ from tests.wire import WireClient
 LIMIT_MS = 20.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_GROWTH, LEAST_BYTES = 16, 4 * 1024 * 1024
-"""How many times its size a request may take in memory; a smaller request than `LEAST_BYTES` counts as one."""
+"""The memory that a request may take, as a multiple of its size. A request smaller than `LEAST_BYTES` counts as one of
+that size.
+"""
 ANSWER_TIMEOUT_S = 120.0
 
 ABORT = """
@@ -88,11 +92,11 @@ class Held:
     took_s: float
     note: str
     sent_bytes: int
-    """By the largest request."""
+    """Bytes of the largest request."""
     answer_bytes: int
-    """In the largest answer."""
+    """Bytes of the largest answer."""
     grown_bytes: int
-    """By how much the process was larger at its largest than before: resident memory, as the kernel counts it."""
+    """Growth of the process at its peak: resident memory, as the kernel counts it."""
 
     @property
     def violates(self) -> bool:
@@ -111,9 +115,11 @@ class Exchanged:
 
 
 async def abort_around_one_batch(gateway: Gateway) -> None:
-    """So many transactions in one partition, all under way at once, and then aborted: who reads the last batch before
-    their markers is told of each. They are written down as what is left of them, for to begin and end them takes
-    minutes."""
+    """Write that many transactions into one partition, all open at once and then aborted.
+
+    A reader of the last batch before their markers receives the list of all of them. They are written as the rows they
+    leave behind, because beginning and ending them takes minutes.
+    """
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None
     connection = await asyncpg.connect(url)
@@ -135,11 +141,11 @@ class Gateway(GatewayProcess):
         self.report = directory / "probe.json"
         opened, asking = free_ports(2)
         self.asking = f"127.0.0.1:{asking}"
-        """Where clients say who they are."""
+        """Listener where clients authenticate."""
         super().__init__(
             directory,
             database_url=None,
-            # With ACLs each check looks for those of its resource.
+            # With ACLs each check searches for those of its resource.
             settings={
                 "listeners": f"OPEN://127.0.0.1:{opened},ASKING://127.0.0.1:{asking}",
                 "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
@@ -186,7 +192,7 @@ def _who() -> Iterator[bytes]:
 
 
 async def ask_all(gateway: Gateway, case: Case) -> Exchanged:
-    """Send the case's requests, each when the last is answered; what became of them."""
+    """Send the case's requests, each after the answer to the previous one. Return what became of them."""
     seen = Exchanged()
     host, _, port = (gateway.asking if case.known else gateway.bootstrap).rpartition(":")
     connection = await Connection.open(host, int(port))
@@ -211,7 +217,7 @@ async def ask_all(gateway: Gateway, case: Case) -> Exchanged:
 
 
 def start_peak(pid: int) -> int:
-    """Resident bytes of the process now. The kernel's peak counts from here on."""
+    """Return the resident bytes of the process, and restart the kernel's peak from here."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _status_bytes(pid, "VmRSS")
 
@@ -293,7 +299,7 @@ def _mb(size: int) -> str:
 
 
 def report(rows: list[Held]) -> str:
-    """Violators first, then by how long they held the loop."""
+    """Print violators first, then the other cases by how long they blocked the loop."""
     heads = ("", "request", "held, ms", "longest collection, ms", "late, ms", "took, s", "sent, MB", "answer, MB")
     lines = [f"| {' | '.join((*heads, 'grown, MB', ''))} |", "|---" * (len(heads) + 2) + "|"]
     for row in sorted(rows, key=lambda row: (not row.violates, -row.held_ms)):

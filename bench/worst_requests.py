@@ -1,8 +1,8 @@
-"""The worst requests that are legal: of every API, and requests made to be costly by their content.
+"""The worst legal requests: of every API, and requests whose content is costly.
 
-The one idea: for every served API each of its arrays, at whatever depth, is filled as far as a request may be, once
-with short strings and once with the longest that are taken; both follow from the declarations. How long they hold the
-event loop, and what they take, is `bench/worst.py`'s to say.
+For every served API each of its arrays, at every depth, is filled as far as a request may be: once with short strings
+and once with the longest that are accepted. Both follow from the declarations. `bench/worst.py` measures how long they
+block the event loop, and how much memory they take.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ GROUP, IDLE_SHARE_GROUP = "worst", "worst-share-idle"
 MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 TRANSACTIONAL_ID, IN_MANY = "worst", "worst-in-many"
 MANY, MANY_PARTITIONS = ("many-0", "many-1"), 10_000
-"""Topics, and the partitions of each: as many as one request may make."""
+"""Topics, and the partitions of each: as many as one request may create."""
 ALL_OF_MANY = f"{len(MANY) * MANY_PARTITIONS} partitions"
 ADMINISTERED = 5_000
 USERS = 9_990
@@ -116,7 +116,7 @@ class Case:
     version: int
     requests: list[Any]
     known: bool = False
-    """Whether it is sent by somebody who has said who they are."""
+    """True if an authenticated client sends the request."""
 
 
 State = TypeVar("State")
@@ -126,7 +126,7 @@ State = TypeVar("State")
 
 
 def array_paths(struct_type: type[Any], version: int) -> Iterator[tuple[Field, ...]]:
-    """Every array of a struct at a version, as the fields that lead to it."""
+    """Return every array of a struct at a version, as the fields that lead to it."""
     for field in struct_schema(struct_type).fields:
         if version not in field.versions or field.tag is not None:
             continue
@@ -140,7 +140,7 @@ def array_paths(struct_type: type[Any], version: int) -> Iterator[tuple[Field, .
 def filled(
     struct_type: type[Any], version: int, path: tuple[Field, ...], count: int, number: int = 0, *, longest: bool = False
 ) -> Any:
-    """A struct in which the array at the end of `path` has `count` elements and every other array one."""
+    """Return a struct in which the array at the end of `path` has `count` elements and every other array has one."""
     values: dict[str, Any] = {}
     for field in struct_schema(struct_type).fields:
         if version not in field.versions or field.tag is not None:
@@ -200,7 +200,7 @@ def string_of(name: str, number: int) -> str:
 
 
 def longest_string_of(name: str, number: int) -> str:
-    """Ids are as long as they are taken: above that a request is refused before it costs anything."""
+    """Return the longest id that is accepted: a longer one is refused before it costs anything."""
     head = f"User:{number}" if name == "principal" else f"{name[:1]}{number}"
     return head.ljust(MAX_ID_BYTES if name in ID_NAMES or name == "key" else MAX_STRING_BYTES, "x")
 
@@ -234,7 +234,7 @@ def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
             if not chosen(name):
                 continue
             request = None
-            # One of more than its API takes is refused before it costs anything.
+            # A longer array than its API accepts is refused before it costs anything.
             most = min(line.max_elements, ELEMENTS)
             for part in (1, 2 / 3, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 10):
                 request = addressed(filled(struct_type, line.max_version, path, int(most * part) - 8), line.api_key)
@@ -245,7 +245,7 @@ def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def longest_strings(chosen: Callable[[str], bool]) -> Iterator[Case]:
-    """As `whole_apis`, with the longest strings, of which fewer fit into a request."""
+    """The same as `whole_apis` with the longest strings, of which fewer fit into a request."""
     for line in SERVED:
         struct_type, version = request_class(line.api_key), line.max_version
         for path in list(array_paths(struct_type, version)) or [()]:
@@ -264,7 +264,9 @@ def longest_strings(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def addressed(request: Any, api_key: ApiKey) -> Any:
-    """To a group of the API's own, for of another type it is refused at once, and from a member as Kafka names them."""
+    """Address the request to a group of the API's own type, because another type is refused at once, and name a member
+    as Kafka does.
+    """
     kind, _, _ = api_key.name.lower().partition("_")
     given: dict[str, Any] = {}
     if kind in ("share", "streams", "consumer") and isinstance(getattr(request, "group_id", None), str):
@@ -288,7 +290,7 @@ def batch(count: int, value: bytes = b"", *, timestamp: int, codec: Compression 
 
 
 def recoded(plain: bytes, codec: Compression) -> bytes:
-    """The same records in another codec: building a million anew takes seconds."""
+    """Return the same records in another codec: building a million anew takes seconds."""
     batch = bytearray(plain[:HEAD_BYTES] + compress(codec, plain[HEAD_BYTES:]))
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">h", batch, 21, codec)
@@ -297,7 +299,7 @@ def recoded(plain: bytes, codec: Compression) -> bytes:
 
 
 def crowded_headers(timestamp: int) -> bytes:
-    """As many as go into what the parser gets at a time."""
+    """Return as many headers as fit into what the parser receives at a time."""
     return build_batch([Record(offset, timestamp, None, b"", (("", None),) * 31_000) for offset in range(16)])
 
 
@@ -326,7 +328,7 @@ def a_million(timestamp: int) -> bytes:
 
 
 def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
-    """Those chosen alone: they take longer to make than to send."""
+    """Yield the chosen cases alone: they take longer to build than to send."""
     now_ms = time.time_ns() // 1_000_000
     contents: list[tuple[str, str, Callable[[], bytes]]] = [
         ("plain", "a million records in zstd", lambda: recoded(a_million(now_ms), Compression.ZSTD)),
@@ -359,7 +361,7 @@ def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
     yield Case("metadata: every topic", ApiKey.METADATA, 12, [MetadataRequest(topics=None)] * 3)
     everything = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=GROUP, topics=None),))
     yield Case("offset_fetch: all of a group", ApiKey.OFFSET_FETCH, 8, [everything] * 3)
-    # Of no member: whoever names one that is unknown is refused before its topics are looked at.
+    # Without a member: a request that names an unknown member is refused before its topics are read.
     topics = tuple(
         OffsetFetchRequestTopics(name=WIDE if not number else f"t{number}", partition_indexes=(0,))
         for number in range(ELEMENTS // 2 - 1)
@@ -371,7 +373,7 @@ def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
-    """One after the other: what each leaves open the next ends."""
+    """Yield requests to send one after another: each ends what the previous one leaves open."""
     producer_id, epoch = producer.producer_id, producer.producer_epoch
 
     def add(partitions: Sequence[int], transactional_id: str = TRANSACTIONAL_ID) -> AddPartitionsToTxnRequest:
@@ -420,8 +422,11 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
 def in_many_partitions(
     chosen: Callable[[str], bool], bootstrap: str, producer: InitProducerIdResponse
 ) -> Iterator[Case]:
-    """One after the other, with records in every partition. Their topics are made for them alone: what a node holds of
-    each partition makes every full collection longer."""
+    """Yield requests to send one after another, with records in every partition.
+
+    Their topics are created for them alone, because what a node holds of each partition makes every full collection
+    longer.
+    """
     if not chosen(ALL_OF_MANY):
         return
     for topic in MANY:
@@ -480,7 +485,7 @@ def in_many_partitions(
 
 
 def costly_patterns() -> Iterator[Case]:
-    """To compile an expression takes the event loop, whatever comes of it."""
+    """Yield patterns to compile. Compiling an expression takes the event loop, whether or not it succeeds."""
     classes = r"\pL" * MAX_UNICODE_CLASSES
     repeated = (".{1000}" * MAX_PATTERN_BYTES)[:MAX_PATTERN_BYTES]
     folded = "(?i)" + "k" * (MAX_PATTERN_BYTES - 4)
@@ -515,7 +520,7 @@ def costly_patterns() -> Iterator[Case]:
 
 
 def many_users() -> Iterator[Case]:
-    """One after the other: made, told of, taken away."""
+    """Yield requests to send one after another: create users, describe them, delete them."""
     names = [f"user-{number:05}" for number in range(USERS)]
     upserted = AlterUserScramCredentialsRequest(
         upsertions=tuple(
@@ -537,7 +542,7 @@ def many_users() -> Iterator[Case]:
 
 
 def many_tokens() -> Iterator[Case]:
-    """Each with as many renewers as it may have."""
+    """Yield requests for tokens, each with the maximum number of renewers."""
     names = [f"renewer-{number:02}" for number in range(MAX_RENEWERS)]
     renewers = tuple(CreatableRenewers(principal_type="User", principal_name=name) for name in names)
     creating, describing = ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN
@@ -552,7 +557,9 @@ def many_tokens() -> Iterator[Case]:
 
 
 def administration() -> Iterator[Case]:
-    """One after the other, as large as they succeed: what `whole_apis` fills has something wrong in every element."""
+    """Yield requests to send one after another, as large as can succeed: those of `whole_apis` have an error in every
+    element.
+    """
     names = [f"administered-{number}" for number in range(ADMINISTERED)]
     what = f"{ADMINISTERED} topics"
     create = CreateTopicsRequest(
@@ -590,7 +597,7 @@ def administration() -> Iterator[Case]:
     )
     yield Case(f"consumer_group_heartbeat: {what}", ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, [consumer])
     yield Case(f"share_group_heartbeat: {what}", ApiKey.SHARE_GROUP_HEARTBEAT, 1, [sharing])
-    # What a leader tells its members is theirs: megabytes of it are passed on.
+    # The leader's assignment is opaque to the gateway: megabytes of it are passed on.
     told = encode_subscription(Subscription(1, tuple(f"t{number}" for number in range(ELEMENTS))))
     join = JoinGroupRequest(
         group_id="administered-classic",
@@ -649,7 +656,7 @@ def administration() -> Iterator[Case]:
 
 
 def of_share_groups(topic_id: UUID) -> Iterator[Case]:
-    """One after the other, of a group that stands in every partition of the wide topic."""
+    """Yield requests to send one after another, of a group that has positions in every partition of the wide topic."""
     indexes = range(WIDE_PARTITIONS)
     begin = AlterShareGroupOffsetsRequest(
         group_id=IDLE_SHARE_GROUP,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -43,12 +44,13 @@ from gateway.config.broker_parsing import parse_stored
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import render_address
 from gateway.config.settings import Settings
+from gateway.console.start import start_console
+from gateway.groups.groups import Groups
 from gateway.log.tail import Tail
 from gateway.net.context import Role, Services
 from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server
 from gateway.operate.exporter import Exporter
-from gateway.operate.http import HttpServer
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
@@ -61,6 +63,10 @@ from storage.monitor import Monitor
 from storage.pool import Database
 from storage.tokens import TokenStore
 from storage.topics import TopicStore
+
+if TYPE_CHECKING:
+    from gateway.operate.http import HttpServer
+    from gateway.testing.faults import Faults
 
 __all__ = ["App", "StartError"]
 
@@ -76,13 +82,19 @@ REMEMBER_INTERVAL_MS = 5_000
 class App:
     """One node. `start` once, `stop` once; both on the same event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        """Take the settings and, in a node that a test starts, the faults of its requests."""
         self.settings = settings
+        self._faults = faults
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Address to which clients connect, once started."""
         self.addresses: dict[str, str] = {}
         """These addresses by listener."""
+        self.groups: Groups | None = None
+        """The groups of a node that serves."""
+        self.console_url = ""
+        """URL of the console, once started; empty without a console."""
         self._supervisor = Supervisor(self.metrics)
         self._undo = Undo()
 
@@ -186,7 +198,7 @@ class App:
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, broker, listeners, groups, share)
+        await self._serve(services, broker, database, listeners, groups, share)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -204,6 +216,7 @@ class App:
         self,
         services: Services,
         broker: BrokerConfig,
+        database: Database,
         listeners: Listeners,
         groups: GroupPart,
         share: SharePart,
@@ -221,6 +234,8 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
         )
+        if self._faults is not None:
+            stages = self._faults.within(stages)
         unstable = broker.unstable_api_versions_enable
         by_role = {
             role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
@@ -230,6 +245,8 @@ class App:
             listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
             for listener in settings.listeners
         }
+        console = await start_console(by_role[Role.BROKER], services, database, self._undo.push)
+        self.console_url = console.url if console is not None else ""
         await listeners.server.serve(
             by_role[Role.BROKER],
             connection_closed,
@@ -238,6 +255,7 @@ class App:
             requests,
             connections_from(catalog),
         )
+        self.groups = groups.groups
         self.bootstrap = services.membership.address
         self.addresses = {name: render_address(address) for name, address in listeners.advertised.items()}
         look_for_itself(listeners.advertised, self._undo)

@@ -33,6 +33,12 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add_serve(parser)
 
 
+def _test_server(parser: argparse.ArgumentParser) -> None:
+    from gateway.testing.command import add_test_server
+
+    add_test_server(parser)
+
+
 def _config(parser: argparse.ArgumentParser) -> None:
     from gateway.tools import add_config
 
@@ -118,6 +124,7 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[_Command, ...]] = {
     "Run a node": (
         _Command("serve", "serve Kafka clients", _serve),
+        _Command("test-server", "a Kafka for tests that is gone afterwards, alone or beside a command", _test_server),
         _Command("config", "show each option's value and origin", _config),
     ),
     "Ask a broker (--bootstrap HOST:PORT)": (

@@ -103,7 +103,7 @@ async def _serve_until_told(configuration: Configuration) -> int:
             await asyncio.wait((starting,))
             return 0
         starting.result()
-        print(greeting(configuration.settings, app.bootstrap, app.addresses), flush=True)
+        print(greeting(configuration.settings, app.bootstrap, app.addresses, app.console_url), flush=True)
         survivors = Survivors()
         # Nearly all later objects are freed by their reference counts. When ten thousand groups joined, a quarter of
         # the time went to the collector at Python's threshold of 700.
@@ -126,9 +126,11 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def greeting(settings: Settings, bootstrap: str, addresses: Mapping[str, str] | None = None) -> str:
+def greeting(
+    settings: Settings, bootstrap: str, addresses: Mapping[str, str] | None = None, console_url: str = ""
+) -> str:
     """Return what a person may try first. `bootstrap` leads to the first listener. `addresses` has those of all
-    listeners by name; without it they are the advertised ones."""
+    listeners by name; without it they are the advertised ones. `console_url` is empty without a console."""
     if not settings.roles.is_broker:
         return (
             f"Sluice is a controller at {bootstrap}. To ask it:\n"
@@ -147,6 +149,8 @@ def greeting(settings: Settings, bootstrap: str, addresses: Mapping[str, str] | 
         address = (addresses or {}).get(listener.name) or render_address(listener.advertised)
         lines.append(f"Listener {listener.name}:")
         lines.append(f"  kcat -b {address} -L{_client_options(listener, settings.broker)}")
+    if console_url:
+        lines.append(f"To watch it, open {console_url}")
     return "\n".join(lines)
 
 

@@ -60,8 +60,6 @@ MAX_SOCKET_PATH_BYTES = 107
 
 ACCOUNT = "sluice"
 """System user of the server if root starts it."""
-FORMER_ACCOUNT = "nobody"
-"""Owner of the clusters that earlier releases started as root."""
 USERADD = (
     *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
     *("--shell", "/usr/sbin/nologin", ACCOUNT),
@@ -292,7 +290,7 @@ class EmbeddedPostgres:
         moving = sorted(self.data_dir.glob(f"{CLUSTER}.from-*"))
         if moving and (owner is not None or len(moving) > 1):
             raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of them elsewhere")
-        if owner is not None and owner.st_uid not in (0, _uid_of(FORMER_ACCOUNT)):
+        if owner is not None and owner.st_uid != 0:
             self._account = _Account(owner.st_uid, owner.st_gid)
             return
         self._account = await _own_account()
@@ -305,7 +303,7 @@ class EmbeddedPostgres:
             await self._take_over(directory, self._account)
 
     async def _take_over(self, directory: Path, account: _Account) -> None:
-        """Give a cluster to its account: one that root restored from a copy, or one that `nobody` served before.
+        """Give a cluster that root restored from a copy to its account.
 
         Until every file has changed hands, the directory has a name that contains its former owner. So the next start
         completes a start that was cut short.
@@ -313,7 +311,7 @@ class EmbeddedPostgres:
         previous_uid = int(directory.name.rpartition("-")[2])
 
         def give() -> None:
-            give_tree(directory, {previous_uid, _uid_of(FORMER_ACCOUNT)}, account.owner)
+            give_tree(directory, {previous_uid}, account.owner)
             directory.rename(self.cluster_dir)
             _sync_directory(self.data_dir)
 
@@ -351,7 +349,7 @@ class EmbeddedPostgres:
             directory.mkdir(mode=0o700)
         owners = {os.geteuid()}
         if self._account is not None:
-            owners |= {self._account.uid, _uid_of(FORMER_ACCOUNT)}
+            owners.add(self._account.uid)
         # The directory may lie in a shared place under a name that others can guess.
         try:
             with opened_directory(directory) as directory_fd:
@@ -385,7 +383,22 @@ class EmbeddedPostgres:
                 os.fchown(directory_fd, *self._account.owner)
         process = await self._spawn(
             fresh,
-            ["initdb", "-D", str(fresh), "-U", USER, "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"],
+            [
+                *(
+                    "initdb",
+                    "-D",
+                    str(fresh),
+                    "-U",
+                    USER,
+                    "-E",
+                    "UTF8",
+                    "--locale=C",
+                    "-A",
+                    "trust",
+                    "--no-instructions",
+                ),
+                *(["--no-sync"] if self._settings["fsync"] == "off" else []),
+            ],
             asyncio.subprocess.PIPE,
         )
         try:
@@ -608,14 +621,6 @@ class EmbeddedPostgres:
         with self.log_path.open("rb") as file:
             file.seek(self._log_start_bytes)
             return _reason(file.read(65536))
-
-
-def _uid_of(name: str) -> int:
-    """The uid of a user; −1, which nothing belongs to, if no such user exists."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return -1
 
 
 async def _own_account() -> _Account:

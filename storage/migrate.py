@@ -25,8 +25,8 @@ MIGRATION_PATIENCE_S = 3600.0
 async def migrate(database: Database) -> int:
     """Apply what is missing and return the schema's version.
 
-    Raise StorageError if Postgres is older than 15, is not UTF8, or has a newer schema, and StorageUnavailable if a
-    lock is not acquired in time.
+    Raise StorageError if Postgres is older than 15, is not UTF8, or has a schema that is newer or older than the first
+    release's. Raise StorageUnavailable if a lock is not acquired in time.
     """
     known = schema.migrations()
 
@@ -41,7 +41,13 @@ async def migrate(database: Database) -> int:
         await _lock(connection)
         await connection.execute(statement("create_schema"))
         await connection.execute(statement("create_migration_table"))
-        applied = int(await connection.fetchval(statement("applied_migration")))
+        rows = await connection.fetch(statement("applied_migrations"))
+        applied = max((row["version"] for row in rows), default=0)
+        if any(row["file_name"] != name for row, (_, name, _) in zip(rows, known, strict=False)):
+            raise StorageError(
+                "the database has the schema of a development version from before the first release, from which there "
+                "is no upgrade: give an empty database"
+            )
         if applied > len(known):
             raise StorageError(f"the database's schema is version {applied}, this program knows {len(known)}")
         for number, name, sql in known[applied:]:

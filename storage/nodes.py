@@ -33,9 +33,6 @@ from storage.types import (
 
 
 def _roles(row: Row) -> Roles:
-    """Return the node's roles. An older program does not know roles and stores none: it has both."""
-    if row["is_broker"] is None:
-        return BOTH
     return Roles(row["is_broker"], row["is_controller"], tuple(row["controller_listeners"]))
 
 
@@ -145,7 +142,6 @@ class NodeStore:
         return [
             replace(
                 _node(row),
-                transaction_version=row["transaction_version"],
                 levels=cast(dict[str, int], json.loads(row["levels"])),
                 read_ms=row["read_ms"],
                 authorizer=row["authorizer"],

@@ -2,8 +2,7 @@
 
 The one idea: each release's functions are a schema of their own (`storage/schema.py`), so upgrades leave schemas
 behind. Nodes report which schema they use. A schema that no live node has used for a long time is dropped, under the
-lock that a starting node holds while it creates its own. If a node has not reported its schema, all schemas stay. When
-the last release goes that reads the end of a log from the partition's row, appends stop writing it (`append_chunks`).
+lock that a starting node holds while it creates its own.
 """
 
 from __future__ import annotations
@@ -25,16 +24,12 @@ async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS)
 
     async def drop(connection: Connection) -> list[str]:
         await connection.execute(statement("lock_migrations"))
-        await connection.execute(statement("note_function_schemas"))
         await connection.execute(statement("note_used_functions"), schema.FUNCTION_SCHEMA)
         rows = await connection.fetch(statement("unused_functions"), grace_ms)
         names = [row["name"] for row in rows if _NAME.fullmatch(row["name"])]
         for name in names:
             await connection.execute(f"drop schema if exists {name} cascade")  # hexadecimal digits: nothing to quote
             await connection.execute(statement("forget_functions"), name)
-        await connection.execute(statement("forget_former_releases"))
-        await connection.execute(statement("forget_releases_without_transactions"))
-        await connection.execute(statement("forget_former_transaction_versions"))
         return names
 
     return await database.control.transact(drop)

@@ -217,11 +217,6 @@ class TransactionStore:
             if each.record is not None
         ]
 
-    async def are_known(self) -> bool:
-        """Return whether every live node knows transactions. A node of an earlier release would give readers
-        uncommitted records."""
-        return bool(await self._hot.fetch_value(statement("transactions_are_known")))
-
     async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
         """Write a row that has no transaction under way, before or after. Return False if `read` is outdated."""
         saved = await self._hot.fetch_value(

@@ -430,11 +430,6 @@ class OffsetAsStored:
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
-TRANSACTION_VERSION = 2
-"""The highest level of upstream's feature that this release serves. At level 2 producers name no partitions, and
-each transaction raises the epoch."""
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The roles of a node (upstream: `process.roles`), and the listeners on which it answers as a controller."""
@@ -460,8 +455,6 @@ class Node:
     """Rises whenever a process registers under the id."""
     announced: int = field(default=0, compare=False)
     """How many announcements of appends the node had sent at its last renewal."""
-    transaction_version: int = field(default=TRANSACTION_VERSION, compare=False)
-    """The transaction.version that the node serves."""
     levels: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     """Levels of features that an administrator has set, the same for all nodes. Never mutated."""
     read_ms: int = field(default=0, compare=False)

@@ -65,7 +65,7 @@ class GatewayProcess:
             self._arguments += ["--listen", self.bootstrap]
         if database_url is not None:
             self._arguments += ["--database-url", database_url]
-        for name, value in settings.items():
+        for name, value in {"console.listen": "", **settings}.items():
             self._arguments += ["--set", f"{name}={value}"]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         self._environment = {**inherited, **environment}

@@ -47,11 +47,11 @@ from gateway.net.requests import Order
 from protocol.api_keys import ApiKey
 
 MAX_ADMIN_ELEMENTS = 20_000
-"""Elements of a request that changes topics, settings or groups. Upstream takes what makes 10,000 records, of which
-each is an element or two here."""
+"""Elements of a request that changes topics, settings or groups. Upstream accepts a request that makes 10,000 records,
+each of which is one element or two here."""
 
 MAX_CREDENTIALS = 10_000
-"""Credentials that one request may set or delete; each is one record of upstream's."""
+"""Credentials that one request may set or delete. Upstream counts each as one record."""
 
 MAX_LEAVING_MEMBERS = 5_000
 """Members that one request may remove: the coordinator removes them in one step without giving way."""
@@ -64,7 +64,7 @@ MAX_SHARE_TOPICS = 5_000
 """Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
 
 MAX_SHARED_COMMIT_BYTES = 64 * 1024
-"""A larger OffsetCommit is worked on alone: decoded it takes several times its size in memory."""
+"""A larger OffsetCommit is processed alone, because it takes several times its size in memory when decoded."""
 
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""

@@ -41,7 +41,7 @@ logger = structlog.get_logger(__name__)
 MAX_CHANGES = 10_000
 """Changes of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
 MAX_ACLS = 20_000
-"""Every node takes all of them in with each change, and lets the former ones go: 15 ms of its event loop."""
+"""ACLs in all. With each change every node reads all of them and frees the former ones: 15 ms of its event loop."""
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -60,7 +60,7 @@ def _named(kind: type[E], code: int) -> E:
 
 
 async def create_acls(request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
-    """Each by itself, in the order of the request. One that there is already is made."""
+    """Create each ACL by itself, in the order of the request. An ACL that already exists counts as created."""
     _require_authorizer(context, "No Authorizer is configured.")
     services = context.services
     await services.catalog.refresh_if_changed()
@@ -93,7 +93,7 @@ def refuse_create_acls(
 
 
 def _checked(creation: AclCreation) -> Acl:
-    """Raises KafkaError, with upstream's texts in its order."""
+    """Check the creation with upstream's texts in its order. Raise KafkaError."""
     resource_type = _named(ResourceType, creation.resource_type)
     name, principal = creation.resource_name, creation.principal
     if resource_type is ResourceType.CLUSTER and name != CLUSTER_NAME:
@@ -218,7 +218,7 @@ async def _matching(wanted: AclFilter, context: RequestContext) -> list[Acl]:
 
 
 async def describe_acls(request: DescribeAclsRequest, context: RequestContext) -> DescribeAclsResponse:
-    """By pattern."""
+    """Describe the ACLs that the filter matches, grouped by pattern."""
     _require_authorizer(context, "No Authorizer is configured on the broker")
     await context.services.catalog.refresh_if_changed()
     by_pattern: dict[tuple[int, str, int], list[AclDescription]] = {}

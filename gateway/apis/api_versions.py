@@ -1,4 +1,4 @@
-"""ApiVersions: the table of what is served, as clients choose their versions by it."""
+"""ApiVersions: the table of served APIs, by which clients choose their versions."""
 
 from __future__ import annotations
 

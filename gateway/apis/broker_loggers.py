@@ -55,7 +55,7 @@ def describe_loggers(resource: DescribeConfigsResource, node_id: int) -> list[De
 
 
 def alter_loggers(resource_name: str, changes: Sequence[AlterableConfig], node_id: int, *, validate_only: bool) -> None:
-    """All of the changes, or none and KafkaError."""
+    """Apply all of the changes, or none. Raise KafkaError."""
     asked_id = read_broker_id(resource_name, "Node")
     if asked_id != node_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {asked_id}")
@@ -73,7 +73,7 @@ def alter_loggers(resource_name: str, changes: Sequence[AlterableConfig], node_i
 
 
 def read_broker_id(text: str, what: str) -> int:
-    """The id of a broker that a resource is named by; `what` it is called in the refusal."""
+    """Parse the id of a broker that names a resource. `what` describes the resource in the refusal."""
     try:
         return int(text)
     except ValueError:

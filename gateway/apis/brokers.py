@@ -1,6 +1,6 @@
 """UnregisterBroker, UnregisterController: forget a node that is gone for good.
 
-The one idea: a node is no place where records lie. One that has gone takes nothing with it but its name and id.
+The one idea: no records lie on a node. When it is forgotten, only its name and id go.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ logger = structlog.get_logger(__name__)
 
 
 async def unregister_broker(request: UnregisterBrokerRequest, context: RequestContext) -> UnregisterBrokerResponse:
-    """Forgets a node that is not alive. One that is has to be stopped first: upstream takes it out of the cluster and
-    lets it run on, fenced, where here it would register again at once."""
+    """Forget a node that is not alive.
+
+    A live node must be stopped first. Upstream removes it from the cluster while it runs on, fenced; here it would
+    register again at once.
+    """
     await _unregister(request.broker_id, "Broker", ErrorCode.BROKER_ID_NOT_REGISTERED, context)
     return UnregisterBrokerResponse(error_message=None)
 

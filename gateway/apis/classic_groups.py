@@ -38,7 +38,10 @@ way."""
 
 
 async def join_group(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
-    """Held until the join phase ends. A refused join changes nothing and says which member id it was refused for."""
+    """Answer JoinGroup; the request is held until the join phase ends.
+
+    A refused join changes nothing, and its answer names the member id of the request.
+    """
     if not request.group_id:
         return JoinGroupResponse(
             error_code=ErrorCode.INVALID_GROUP_ID,
@@ -112,7 +115,8 @@ def _absent_protocol(version: int) -> str | None:
 
 
 async def sync_group(request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
-    """Held until the leader's assignment is stored; 27 if a new rebalance begins first."""
+    """Answer SyncGroup; the request is held until the leader's assignment is stored. The code is 27 if a new rebalance
+    begins first."""
     if context.version >= FIRST_VERSION_WITH_PROTOCOL_FIELDS and None in (request.protocol_type, request.protocol_name):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not request.group_id:
@@ -152,7 +156,7 @@ def refuse_sync_group(
 
 
 async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
-    """Answered from memory, without a task switch, unless the group is being read or stored."""
+    """Answer from memory, without a task switch, unless the group is being read or stored."""
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     groups = context.services.groups
@@ -175,7 +179,7 @@ async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> Heart
 
 
 _BEATS: dict[ErrorCode, HeartbeatResponse] = {}
-"""One of each: nothing is asked for as often."""
+"""One response object per code, because no other request is as frequent."""
 
 
 def refuse_heartbeat(
@@ -185,7 +189,8 @@ def refuse_heartbeat(
 
 
 async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
-    """Versions 0-2 name one member, whose code is the response's own; later ones have a code per member."""
+    """Remove members. Versions 0-2 name one member, whose code is the response's own; later ones have a code per
+    member."""
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     batch = context.version >= FIRST_VERSION_WITH_MEMBER_LIST
@@ -225,5 +230,5 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> Le
 def refuse_leave_group(
     request: LeaveGroupRequest, version: int, code: ErrorCode, message: str | None
 ) -> LeaveGroupResponse:
-    """Only the top level: upstream lists members only when the group itself could be asked."""
+    """Refuse at the top level only: upstream lists members only if the group itself was reached."""
     return LeaveGroupResponse(error_code=code)

@@ -51,13 +51,13 @@ WHOLE_NUMBERS = {
     QuotaKey.CONSUMER_BYTE_RATE: (2.0**63, "a LONG"),
     QuotaKey.CONNECTION_CREATION_RATE: (2.0**31 - 1, "an INT"),
 }
-"""The greatest, and upstream's name of the type."""
+"""The greatest value, and upstream's name of the type."""
 MAX_ENTITIES = 10_000
 """Entities with quotas of their own. Every node reads all of them after each change."""
 HASHED_CHARS = 1024
 """Characters of a name that decide the order in which entities are listed: hashing each one takes time."""
 CLOSE_TO_WHOLE = 1e-6
-"""Upstream's: numbers come as doubles."""
+"""Upstream's tolerance: numbers arrive as doubles."""
 
 
 class Match(IntEnum):
@@ -77,7 +77,8 @@ class _Named(Protocol):
 
 
 async def alter_client_quotas(request: AlterClientQuotasRequest, context: RequestContext) -> AlterClientQuotasResponse:
-    """Each entry by itself: all its quotas are set or taken away, or none. They hold here once this is answered."""
+    """Change each entry by itself: all its quotas are set or removed, or none. They apply on this node once this is
+    answered."""
     services = context.services
     results: list[AlteredEntryData] = []
     await services.catalog.refresh_if_changed()
@@ -180,7 +181,7 @@ def _value(key: QuotaKey, value: float) -> float:
 async def describe_client_quotas(
     request: DescribeClientQuotasRequest, context: RequestContext
 ) -> DescribeClientQuotasResponse:
-    """Whom every component matches; with `strict` those alone that have no other part."""
+    """Describe the entities that every component matches. With `strict`, only entities without further parts."""
     wanted: dict[EntityType, ComponentData] = {}
     for component in request.components:
         kind = _kind(component.entity_type, f"Custom entity type '{component.entity_type}' not supported")
@@ -215,12 +216,12 @@ def refuse_describe_client_quotas(
 
 
 def _in_order(values: Iterable[str]) -> list[str]:
-    """Keys as Kafka lists them, which first come in the order of a map of sixteen places."""
+    """Return keys in Kafka's order, which is at first that of a hash map with sixteen buckets."""
     return in_java_order(in_java_order(values, count=12))
 
 
 def _place(entity: Entity, count: int) -> int:
-    """The place of an entity in Kafka's map of `count` entities."""
+    """Return the bucket of an entity in Kafka's hash map of `count` entities."""
     code = 31 + sum(java_hash(kind) ^ java_hash(name[:HASHED_CHARS]) for kind, name in entity)
     return bucket(code & 0xFFFFFFFF, count)
 

@@ -43,7 +43,7 @@ class AskedPartition(Protocol):
 
 @dataclass(slots=True)
 class Commit:
-    """One partition of a commit on its way to an answer; `error` None while it may still be stored."""
+    """One partition of a commit on its way to an answer. `error` is None while the commit may still be stored."""
 
     partition: AskedPartition
     topic_id: UUID | None
@@ -64,7 +64,7 @@ class Committer:
     member_id: str
     group_instance_id: str | None
     generation_id: int
-    """Or the member's epoch."""
+    """The member's generation or epoch."""
     codes: Mapping[Refusal, ErrorCode]
     """Error codes that differ from `REFUSAL_CODES` at the version of the request."""
     retention_ms: int | None = None
@@ -72,7 +72,8 @@ class Committer:
 
 
 async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unknown: ErrorCode) -> list[Commit]:
-    """Partitions of one topic; those that there are not are refused. `unknown`: how a missing topic is."""
+    """Make a commit for each asked partition of one topic, and refuse partitions that do not exist. `unknown` is the
+    code for a missing topic."""
     if topic is None:
         return [Commit(partition, None, unknown) async for partition in in_pieces(asked)]
     return [
@@ -86,16 +87,16 @@ async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unkno
 
 
 async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> None:
-    """Gives every commit in `surviving`, which none of them has yet, its error or ErrorCode.NONE."""
+    """Give every commit in `surviving`, none of which has an error yet, its error or ErrorCode.NONE."""
     async with context.place:
         reply = await _ask(surviving, committer, context)
         queued = await _queue(surviving, reply, committer, context)
     fenced = await _store(queued, reply, committer, context)
     if not fenced:
         return
-    # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
-    # generations, and the commit that it let through was fenced by the wrong one. Or the member's epoch has moved, and
-    # the commit may be taken all the same.
+    # The group may have changed its protocol since the coordinator admitted the commit. Then generations became epochs,
+    # or epochs generations, and Postgres compared the wrong one. Or the member's epoch has risen, and the commit may
+    # still be accepted.
     again = await _ask(fenced, committer, context)
     is_other = (again.by_member_epoch, again.member_epoch) != (reply.by_member_epoch, reply.member_epoch)
     if again.error is ErrorCode.NONE and is_other:
@@ -159,7 +160,8 @@ async def _queue(
     context: RequestContext,
     number: int | None = None,
 ) -> _Queued:
-    """Queues every commit that may be stored, and gives the others their errors. `number`: of the first try."""
+    """Queue every commit that may be stored, and give the others their errors. `number` is the position of the first
+    try."""
     groups = context.services.groups
     error = reply.error
     lease = groups.lease_for(committer.group_id)
@@ -213,7 +215,8 @@ async def _queue(
 async def _store(
     queued: _Queued, reply: OffsetCommitReply, committer: Committer, context: RequestContext
 ) -> list[Commit]:
-    """Gives every queued commit its error or ErrorCode.NONE. Returns those that were refused for who they come from."""
+    """Give every queued commit its error or ErrorCode.NONE. Return the commits that were refused because of their
+    committer."""
     groups = context.services.groups
     if queued.results is None:
         return []
@@ -252,6 +255,6 @@ def _error(refusal: Refusal | None, committer: Committer, stale: ErrorCode) -> E
     if refusal is Refusal.STALE_MEMBER_EPOCH:
         return stale
     if refusal is Refusal.ILLEGAL_GENERATION and committer.generation_id < 0:
-        # The group has gained members since: a commit from outside lacks an identity, not a generation.
+        # The group has gained members since, so a commit from outside lacks an identity, not a generation.
         return ErrorCode.UNKNOWN_MEMBER_ID
     return committer.codes.get(refusal, REFUSAL_CODES[refusal])

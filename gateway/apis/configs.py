@@ -77,7 +77,7 @@ logger = structlog.get_logger(__name__)
 
 
 MAX_GROUPS_WITH_CONFIGS = 10_000
-"""Every node reads the settings of all of them when one has changed."""
+"""Groups with settings. Every node reads the settings of all of them when one has changed."""
 
 
 class ResourceType(IntEnum):
@@ -107,8 +107,10 @@ Inherited = dict[tuple[DescribeEntry, str], DescribeConfigsResourceResult]
 
 
 async def describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
-    """Each resource alone succeeds or fails; one named twice alike is described once. A node describes itself and what
-    holds for all brokers, as upstream."""
+    """Describe each resource; each succeeds or fails alone, and a resource that is named twice alike is described once.
+
+    As upstream, a node describes itself and the settings of all brokers.
+    """
     services = context.services
     await services.catalog.refresh_if_changed()
     broker, inherited = services.catalog.broker, Inherited()
@@ -191,7 +193,7 @@ def _describe(
 
 
 def _chosen(table: Mapping[str, ConfigKey], resource: DescribeConfigsResource) -> list[ConfigKey]:
-    """The settings asked for; null and empty both mean all, unknown names mean nothing."""
+    """Return the requested settings. Null and empty both mean all; unknown names are ignored."""
     wanted = set(resource.configuration_keys or ())
     return [key for key in table.values() if not wanted or key.name in wanted]
 
@@ -219,7 +221,7 @@ def _topic_entry(
     key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
     layers = topic_layers(key, configs, broker)
-    # Kafka shows the broker's counterpart in the same unit alone: log.retention.ms, not log.retention.hours.
+    # Kafka shows only the broker's counterpart in the same unit: log.retention.ms, not log.retention.hours.
     synonyms = [
         DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source)
         for layer in layers
@@ -281,7 +283,7 @@ def _describe_broker(
 
 @cache
 def _broker_order() -> Mapping[str, int]:
-    """The place of each setting in Kafka's list."""
+    """Return the place of each setting in Kafka's list."""
     names = in_java_order({**BROKER_CONFIGS, **WITHOUT_EFFECT})
     return {name: place for place, name in enumerate(names)}
 
@@ -315,7 +317,7 @@ def _without_effect(
 def _without_effect_entries(
     include_synonyms: bool, include_documentation: bool
 ) -> dict[str, DescribeConfigsResourceResult]:
-    """Entries of settings without effect that are not set, built once for all answers."""
+    """Return entries of unset settings without effect, built once for all answers."""
     request = DescribeConfigsRequest(include_synonyms=include_synonyms, include_documentation=include_documentation)
     entries: dict[str, DescribeConfigsResourceResult] = {}
     for name, key in WITHOUT_EFFECT.items():
@@ -327,7 +329,7 @@ def _without_effect_entries(
 
 
 def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
-    """Settings that were given for one listener alone."""
+    """Return settings that were given for one listener alone."""
     names = {**broker.static, **broker.own}
     given = {name: find_broker_config(name) for name in names if name not in BROKER_CONFIGS}
     return {name: key for name, key in given.items() if key is not None}
@@ -410,17 +412,17 @@ def _check_group_name(name: str) -> None:
 
 
 Effective = Callable[[str], tuple[ConfigKey, str | None] | None]
-"""The setting of a name and its effective text; None for an unknown name."""
+"""Return the setting of a name and its effective text, or None for an unknown name."""
 
 Change = Callable[[Mapping[str, str], Effective], dict[str, str]]
-"""From the settings that a resource has to those it shall have."""
+"""Compute the new settings of a resource from its present ones."""
 
 Identity = tuple[int, str]
 """Type and name of a resource."""
 
 
 async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestContext) -> legacy.AlterConfigsResponse:
-    """Replaces all settings of each resource: those not named fall back to their defaults."""
+    """Replace all settings of each resource. Settings without a value in the request return to their defaults."""
     changes: list[tuple[Identity, Change]] = [
         ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
         async for resource in in_pieces(request.resources)
@@ -454,8 +456,8 @@ def refuse_alter_configs(
 async def incremental_alter_configs(
     request: incremental.IncrementalAlterConfigsRequest, context: RequestContext
 ) -> incremental.IncrementalAlterConfigsResponse:
-    """Sets, deletes, or changes entries of lists; what is not named stays. Two nodes that append to one list at the
-    same moment may lose one of the entries."""
+    """Set or delete settings, or change entries of lists; others stay. If two nodes append to one list at the same
+    moment, one of the entries may be lost."""
     changes: list[tuple[Identity, Change]] = []
     loggers: dict[Identity, Sequence[incremental.AlterableConfig]] = {}
     async for resource in in_pieces(request.resources):
@@ -496,8 +498,8 @@ async def _alter_all(
     *,
     validate_only: bool,
 ) -> dict[Identity, KafkaError]:
-    """Changes each resource alone; what stood in the way of it, or NONE. `loggers` are resources of that type, which
-    have no settings to be computed from."""
+    """Change each resource alone, and return its error or NONE. `loggers` are resources of that type, which have no
+    settings to compute from."""
     services = context.services
     named = await tally(identity for identity, _ in changes)
     await services.catalog.refresh_if_changed()
@@ -533,8 +535,8 @@ async def _alter_all(
 
 
 async def _alter_topic(topic_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    """Settings are judged before it is asked whether there is such a topic, as ControllerConfigurationValidator does
-    before its existence checker."""
+    """Alter a topic's settings. They are checked before the topic's existence, as in
+    ControllerConfigurationValidator."""
     _check_topic_name(topic_name)
     broker = services.catalog.broker
     known = services.catalog.get(topic_name)
@@ -592,7 +594,7 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
         key = find_broker_config(name)
         if key is None:
             return None
-        # Settings of this node alone do not apply to all nodes.
+        # Values of this node alone do not apply to all nodes.
         hidden = ConfigSource.DYNAMIC_BROKER_CONFIG if resource_name == ALL_BROKERS else None
         return key, next((value for source, value in broker.layers(name) if source is not hidden), None)
 
@@ -608,7 +610,7 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
             check_protocol_map(wanted[PROTOCOL_MAP], services.settings.listeners)
         named = {*change({}, effective), *(current.keys() - wanted.keys())}
         if services.certificates is not None and any(name.startswith(LISTENER_PREFIX) for name in named):
-            # Also where a name has the value that it had: another certificate may lie in the same file.
+            # Read certificates even if a name keeps its value, because another certificate may lie in the same file.
             use_certificates = await services.certificates.read(altered)
     elif resource_name != ALL_BROKERS:
         _refuse_for_another(current, wanted, resource_name)
@@ -628,7 +630,7 @@ async def _alter_brokers_alone(resource_name: str, change: Change, services: Ser
 
 
 def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], broker_id: str) -> None:
-    """KafkaError for what only the node itself can look at: its listeners, and files on its disk."""
+    """Raise KafkaError for settings that only the node itself can check: its listeners, and files on its disk."""
     for name in (*_differing(wanted, current), *(current.keys() - wanted.keys())):
         key = find_broker_config(name)
         if key is not None and key.update is Update.OF_ONE_NODE:
@@ -697,7 +699,7 @@ def _check_configs(configs: Sequence[incremental.AlterableConfig]) -> None:
 
 
 def _changed_list(name: str, value: str, effective: Effective, *, append: bool) -> str:
-    """A list with entries more or fewer than it has in effect: appending to an unset one keeps its default."""
+    """Return the effective list with entries added or removed. Appending to an unset list keeps its default."""
     found = effective(name)
     if found is None:
         raise ConfigError(name, value, "unknown config name")

@@ -44,8 +44,8 @@ class MemberType(IntEnum):
 async def consumer_group_heartbeat(
     request: ConsumerGroupHeartbeatRequest, context: RequestContext
 ) -> ConsumerGroupHeartbeatResponse:
-    """Topics named that this node does not know are looked up first: a member that subscribes to what was created a
-    moment ago elsewhere gets it in this answer."""
+    """Answer a heartbeat. Unknown topics are looked up first, so a member can receive a topic that another node created
+    a moment ago."""
     require_protocol(GROUPS, context)
     if not request.group_id:
         return ConsumerGroupHeartbeatResponse(
@@ -65,7 +65,7 @@ async def consumer_group_heartbeat(
             version=context.version,
             client_id=context.client_id or "",
             client_host=context.connection.client_host,
-            # Of its own, or the one that it is given if it has none.
+            # The member's own id, or a new one if it has none.
             new_member_id=MemberId(request.member_id or str(uuid.uuid4())),
             member_id=MemberId(request.member_id),
             member_epoch=request.member_epoch,
@@ -108,7 +108,8 @@ def _assignment(held: Partitions) -> Assignment:
 async def consumer_group_describe(
     request: described.ConsumerGroupDescribeRequest, context: RequestContext
 ) -> described.ConsumerGroupDescribeResponse:
-    """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
+    """Describe consumer groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks
+    DescribeGroups."""
     require_protocol(GROUPS, context)
     asked = request.include_authorized_operations
     viewed = group_views(context, await first_of_each(request.group_ids))
@@ -176,7 +177,7 @@ def _member(member: ConsumerMember, target: Partitions, catalog: Catalog) -> des
 
 
 def _described_assignment(held: Partitions, catalog: Catalog) -> described.Assignment:
-    """Topics that were deleted a moment ago have no name any more, and are left out."""
+    """Return an assignment with topic names. Topics deleted a moment ago have no name and are left out."""
     return described.Assignment(
         topic_partitions=tuple(
             described.TopicPartitions(topic_id=topic_id, topic_name=topic.name, partitions=tuple(sorted(indexes)))

@@ -34,9 +34,9 @@ from storage.types import DelegationToken
 logger = structlog.get_logger(__name__)
 
 USER = "User"
-"""The only type of principals there is."""
+"""The only type of principals."""
 NO_TIME_MS = -1
-"""In the place of a time, where a request is refused."""
+"""Value in place of a time in a refusal."""
 MAX_RENEWERS = 50
 MAX_NAME_BYTES = 1_024
 """Bytes of the name of an owner or a renewer."""
@@ -94,7 +94,7 @@ async def _created(
     _refuse_strangers(context)
     if owner != requester and not may(context, AclOperation.CREATE_TOKENS, ResourceType.USER, str(owner)):
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
-    # Upstream takes any type of owner; who logs in by the token is a user of that name.
+    # Upstream accepts an owner of any type, but a client that logs in by the token is a user of that name.
     if owner.type != USER or any(renewer.principal_type != USER for renewer in request.renewers):
         raise KafkaError(ErrorCode.INVALID_PRINCIPAL_TYPE)
     if tokens is None:
@@ -155,7 +155,7 @@ async def renew_delegation_token(
     if not may_renew(token, context.connection.principal.name):
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
     expires_ms = await tokens.renew(token, request.renew_period_ms)
-    if expires_ms is None:  # since it was found
+    if expires_ms is None:  # The token was removed since it was found.
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
     return RenewDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
 
@@ -169,7 +169,8 @@ def refuse_renew_delegation_token(
 async def expire_delegation_token(
     request: ExpireDelegationTokenRequest, context: RequestContext
 ) -> ExpireDelegationTokenResponse:
-    """Sessions that have begun by the token go on until it would have expired when they began."""
+    """Expire a token. A session that began by the token continues until the expiry that the token had at the session's
+    beginning."""
     tokens, user = _tokens_for(context), context.connection.principal
     token, expired = await _find(tokens, request.hmac)
     if not may_renew(token, user.name):
@@ -178,7 +179,7 @@ async def expire_delegation_token(
     if expired and not at_once:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
     expires_ms = await tokens.end(token, request.expiry_time_period_ms)
-    if expires_ms is None:  # since it was found
+    if expires_ms is None:  # The token was removed since it was found.
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND if at_once else ErrorCode.DELEGATION_TOKEN_EXPIRED)
     logger.info("delegation token ends", token_id=token.token_id, owner=token.owner, by=str(user), at_once=at_once)
     return ExpireDelegationTokenResponse(expiry_timestamp_ms=expires_ms)

@@ -26,7 +26,8 @@ HIGH_WATERMARK = -1
 
 
 async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
-    """−1 means up to the high watermark. A topic that is only compacted refuses, as upstream's ReplicaManager does."""
+    """Move log starts. −1 means the high watermark. A topic that is only compacted refuses, as in upstream's
+    ReplicaManager."""
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DELETE)
     topics: list[DeleteRecordsTopicResult] = []
     async for topic in in_pieces(request.topics):
@@ -57,7 +58,7 @@ def refuse_delete_records(
 def _deletable(
     topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
 ) -> Partition | ErrorCode:
-    """The partition, or why nothing of it may be deleted here, in upstream's order."""
+    """Return the partition, or the error that forbids deletion here, in upstream's order."""
     partition = find_partition(topic, part.partition_index)
     if isinstance(topic, ErrorCode) or isinstance(partition, ErrorCode):
         return partition

@@ -1,8 +1,8 @@
-"""Topics as Metadata answers them, encoded: kept per version, and made anew only for topics that have changed.
+"""Topics as Metadata describes them, encoded: kept per version, and encoded again only for changed topics.
 
-The one idea: an answer about all topics is the same bytes for every client until a topic, the set of live nodes or the
-broker's settings change; so it is put together from pieces that are encoded already, and one changed topic costs one
-piece. It does not know how a topic is described: see `gateway/apis/metadata.py`.
+The one idea: an answer about all topics has the same bytes for every client until a topic, the set of live nodes or the
+broker's settings change. So an answer is assembled from encoded pieces, and one changed topic costs one piece.
+`gateway/apis/metadata.py` describes the topics.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class DescribedTopics:
         *,
         in_all: int,
     ) -> EncodedElements:
-        """The topics in their order, as an element of MetadataResponse.topics each. `describe` must be a function of
-        the topic and of what `view` holds. `in_all`: topics that there are, of which some may be asked for."""
+        """Encode the topics in their order, each as an element of MetadataResponse.topics.
+
+        `describe` must be a function of the topic and of the contents of `view`. `in_all` is the number of existing
+        topics; the request may name only some.
+        """
         known = self._views.get((version, view))
         if known is None:
             known = self._views[version, view] = {}

@@ -28,12 +28,14 @@ from protocol.messages.update_features import (
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from storage.types import TRANSACTION_VERSION
 
 logger = structlog.get_logger(__name__)
 
 GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
+TRANSACTION_VERSION = 2
+"""At this level producers name no partitions, and each transaction raises the epoch (KIP-890)."""
+
 SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
@@ -42,7 +44,7 @@ PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 
 METADATA, KRAFT = "metadata.version", "kraft.version"
 OLDEST_METADATA, METADATA_4_4, METADATA_4_5 = 7, 33, 34
-"""3.3-IV3, from which on Kafka 4.4 goes; 4.4-IV2; and 4.5-IV0, which may still change."""
+"""Levels of metadata.version: 3.3-IV3, from which on Kafka 4.4 works; 4.4-IV2; and 4.5-IV0, which may still change."""
 
 HIGHEST_KRAFT = 1
 
@@ -67,13 +69,12 @@ def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
 
 
 def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
-    """Feature → the level by which clients go."""
+    """Return feature → the finalized level, by which clients decide."""
     levels = {name: membership.levels.get(name, highest) for name, highest in SUPPORTED.items()}
     return {
         METADATA: _metadata_version(broker),
         KRAFT: membership.levels.get(KRAFT, LOWEST_LEVEL),
         **levels,
-        TRANSACTIONS: membership.transaction_version,
     }
 
 
@@ -82,9 +83,11 @@ def _metadata_version(broker: BrokerConfig) -> int:
 
 
 def require_protocol(feature: str, context: RequestContext) -> None:
-    """Raises UNSUPPORTED_VERSION, without words as upstream, where the group protocol of a feature is switched off: by
-    the level of the feature or by this node's setting; share groups only by both (upstream:
-    KafkaApis.isConsumerGroupProtocolEnabled and its like)."""
+    """Raise UNSUPPORTED_VERSION, without a message as upstream, if the feature's group protocol is off.
+
+    The feature's level or this node's setting can switch it off; for share groups both must be off (upstream:
+    KafkaApis.isConsumerGroupProtocolEnabled and similar methods).
+    """
     is_named = PROTOCOLS[feature] in context.services.settings.broker.group_coordinator_rebalance_protocols
     has_level = context.services.membership.levels.get(feature, SUPPORTED[feature]) > LOWEST_LEVEL
     is_on = is_named or has_level if feature == SHARE else is_named and has_level
@@ -93,8 +96,8 @@ def require_protocol(feature: str, context: RequestContext) -> None:
 
 
 async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
-    """All of them or none, as upstream from 4.0 on. A level that is lowered loses nothing, so how it may be makes no
-    difference."""
+    """Change all features or none, as upstream from 4.0 on. Lowering a level loses nothing, so the upgrade type does
+    not matter."""
     if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature appears more than once")
     membership = context.services.membership

@@ -45,12 +45,12 @@ FIRST_VERSION_WITH_TOPIC_IDS = 13
 FIRST_VERSION_WITH_LEADERS = 16
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
-"""How long records at hand wait for other partitions' read from Postgres before they are sent without."""
+"""Seconds that records at hand wait for other partitions' read from Postgres. Then they are sent without them."""
 
 MOST_READ_BYTES = 16 * 1024 * 1024
 """Bytes that one answer may read from Postgres and files, not counting its first batch."""
 LEAST_READ_BYTES = 1024 * 1024
-"""Bytes that a read from Postgres counts for while it runs, because the size of the batch is not known before."""
+"""Bytes for which a running read from Postgres counts, because the size of its batch is not known yet."""
 
 AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
@@ -59,7 +59,7 @@ AT_ONCE_PARTS = 500
 NOT_DIVERGING = EpochEndOffset()
 LED_HERE = LeaderIdAndEpoch()
 LEADERS_TOLD = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
-"""Errors beside which the client hears who leads (KIP-951)."""
+"""Errors for which the client learns the leader (KIP-951)."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Part:
     known: KnownOffsets | None = None
     batches: Sequence[Buffer] = ()
     excess: Buffer | None = None
-    """A batch behind these that is at hand and exceeds a limit."""
+    """A batch at hand behind these, which exceeds a limit."""
     torn: Buffer = b""
     """The part of the last batch that is sent."""
     size_bytes: int = 0
@@ -80,7 +80,7 @@ class _Part:
     aborted: Sequence[Aborted] = ()
     diverging: EpochEndOffset = NOT_DIVERGING
     nearest: int = -1
-    """The node to which the client is sent instead of being given records; −1: none."""
+    """The node to which the client is redirected instead of receiving records; −1 if none."""
     leader: LeaderIdAndEpoch = LED_HERE
 
     @property
@@ -127,10 +127,10 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     parked = False
     try:
         if crowded:
-            # Others append while it is planned, so it watches from before the first look.
+            # Appends happen during planning, so the watch begins before the first look.
             watch = tail.watch((), committed=committed)
         while True:
-            # A node that holds as much as it may goes on batch by batch.
+            # A node at its memory bound continues batch by batch.
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
@@ -148,16 +148,16 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             if crowded:
                 await asyncio.sleep(0)
             if cold:
-                # Registered before the read: what is appended during it must count.
+                # Registered before the read, so that appends during the read count.
                 watch = watch or tail.watch(_keys(parts), committed=committed)
-                # So that one reader does not take what room there is for many.
+                # One reader must not use the room of many.
                 read_bytes = min(max_bytes, MOST_READ_BYTES)
                 min_bytes = min(min_bytes, MOST_READ_BYTES)
                 share.become(_most_bytes(cold, read_bytes))
                 await _read_cold(cold, parts, context, read_bytes, planner.overtaken, committed=committed)
             if planner.overtaken:
                 await _find_divergence(planner.overtaken, context)
-            tears = max_bytes == asked_bytes  # where the node has little room it holds nothing that is of no use
+            tears = max_bytes == asked_bytes  # With little room, the node keeps no bytes that it cannot send.
             if crowded:
                 with_records = [part async for part in _in_pieces(parts) if part.size_bytes]
                 available_bytes = _trim(with_records, max_bytes, tears=tears)
@@ -243,8 +243,8 @@ def _has_many(request: FetchRequest) -> bool:
 
 
 class _Planner:
-    """Everything that can be said of a request without Postgres, in its order. `missing_topic` is said of topics that
-    are not known."""
+    """Decides everything about a request that needs no Postgres, in the order of the request. `missing_topic` is the
+    code for unknown topics."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Planner:
         is_replica: bool,
         rack: str = "",
     ) -> None:
-        """`rack`: of the client, where it is to be sent to a replica there."""
+        """`rack` is the client's rack if the client may be redirected to a replica there."""
         services = context.services
         self._context = context
         self._is_replica = is_replica
@@ -274,18 +274,18 @@ class _Planner:
         self._by_follower = not is_replica and context.version >= FIRST_VERSION_FROM_FOLLOWERS
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
-        """Parts about which Postgres must be asked."""
+        """Parts for which Postgres must be asked."""
         self.refused = False
         """True if any requested part already has an error."""
         self.redirects = False
         """True if the client is redirected to another node for any requested part."""
         self.overtaken: list[_Part] = []
-        """Last fetched under an epoch that has ended since."""
+        """Parts that the client last fetched under an epoch that has ended since."""
         self._now_s = asyncio.get_running_loop().time()
         self._max_age_s = self._tail.max_age_s(self._now_s)
 
     def plan(self, request: FetchRequest) -> list[list[_Part]]:
-        """Without an await, so that a watch registered behind it misses nothing."""
+        """Plan without an await, so that a watch registered behind it misses no append."""
         rows: list[list[_Part]] = []
         for asked_topic in request.topics:
             topic, missing = _known_topic(asked_topic, self._context), self._missing_topic
@@ -346,7 +346,7 @@ class _Planner:
             part.nearest = self._nearest(self._placement, topic, part.partition)
             self.redirects = self.redirects or part.nearest >= 0
         if self._watch is not None:
-            # Before the look: what is appended behind it counts.
+            # Registered before the look, so that later appends count.
             self._watch.add(part.partition.partition_key)
         read = self._tail.read(
             part.partition.partition_key,
@@ -379,14 +379,15 @@ def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
 
 
 def _refuse_out_of_range(part: _Part, known: KnownOffsets, overtaken: list[_Part]) -> None:
-    """Offsets outside the log, or last fetched under an epoch that it never had (KIP-320), are out of range."""
+    """Refuse offsets outside the log, or last fetched under an epoch that the log never had (KIP-320), as out of
+    range."""
     part.known = known
     in_range = known.log_start_offset <= part.asked.fetch_offset <= known.high_watermark
     if not in_range or part.asked.last_fetched_epoch > known.leader_epoch:
         part.error = ErrorCode.OFFSET_OUT_OF_RANGE
         part.batches, part.size_bytes = (), 0
     elif part.nearest >= 0:
-        # It is given nothing here, and whether it has read what is not in this history is seen there.
+        # We redirect the client, so we return no records. The preferred replica will detect divergence.
         part.batches, part.size_bytes, part.aborted = (), 0, ()
         return
     if 0 <= part.asked.last_fetched_epoch < known.leader_epoch:
@@ -425,7 +426,7 @@ async def _read_cold(
     *,
     committed: bool,
 ) -> None:
-    """One call for all partitions that the tail cannot answer."""
+    """Read all partitions that the tail cannot answer by one call."""
     services = context.services
     started_s = asyncio.get_running_loop().time()
     before_bytes = 0
@@ -454,7 +455,7 @@ async def _read_cold(
     except StorageError as error:
         logger.warning("a cold read failed", partitions=len(cold), error=str(error))
         async for part, read in in_pieces(zip(cold, asked, strict=True)):
-            # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
+            # A reader at the end of what this node knows continues to wait; an outage is no error for it.
             known = services.tail.known(read.partition_key, started_s)
             if known is not None and known.high_watermark == read.offset:
                 part.known = known
@@ -493,11 +494,11 @@ async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
 
 
 def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
-    """Apply the size rules to those with records, in the order of the request; the bytes that remain.
+    """Apply the size rules to parts with records, in the order of the request. Return the remaining bytes.
 
-    The first partition with records gives at least one batch, however large; the later ones only what still fits. If
-    it `tears` any, a part of another may be behind a whole batch (upstream: LogSegment.read, and
-    ReplicaManager.readFromLog of a first batch that does not fit).
+    The first partition with records returns at least one batch of any size; later ones return what still fits. If
+    `tears` is set, a part of one more batch may follow the whole ones (upstream: LogSegment.read, and
+    ReplicaManager.readFromLog for a first batch that does not fit).
     """
     total_bytes = 0
     for part in parts:
@@ -564,7 +565,8 @@ def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
 
 
 async def _name_leaders(parts: list[list[_Part]], context: RequestContext) -> tuple[NodeEndpoint, ...]:
-    """Tells of what this node refuses who leads it; where these nodes are. Clients before version 16 ask Metadata."""
+    """Name the leaders of the partitions that this node refuses, and return the leaders' addresses. Clients before
+    version 16 ask Metadata."""
     if context.version < FIRST_VERSION_WITH_LEADERS:
         return ()
     leaders = Led(context)

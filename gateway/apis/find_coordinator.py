@@ -1,7 +1,8 @@
 """FindCoordinator: the node that holds the lease of a group's shard.
 
-The one idea: the answer is a hint from the leases; if this node holds no lease for the group, it is read from Postgres.
-The named node decides again whether it coordinates. The leader of a partition keeps the state of share groups in it.
+The one idea: the answer is a hint from the leases. If this node knows no lease for the group, it asks Postgres. The
+named node decides again whether it coordinates. The state of share groups in a partition is kept by the partition's
+leader.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ FIRST_VERSION_WITH_KEYS, FIRST_VERSION_WITH_SHARE = 4, 6
 
 
 async def find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
-    """One coordinator per key from version 4, one in the response itself before.
+    """Return one coordinator per key from version 4 on, and one in the response itself before.
 
-    Any node may end any transaction; each transactional id has one that clients are sent to. Keys of share partitions
-    (type 2) are GROUP:TOPIC ID:PARTITION; those of a topic that there is not lead to this node, which says so. Other
-    keys, and unknown types, answer INVALID_REQUEST.
+    Any node may end any transaction; clients of one transactional id are all sent to one node. Keys of share partitions
+    (type 2) are GROUP:TOPIC ID:PARTITION. Keys with an absent topic lead to this node, which reports that. Other keys,
+    and unknown types, are answered INVALID_REQUEST.
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
     coordinators: list[Coordinator] = []
@@ -48,7 +49,8 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     (only,) = coordinators
     return FindCoordinatorResponse(
         error_code=only.error_code,
-        error_message=only.error_message if only.error_code else ErrorCode.NONE.name,  # as Kafka says it here alone
+        # Kafka sends this text here only.
+        error_message=only.error_message if only.error_code else ErrorCode.NONE.name,
         node_id=only.node_id,
         host=only.host,
         port=only.port,
@@ -117,7 +119,7 @@ async def _share_coordinators(keys: Sequence[str], context: RequestContext) -> l
 
 
 def _share_partition(key: str) -> tuple[UUID, int] | None:
-    """Topic id and index (upstream: SharePartitionKey); None for what is no such key."""
+    """Parse topic id and index (upstream: SharePartitionKey), or return None for any other key."""
     group_id, _, rest = key.partition(":")
     encoded, _, index = rest.partition(":")
     if not group_id.strip() or not _TOPIC_ID.fullmatch(encoded) or not _INDEX.fullmatch(index):

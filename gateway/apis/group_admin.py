@@ -34,7 +34,7 @@ CLASSIC = "classic"
 
 
 async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
-    """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
+    """Describe classic groups. A group that does not exist is `Dead`; from version 6 on also GROUP_ID_NOT_FOUND."""
     with_operations = request.include_authorized_operations
     viewed = group_views(context, request.groups)
     return DescribeGroupsResponse(
@@ -96,7 +96,7 @@ def _described(
 
 
 async def list_groups(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
-    """This node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
+    """List this node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
     nothing."""
     states = set(await mapped(str.lower, request.states_filter))
     types = set(await mapped(str.lower, request.types_filter))
@@ -123,7 +123,7 @@ def refuse_list_groups(
 
 
 async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
-    """Deletes Empty groups with their offsets. A group named twice is answered once."""
+    """Delete Empty groups with their offsets. A group that is named twice is answered once."""
     groups = context.services.groups
     results: list[DeletableGroupResult] = []
     async for group_id in in_pieces(dict.fromkeys(request.groups_names)):

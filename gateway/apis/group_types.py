@@ -1,7 +1,7 @@
 """Check that a group is of the type that a request is about.
 
-The one idea: each type of group has APIs of its own. To each of them a group of another type does not exist, and admin
-clients then try the next API.
+The one idea: each type of group has APIs of its own. To them a group of another type does not exist, and admin clients
+then try the next API.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = {ConsumerGroup: "consumer", ShareGroup: "share", StreamsGroup: "streams
 
 
 def of_type(kind: type[G], group_id: str, group: Value | KafkaError) -> G:
-    """The group as a view gave it. Raises KafkaError: what the view refused, INVALID_GROUP_ID for an empty name, and
+    """Return the group that a view found. Raise the view's KafkaError, INVALID_GROUP_ID for an empty name, or
     GROUP_ID_NOT_FOUND."""
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")

@@ -15,11 +15,11 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
 
     With a transactional id, the previous producer is fenced, and its open transaction is aborted before the answer.
 
-    A producer that takes part in two-phase commit (KIP-939) is controlled by its external coordinator: its transactions
-    never time out. As in Kafka 4.4 no transaction is kept beyond its producer.
+    The external coordinator of a producer with two-phase commit (KIP-939) controls it: its transactions never time out.
+    As in Kafka 4.4 no transaction is kept beyond its producer.
 
-    Without a transactional id, a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream
-    gives one: its sequences start anew under an id that no partition has seen.
+    Without a transactional id, a producer that names its own id and epoch (KIP-360) also gets a fresh id, as from
+    upstream: its sequences start anew under an id that no partition has seen.
     """
     services = context.services
     if (request.producer_id == NO_ID) != (request.producer_epoch == NO_EPOCH):

@@ -37,7 +37,7 @@ COORDINATED = frozenset(
 
 
 class InternalTopics:
-    """The node's."""
+    """The node's knowledge of its internal topics."""
 
     def __init__(self) -> None:
         self._making: dict[str, asyncio.Task[None]] = {}
@@ -61,26 +61,27 @@ class InternalTopics:
 
 
 def offsets_partitions(catalog: Catalog) -> int:
-    """How many CONSUMER_OFFSETS has, or will have."""
+    """Return the number of partitions that CONSUMER_OFFSETS has, or will have."""
     topic = catalog.get(CONSUMER_OFFSETS)
     return catalog.broker.offsets_topic_num_partitions if topic is None else len(topic.partitions)
 
 
 def state_partition(catalog: Catalog, transactional_id: str) -> Partition | None:
-    """The partition of TRANSACTION_STATE that is the id's."""
+    """Return the partition of TRANSACTION_STATE to which the id belongs."""
     topic = catalog.get(TRANSACTION_STATE)
     return None if topic is None else topic.partitions[partition_of(transactional_id, len(topic.partitions))]
 
 
 def prepare(context: RequestContext) -> Awaitable[None] | None:
-    """A stage: before a node refuses groups for want of `__consumer_offsets` it looks whether another has made it."""
+    """Stage of dispatch: before the node refuses groups because `__consumer_offsets` is missing, look whether another
+    node has created it."""
     if context.services.groups.begun or context.api_key not in COORDINATED:
         return None
     return _look(context.services)
 
 
 async def _look(services: Services) -> None:
-    """Raises StorageError."""
+    """Look for the topic in Postgres. Raise StorageError."""
     await services.catalog.refresh_if_changed()
     _begin_if_made(services)
 

@@ -49,20 +49,22 @@ FIRST_VERSION = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-"""From which version on each special timestamp may be asked for."""
+"""First version in which each special timestamp may be requested."""
 
 AFTER_ALL_VERSIONS = 2**15
 READ_COMMITTED = 1
 DEBUGGING_REPLICA = -2
-"""The replica id of a client that asks any replica, not the leader alone."""
+"""Replica id of a client that asks any replica, not only the leader."""
 NOTHING = (-1, -1)
 
 
 async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
-    """Start and end come from Postgres, never from the tail's copy: a tool that asks for the end wants the truth.
+    """Look up offsets. Start and end come from Postgres, never from the tail's copy, because a tool that asks for the
+    end needs the committed one.
 
-    A record's place has the leader epoch in which the record was appended: a client that commits it with a later epoch
-    is refused by its own next look-up (KIP-320). The end of the log has the present epoch.
+    The answer for a record carries the leader epoch in which the record was appended. A client that committed the
+    offset with a later epoch would be refused by its own next look-up (KIP-320). The end of the log has the present
+    epoch.
 
     Nothing is tiered, so the local log is the whole log. With `read_committed` it ends at the last stable offset.
     """
@@ -146,7 +148,7 @@ async def _answer(
         code = storage_code(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
     if offset >= end_offset and part.timestamp != LATEST and part.timestamp not in (EARLIEST, EARLIEST_LOCAL):
-        # A record that the consumer would not be given.
+        # The consumer would not receive this record.
         timestamp, offset = NOTHING
     leader_epoch = _epoch_of(part.timestamp, offset, state, epochs_of(found, epochs))
     if isinstance(leader_epoch, ErrorCode):

@@ -42,8 +42,8 @@ UNKNOWN = -1
 
 
 async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
-    """Null topics means all. Partitions that do not exist, or of which this node is no replica, are left
-    out, as upstream does."""
+    """Describe the log directory. Null topics means all. Partitions that do not exist, or of which this node is no
+    replica, are left out, as upstream does."""
     services = context.services
     await services.catalog.refresh_if_changed()
     if request.topics is None:
@@ -77,7 +77,7 @@ async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCon
 
 
 def volume(settings: Settings) -> tuple[int, int]:
-    """Total and usable bytes of the volume with the node's records; −1 where they lie elsewhere."""
+    """Return total and usable bytes of the volume with the node's records, or −1 if they lie elsewhere."""
     place = settings.log_place
     if not isinstance(place, Path):
         if place is not None or settings.database_url is not None:
@@ -93,12 +93,13 @@ def volume(settings: Settings) -> tuple[int, int]:
 def refuse_describe_log_dirs(
     request: DescribeLogDirsRequest, version: int, code: ErrorCode, message: str | None
 ) -> DescribeLogDirsResponse:
-    """One nameless directory that failed: before v3 there is no other place for the code."""
+    """Refuse with one nameless directory that failed: before version 3 there is no other place for the code."""
     return DescribeLogDirsResponse(error_code=code, results=(DescribeLogDirsResult(error_code=code),))
 
 
 def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]] | None]:
-    """None for each that there is not: they too take time."""
+    """Yield the chosen partitions by topic, and None for each topic that does not exist, because looking it up takes
+    time too."""
     for name, indexes in wanted.items():
         topic = services.catalog.get(name)
         partitions: tuple[Partition, ...] = ()
@@ -121,8 +122,10 @@ async def _sizes(partitions: list[Partition], services: Services) -> dict[int, i
 async def alter_replica_log_dirs(
     request: AlterReplicaLogDirsRequest, context: RequestContext
 ) -> AlterReplicaLogDirsResponse:
-    """Each partition by itself: where a replica lies already it is, and there is nowhere else. Of a partition that is
-    named twice the last directory counts (upstream: ReplicaManager.alterReplicaLogDirs)."""
+    """Accept each partition by itself: a replica already lies in its only possible place.
+
+    If a partition is named twice, the last directory counts (upstream: ReplicaManager.alterReplicaLogDirs).
+    """
     services = context.services
     await services.catalog.refresh_if_changed()
     placement = Placement(context)

@@ -1,11 +1,11 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster: who is there, and where a topic's partitions are said to live.
+"""Metadata, DescribeTopicPartitions, DescribeCluster: live nodes, and the leaders and replicas of partitions.
 
-The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition;
-where an administrator has named a partition's nodes they are its replicas, and those alive are in sync, for all see the
-same log (unless `eligible.leader.replicas.version` is 0: `gateway/cluster/in_sync.py`). Elsewhere the load is spread
-over the nodes that are alive, of which as many are replicas as the topic's replication factor asks for.
+The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition. If
+an administrator has named a partition's nodes, they are its replicas, and the live ones are in sync, because all see
+the same log (unless `eligible.leader.replicas.version` is 0: `gateway/cluster/in_sync.py`). Other partitions are spread
+over the live nodes, with as many replicas as the topic's replication factor.
 
-Known topics are answered from memory, so clients keep their routes while Postgres is away.
+Known topics are answered from memory, so clients keep their routes while Postgres is unavailable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Placement:
         listener, membership = context.connection.listener, context.services.membership
         alive = membership.brokers() if context.role is Role.BROKER else membership.controllers()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
-        """Each with host and port; at a listener of controllers these."""
+        """Nodes with host and port; at a controllers' listener the controllers."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive: tuple[int, ...] = membership.broker_ids
@@ -84,18 +84,19 @@ class Placement:
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = membership.leaders
         self.view = (listener, self._leaders)
-        """Answers of two placements with one view are the same."""
+        """Placements with equal views give equal answers."""
 
     @property
     def controller_id(self) -> int:
-        """Any node answers what a controller would: the first that can be reached, -1 if none can."""
+        """Return the first reachable node, because any node answers what a controller would; −1 if no node is
+        reachable."""
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
         return self._leaders.leader(partition)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
-        """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
+        """Return why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
         if leader in self._reachable:
             return ErrorCode.NONE
         if leader == NO_LEADER or version < FIRST_VERSION_WITH_LISTENER_NOT_FOUND:
@@ -103,16 +104,20 @@ class Placement:
         return ErrorCode.LISTENER_NOT_FOUND
 
     def offline(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of `replicas` that are not alive, or cannot be reached through the listener."""
+        """Return those of `replicas` that are not alive, or not reachable through the listener."""
         return tuple(node for node in replicas if node not in self._reachable)
 
     def in_sync(self, partition: Partition, replicas: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of its `replicas` that are."""
+        """Return those of the partition's `replicas` that are in sync."""
         return replicas if partition.assignment is None else self._leaders.in_sync(partition.assignment)
 
     def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
-        """Those that were named for the partition, in that order; else its leader and the live nodes after it by id,
-        `factor` of them where as many are alive. Where replicas are counted, the leader alone: no other serves it."""
+        """Return the partition's replicas.
+
+        They are the named ones in their order, if any. Otherwise they are the leader and the live nodes after it by id,
+        `factor` in all if so many are alive. With `replicas.strict` the leader is the only replica, because no other
+        node serves the partition.
+        """
         if partition.assignment is not None:
             return partition.assignment.replicas
         if self._strict:
@@ -142,14 +147,14 @@ Endpoint = TypeVar("Endpoint")
 
 
 class Led:
-    """The leaders of partitions that this node refuses, sent beside the refusal (KIP-951), with their addresses."""
+    """The leaders of partitions that this node refuses, sent with the refusal (KIP-951), and their addresses."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._named: set[int] = set()
 
     def of(self, partition: Partition) -> tuple[int, int]:
-        """Leader and leader epoch."""
+        """Return leader and leader epoch."""
         leaders = self._context.services.membership.leaders
         leader = leaders.leader(partition)
         self._named.add(leader)
@@ -170,9 +175,12 @@ class Led:
 
 
 async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
-    """Creates missing topics where client and broker both allow it; an all-topics request never does. A topic that it
-    creates is in the next answer, as in Kafka: this one says UNKNOWN_TOPIC_OR_PARTITION, upon which clients ask again
-    (upstream: AutoTopicCreationManager)."""
+    """Describe topics. Create missing ones if client and broker both allow it; a request for all topics never creates
+    one.
+
+    A created topic is in the next answer, as in Kafka. This answer says UNKNOWN_TOPIC_OR_PARTITION, and clients ask
+    again (upstream: AutoTopicCreationManager).
+    """
     services = context.services
     placement = Placement(context)
     with_operations = request.include_topic_authorized_operations
@@ -194,7 +202,7 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
 async def _describe_all(
     found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
 ) -> tuple[MetadataResponseTopic, ...]:
-    """Many at once as bytes that are kept, few as they are."""
+    """Describe the topics: many as bytes that are kept, few as values."""
     topics = [answer for answer in found if isinstance(answer, Topic)]
     if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
         return tuple(
@@ -217,7 +225,7 @@ async def _describe_all(
 
 
 def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
-    """Without brokers, so that Java and librdkafka keep the metadata they have and ask again."""
+    """Refuse without brokers, so that Java and librdkafka keep their metadata and ask again."""
     return MetadataResponse(
         error_code=code,
         topics=tuple(
@@ -251,7 +259,8 @@ async def _find_topics(request: MetadataRequest, context: RequestContext) -> Seq
 
 
 async def _follow_other_nodes(services: Services) -> None:
-    """A topic that another node created a moment ago belongs into a listing; without Postgres the copy must do."""
+    """Follow the catalog, because a listing must include topics that another node created a moment ago. Without
+    Postgres this node's copy must do."""
     try:
         await services.catalog.refresh_if_changed()
     except StorageError as error:
@@ -296,7 +305,7 @@ async def _find_by_name(
     try:
         await catalog.resolve_all(missing)
         if context.services.authorizer is not None:
-            # The ACLs came with the topics.
+            # The ACLs arrived with the topics.
             forbidden |= {name: refused async for name in in_pieces(missing) if not _may_describe(context, name)}
         missing = [name async for name in in_pieces(missing) if catalog.get(name) is None and name not in forbidden]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
@@ -326,12 +335,12 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
         except KafkaError as error:
             codes[name] = error.code
             if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
-                # Upstream's AutoTopicCreationManager tells its own log alone.
+                # Upstream's AutoTopicCreationManager writes the reason only to its own log.
                 codes[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 logger.warning("topic not created", topic=name, reason=error.message)
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
-        # Another node was first: what it made is the answer.
+        # Another node created the topic first, and its topic is the answer.
         await services.catalog.refresh_if_changed()
         for name in lost:
             if services.catalog.get(name) is not None:
@@ -353,7 +362,7 @@ def _describe(
         error = placement.leader_error(leader, context.version)
         leader_id = -1 if error else leader
         if context.version == 0 and (missing := placement.offline(replicas)):
-            # As upstream: a client of this version does not know the missing nodes, so none is named.
+            # Clients of this version do not know the missing nodes, so none of them is named, as upstream.
             replicas, in_sync = (tuple(node for node in named if node not in missing) for named in (replicas, in_sync))
             error = error or ErrorCode.REPLICA_NOT_AVAILABLE
         partitions.append(
@@ -382,7 +391,7 @@ def _describe(
 async def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, context: RequestContext
 ) -> DescribeTopicPartitionsResponse:
-    """Topics by name, page by page; never creates one. Mirrors DescribeTopicPartitionsRequestHandler and
+    """Describe topics by name, page by page; never create one. Mirrors DescribeTopicPartitionsRequestHandler and
     KRaftMetadataCache.describeTopicResponse: a cursor names the next topic and partition to describe."""
     services = context.services
     cursor = request.cursor
@@ -390,7 +399,7 @@ async def describe_topic_partitions(
         raise KafkaError(ErrorCode.INVALID_REQUEST, "The cursor's partition is negative.")
     await _follow_other_nodes(services)
     asked = await first_of_each(topic.name for topic in request.topics or services.catalog.topics())
-    # In a thread: half a second may go into the order of a hundred thousand names.
+    # In a thread: sorting a hundred thousand names may take half a second.
     names = [name async for name in in_pieces(asked) if cursor is None or name >= cursor.topic_name]
     forbidden: set[str] = set()
     if services.authorizer is not None:
@@ -503,7 +512,8 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
 
 
 def _require_endpoint(request: DescribeClusterRequest, context: RequestContext) -> None:
-    """Raises KafkaError unless what is asked for is what the node is asked as. Version 0 has no word for it."""
+    """Raise KafkaError unless the request asks for the kind of node that received it. Version 0 has no field for
+    this."""
     asked, here = request.endpoint_type, ENDPOINTS[context.role]
     if asked == here:
         return

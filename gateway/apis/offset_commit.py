@@ -1,6 +1,6 @@
-"""OffsetCommit: what a group has consumed, into Postgres, and into the journal.
+"""OffsetCommit: a group's consumed offsets, into Postgres and into the journal.
 
-The one idea: who may commit is decided, and offsets are stored, in `committing.py`; here is what was asked for.
+The one idea: `committing.py` decides who may commit and stores offsets. This module translates requests and answers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from storage.types import Refusal
 
 
 async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
-    """Unknown topics and partitions are refused one by one, without the group being asked; a refusal by the group is
-    repeated on every other partition. Metadata over `offset.metadata.max.bytes` costs its own partition alone.
+    """Commit offsets.
 
-    Negative offsets are stored and come back as committed, as upstream's classic groups do.
+    Unknown topics and partitions are refused one by one, without asking the group. A refusal by the group is repeated
+    on every other partition. Metadata over `offset.metadata.max.bytes` refuses only its own partition.
+
+    Negative offsets are stored and returned as committed, as by upstream's classic groups.
     """
     by_id = context.version >= BY_ID_FROM
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,4 +1,4 @@
-"""OffsetDelete: forgets what a group has consumed of topics that it does not read any more."""
+"""OffsetDelete: forget a group's offsets of topics that it does not read any more."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
@@ -41,6 +43,11 @@ MANY_GROUPS_FROM = 8
 TOP_LEVEL_ERROR_FROM = 2
 GROUPS_AT_ONCE = 100
 """Groups of one OffsetFetch whose offsets are read by one statement."""
+MAX_NAMED = 2_000
+"""Partitions of a group that a refusal names. Only administrators ask for more at once."""
+_ELSEWHERE = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class _AskedTopic:
 class _AskedGroup:
     group_id: str
     topics: Sequence[_AskedTopic] | None
-    """None: everything that the group has committed."""
+    """The requested topics, or None for everything that the group has committed."""
     member_id: str | None = None
     member_epoch: int = -1
 
@@ -82,17 +89,18 @@ class _AskedGroup:
 
 
 async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
-    """Never committed, unknown partition, unknown group: offset −1 and no error; null topics ask for everything.
+    """Fetch offsets. For an offset never committed, an unknown partition or an unknown group, the answer is offset −1
+    without an error. Null topics ask for everything.
 
-    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8.
+    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8 on.
     """
     if context.version >= MANY_GROUPS_FROM:
         asked = [await _asked_group(group) async for group in in_pieces(request.groups)]
         found = await _fetch(asked, request.require_stable, context)
         answers: list[OffsetFetchResponseGroup] = []
-        async for group, fetched in in_pieces(zip(asked, found, strict=True)):
+        async for group, fetched in in_pieces(zip(request.groups, found, strict=True)):
             if isinstance(fetched, KafkaError):
-                answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=fetched.code))
+                answers.append(_refused_group(request, group, fetched.code))
             else:
                 answered = [await _response_topics(topic) async for topic in in_pieces(fetched)]
                 answers.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
@@ -105,7 +113,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     if isinstance(fetched, KafkaError):
         failed = fetched.code
         if context.version >= TOP_LEVEL_ERROR_FROM:
-            return OffsetFetchResponse(error_code=failed)
+            return refuse_offset_fetch(request, context.version, failed, None)
         fetched = [
             _FetchedTopic(
                 topic.name,
@@ -133,26 +141,67 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
 def refuse_offset_fetch(
     request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
 ) -> OffsetFetchResponse:
-    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
-    if version >= 8:
-        return OffsetFetchResponse(
-            groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
-        )
-    topics: tuple[OffsetFetchResponseTopic, ...] = ()
-    if version < 2:
-        topics = tuple(
+    """Refuse on each partition in version 1, at the top level in 2-7, on each group from 8 on.
+
+    If another node coordinates the group, each partition also has UNSTABLE_OFFSET_COMMIT. Kafka names no partition
+    there. librdkafka (2.16) asks again only for partitions that the answer names, and never reads the others.
+    """
+    if version >= MANY_GROUPS_FROM:
+        return OffsetFetchResponse(groups=tuple(_refused_group(request, group, code) for group in request.groups))
+    named: tuple[OffsetFetchResponseTopic, ...] = ()
+    if version < TOP_LEVEL_ERROR_FROM or _asks_again(request, request.topics or (), code):
+        error = code if version < TOP_LEVEL_ERROR_FROM else ErrorCode.UNSTABLE_OFFSET_COMMIT
+        named = tuple(
             OffsetFetchResponseTopic(
                 name=topic.name,
                 partitions=tuple(
                     OffsetFetchResponsePartition(
-                        partition_index=partition_index, committed_offset=-1, metadata="", error_code=code
+                        partition_index=index, committed_offset=-1, metadata="", error_code=error
                     )
-                    for partition_index in topic.partition_indexes
+                    for index in topic.partition_indexes
                 ),
             )
             for topic in request.topics or ()
         )
-    return OffsetFetchResponse(error_code=code, topics=topics)
+    return OffsetFetchResponse(error_code=code, topics=named)
+
+
+def _refused_group(
+    request: OffsetFetchRequest, group: OffsetFetchRequestGroup, code: ErrorCode
+) -> OffsetFetchResponseGroup:
+    topics = group.topics or ()
+    if not _asks_again(request, topics, code):
+        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code)
+    named = tuple(
+        OffsetFetchResponseTopics(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=tuple(
+                OffsetFetchResponsePartitions(
+                    partition_index=index,
+                    committed_offset=-1,
+                    metadata="",
+                    error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT,
+                )
+                for index in topic.partition_indexes
+            ),
+        )
+        for topic in topics
+    )
+    return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code, topics=named)
+
+
+def _asks_again(
+    request: OffsetFetchRequest,
+    topics: Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics],
+    code: ErrorCode,
+) -> bool:
+    """Return True if the client knows UNSTABLE_OFFSET_COMMIT and asks for as many partitions as a consumer has."""
+    return (
+        request.require_stable
+        and code in _ELSEWHERE
+        and sum(len(topic.partition_indexes) for topic in topics) <= MAX_NAMED
+    )
 
 
 async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
@@ -328,7 +377,7 @@ async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, 
 async def _all_topics(
     stored: Mapping[tuple[UUID, int], CommittedOffset], context: RequestContext
 ) -> list[_FetchedTopic]:
-    """Those that may be shown."""
+    """Return all committed topics that the client may see."""
     catalog = context.services.catalog
     by_topic: dict[UUID, list[_Fetched]] = {}
     async for committed in in_pieces(stored.values()):
@@ -355,11 +404,11 @@ async def _asked_topics(
 
     def allowed(one: _AskedTopic) -> tuple[_AskedTopic, Topic | None, ErrorCode]:
         topic, missing = allowed_topic(one, by_id, context, AclOperation.DESCRIBE)
-        # Of a name that is unknown it is said that nothing was committed.
+        # For an unknown name the answer is that nothing was committed.
         return one, topic, ErrorCode.NONE if missing is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else missing
 
     topics = await mapped(allowed, asked)
-    if by_id:  # unknown ids come after all others, as in Kafka
+    if by_id:  # Unknown ids come after all others, as in Kafka.
         known = [each async for each in in_pieces(topics) if each[1] is not None]
         topics = known + [each async for each in in_pieces(topics) if each[1] is None]
     return [

@@ -33,8 +33,11 @@ UNDEFINED_OFFSET = -1
 async def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: RequestContext
 ) -> OffsetForLeaderEpochResponse:
-    """An epoch ends where the next began: epochs rise when the database goes on from another history, and what a client
-    has read beyond the end of its epoch is not in this one (KIP-320)."""
+    """Return where epochs ended. An epoch ends where the next began.
+
+    Epochs rise when the database continues from another history. Records that a client has read beyond the end of its
+    epoch are not in this history (KIP-320).
+    """
     is_replica = may(context, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, told=False)
     operation = None if is_replica else AclOperation.DESCRIBE
     known = await look_up_topics((topic.topic for topic in request.topics), context, operation)

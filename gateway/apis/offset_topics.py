@@ -23,7 +23,7 @@ BY_ID_FROM = 10
 
 
 class Named(Protocol):
-    """One topic of a request; only one of the two says which."""
+    """One topic of a request, with either its name or its id."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +33,7 @@ class Named(Protocol):
 
 
 async def resolve(asked: Sequence[Named], by_id: bool, catalog: Catalog) -> None:
-    """Makes known to the catalog which of these topics there are."""
+    """Look up which of these topics exist, so that the catalog knows."""
     if by_id:
         ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
         await catalog.resolve_all_ids(ids)

@@ -32,7 +32,7 @@ _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 _Op = AclOperation
 
 Ask = Callable[[Any, RequestContext], Awaitable[None]]
-"""Raises KafkaError."""
+"""A check of the whole request, which raises KafkaError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
 
 
 def _describes(topics_of: Callable[[Any], Iterable[str]]) -> Ask:
-    """All of these topics."""
+    """Demand Describe on all of these topics."""
 
     async def ask(request: Any, context: RequestContext) -> None:
         async for name in in_pieces(topics_of(request)):
@@ -85,7 +85,7 @@ def _subscribed(request: Any) -> Iterable[str]:
 
 
 def of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
-    """The topics that it names, as often as it does."""
+    """Yield the topics that the topology names, as often as it names them."""
     for each in () if request.topology is None else request.topology.subtopologies:
         yield from each.source_topics
         yield from each.repartition_sink_topics
@@ -93,7 +93,7 @@ def of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
 
 
 async def _produces(request: InitProducerIdRequest, context: RequestContext) -> None:
-    """An idempotent producer without transactions may be one who may write to any topic (KIP-679)."""
+    """Permit an idempotent producer without transactions if its client may write to any topic (KIP-679)."""
     if request.transactional_id is not None:
         require(context, _Op.WRITE, _TRANSACTION, request.transactional_id)
         if request.enable2_pc:
@@ -108,7 +108,7 @@ async def _produces(request: InitProducerIdRequest, context: RequestContext) -> 
 
 
 async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestContext) -> None:
-    """Later versions are brokers', who have asked their clients themselves."""
+    """Check the client's own request. Later versions come from brokers, which have checked their clients themselves."""
     if context.version >= FIRST_VERSION_OF_BROKERS:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
     else:
@@ -220,12 +220,15 @@ FREE = frozenset(
         *(ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN),
     }
 )
-"""Served to everybody. So is DescribeCluster by a broker, which says nothing but who is there; what may be done to the
-cluster is a matter of `authorized_operations.py`. A delegation token is its owner's and its renewers'."""
+"""APIs that are served to every client.
+
+DescribeCluster of a broker is one of them, because it shows only which nodes exist; `authorized_operations.py` checks
+the permitted operations that it may list. Delegation tokens belong to their owners and renewers.
+"""
 
 
 async def authorize(request: Any, context: RequestContext) -> None:
-    """A stage of dispatch: raises KafkaError where the whole request is refused."""
+    """Stage of dispatch: raise KafkaError if the whole request is refused."""
     demand = DEMANDS.get(context.api_key)
     if demand is None:
         if context.api_key not in FREE:
@@ -260,7 +263,7 @@ def topic_names(topic_ids: Iterable[UUID], catalog: Catalog) -> Iterable[str]:
 
 
 def may_create_topic(context: RequestContext, topic: str) -> bool:
-    """On the cluster, or the topic itself."""
+    """Return whether the client may create on the cluster, or the topic itself."""
     return may(context, _Op.CREATE, _CLUSTER, told=False) or may_topic(context, _Op.CREATE, topic)
 
 

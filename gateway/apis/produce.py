@@ -54,8 +54,8 @@ MAX_LOGGED_REFUSALS = 10
 
 
 class _Planned(NamedTuple):
-    """A batch for a partition that exists, not yet looked at. A tuple, as what else is made for every batch: a frozen
-    dataclass takes three times as long."""
+    """A batch for a partition that exists, not checked yet. It is a tuple, like everything made for every batch: a
+    frozen dataclass takes three times as long."""
 
     topic: str
     partition: Partition
@@ -75,7 +75,7 @@ _Asked = tuple[TopicProduceData, PartitionProduceData]
 _Plan = Refused | _Planned
 _Judged = tuple[_Plan, Verdict]
 _Attempt = Refused | _Submitted
-"""One for each partition of a request, in its order."""
+"""One outcome per partition of a request, in its order."""
 
 
 async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
@@ -150,7 +150,7 @@ async def _settle_one(request: ProduceRequest, outcome: asyncio.Future[Appended 
     try:
         await outcome
     except StorageError:
-        pass  # the outcome carries it, for the answer
+        pass  # The outcome carries the error, for the answer.
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if not outcome.cancelled() or task is None or task.cancelling():
@@ -238,7 +238,7 @@ async def _judge(asked: Sequence[_Asked], context: RequestContext, missing_topic
 
 
 async def _repeated(asked: Sequence[_Asked]) -> Collection[tuple[str, UUID, int]]:
-    """The partitions that are named more than once."""
+    """Return the partitions that are named more than once."""
     if len(asked) == 1:
         return ()
     named = await tally((topic.name, topic.topic_id, data.index) for topic, data in asked)
@@ -248,7 +248,7 @@ async def _repeated(asked: Sequence[_Asked]) -> Collection[tuple[str, UUID, int]
 
 
 async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[list[_Judged], int]:
-    """With the batches in their topics' codecs, and the room that the new ones take."""
+    """Return the batches in their topics' codecs, and the room that the new ones take."""
     places: list[int] = []
     batches: list[Batch] = []
     for place, (plan, head) in enumerate(judged):
@@ -332,7 +332,7 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
 async def _submit(
     asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext, transactional_id: str | None
 ) -> list[_Attempt]:
-    """Enqueue what was found good."""
+    """Enqueue the accepted batches."""
     now_ms = context.services.clock.now_ms()
     attempts: list[_Attempt] = await by_pieces(
         lambda some: [
@@ -413,7 +413,7 @@ def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
 
 
 async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
-    """Waits for what was submitted, as long as the request may take, and gives the rest up."""
+    """Wait for the submitted batches as long as the request may take, and give up the rest."""
     deadline_s = _deadline_s(request)
     outcomes = [attempt.outcome for attempt in attempts if isinstance(attempt, _Submitted)]
     for start in range(0, len(outcomes), PIECE):
@@ -425,7 +425,7 @@ async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
 
 
 def _deadline_s(request: ProduceRequest) -> float:
-    """Loop time until which the request may wait."""
+    """Return the loop time until which the request may wait."""
     return asyncio.get_running_loop().time() + min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS) / 1000
 
 
@@ -462,7 +462,7 @@ async def _all_done(outcomes: list[asyncio.Future[Appended | Refusal]], deadline
 
 
 async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> PartitionProduceResponse:
-    """What became of one batch."""
+    """Return the answer for one batch."""
     if isinstance(attempt, Refused):
         return _refusal(index, attempt)
     if attempt.outcome.cancelled():
@@ -477,7 +477,8 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         if result is Refusal.UNKNOWN_PARTITION and _by_id(context):
             code = ErrorCode.UNKNOWN_TOPIC_ID
         elif result is Refusal.NOT_IN_TRANSACTION and context.version >= FIRST_VERSION_THAT_TAKES_IN:
-            # It has ended since it was heard of. Sent again, the batch is judged by what there is now.
+            # The transaction has ended since this node remembered it. If the client sends the batch again, Postgres
+            # judges it by the present state.
             context.services.transactions.taken_in.forget(attempt.producer_id)
             code = ErrorCode.CONCURRENT_TRANSACTIONS
         elif result is Refusal.NOT_IN_TRANSACTION and context.version >= FIRST_VERSION_WITH_ABORTABLE:
@@ -500,7 +501,7 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
 
 
 async def _first_append_time(partition: Partition, base_offset: int, context: RequestContext) -> int:
-    """When a duplicate's original was stamped (KIP-32); −1 if it is no longer in the log."""
+    """Return the append time of a duplicate's original (KIP-32), or −1 if it is no longer in the log."""
     asked = [ReadRequest(partition.partition_key, base_offset, 1)]
     try:
         (result,) = await context.services.log.read(asked, max_bytes=1)
@@ -514,8 +515,8 @@ async def _first_append_time(partition: Partition, base_offset: int, context: Re
 async def _name_leaders(
     request: ProduceRequest, answers: list[PartitionProduceResponse], context: RequestContext
 ) -> tuple[NodeEndpoint, ...]:
-    """Puts into `answers`, which are in the order of the request, who leads what this node does not (KIP-951); where
-    these nodes are. Clients before version 10 ask Metadata."""
+    """Put into `answers`, which are in the order of the request, the leaders of partitions that this node refuses
+    (KIP-951). Return the leaders' addresses. Clients before version 10 ask Metadata."""
     if context.version < FIRST_VERSION_WITH_LEADERS:
         return ()
     leaders = Led(context)

@@ -1,13 +1,13 @@
-"""DescribeQuorum, AddRaftVoter, RemoveRaftVoter: the metadata log, who leads it, and who follows.
+"""DescribeQuorum, AddRaftVoter, RemoveRaftVoter: the metadata log, its leader, its voters and its observers.
 
-The one idea: the metadata log is the catalog in Postgres, and an offset of it is a revision. Those that do what one
-node does for all are its voters, the other live nodes observe; a node's log ends where its catalog had come to when it
-last renewed its registration. Postgres holds the log and appoints the leader: the node that has the lease of the job
-which takes deleted topics away. The lease's epoch rises with every change of owner, as a leader's does.
+The one idea: the metadata log is the catalog in Postgres, and an offset of it is a revision. Nodes that run jobs for
+all are its voters, and the other live nodes observe. A node's log ends at the revision of its catalog when it last
+renewed its registration. Postgres holds the log and appoints the leader: the node with the lease of the job that
+removes deleted topics. The lease's epoch rises with every change of owner, as a leader's does.
 
-Voters are the live controllers, whoever they are (`process.roles`; the brokers, where none is alive), so none is added
-or removed by request: refused as by a cluster of `kraft.version` 0. Answers are those of KafkaRaftClient,
-AddVoterHandler and RemoveVoterHandler.
+Voters are the live controllers (`process.roles`), or the brokers if no controller is alive. So no request can add or
+remove one: they are refused as by a cluster of `kraft.version` 0. Answers are those of KafkaRaftClient, AddVoterHandler
+and RemoveVoterHandler.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from storage.types import Node as Member
 
 METADATA_TOPIC, METADATA_PARTITION = "__cluster_metadata", 0
 LEADS = Job.DELETION
-"""Whoever does this job leads."""
+"""The owner of this job's lease is the leader."""
 UNKNOWN = -1
 MAX_EPOCH = 2**31 - 1
 NO_QUORUM = "This server does not host this topic-partition."
@@ -48,13 +48,13 @@ NO_LEADER = "No node has the lease of the metadata log at this moment."
 
 
 async def describe_quorum(request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
-    """Of the metadata log's one partition, asked for alone; whatever else is asked for is not there."""
+    """Describe the metadata log's one partition. Any other requested partition does not exist."""
     asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
     if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
         return await _unknown(request)
     log = await context.services.membership.metadata_log(LeaseKind.JOBS, LEADS)
     controllers = any(each.node.roles.is_controller for each in log.followers)
-    # Who still has the lease leads until it has been handed over.
+    # The owner of the lease leads until it has handed the lease over.
     voters = [
         each
         for each in log.followers
@@ -63,7 +63,7 @@ async def describe_quorum(request: DescribeQuorumRequest, context: RequestContex
     leader = next((each for each in voters if each.lease_epoch is not None), None)
     if leader is None or leader.lease_epoch is None:
         return _answer(_failed(METADATA_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, NO_LEADER))
-    # Each of them follows the log where it lies. Voters of `kraft.version` 0 have no directory.
+    # Each of them follows the log in Postgres. Voters of `kraft.version` 0 have no directory.
     directory = uuid5(NAMESPACE_OID, context.services.cluster_id)
     described = PartitionData(
         partition_index=METADATA_PARTITION,
@@ -113,7 +113,8 @@ def _answer(partition: PartitionData, nodes: tuple[Node, ...] = ()) -> DescribeQ
 
 
 def _state(follower: Follower, log: MetadataLog, *, leads: bool) -> ReplicaState:
-    """The leader's log is the one in Postgres. When a node that lags was last caught up nobody knows."""
+    """Describe a follower. The leader's log is the one in Postgres. When a lagging node was last caught up is
+    unknown."""
     node_id, revision = follower.node.node_id, follower.revision
     if leads:
         return ReplicaState(
@@ -132,7 +133,7 @@ def _state(follower: Follower, log: MetadataLog, *, leads: bool) -> ReplicaState
 
 
 def _node(node: Member) -> Node:
-    """Where it is asked as a controller."""
+    """Return the node with its address as a controller."""
     return Node(
         node_id=node.node_id,
         listeners=tuple(
@@ -147,7 +148,7 @@ def _node(node: Member) -> Node:
 
 
 async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext) -> AddRaftVoterResponse:
-    """Always refused, for the first of upstream's reasons that holds."""
+    """Refuse, for the first of upstream's reasons that applies."""
     services = context.services
     _require_cluster(request.cluster_id, services)
     if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
@@ -172,7 +173,7 @@ def refuse_add_raft_voter(
 
 
 async def remove_raft_voter(request: RemoveRaftVoterRequest, context: RequestContext) -> RemoveRaftVoterResponse:
-    """As AddRaftVoter."""
+    """Refuse as AddRaftVoter does."""
     _require_cluster(request.cluster_id, context.services)
     if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Remove voter request didn't include a valid voter")

@@ -1,9 +1,9 @@
-"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments: who is to lead, and who are the replicas.
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments: leaders and replicas of partitions.
 
-The one idea: a replica holds nothing, so a reassignment is complete when it has been written down. A partition that has
-been reassigned keeps its leader where that one is among the new replicas, as upstream's does; an election lets the
-first of them lead. Where `eligible.leader.replicas.version` is 0, only those in sync may, until an unclean election
-takes any that is alive (`gateway/cluster/in_sync.py`).
+The one idea: no records lie on a replica, so a reassignment is complete when it has been stored. As upstream, a
+reassigned partition keeps its leader if it is among the new replicas; an election lets the first replica lead. With
+`eligible.leader.replicas.version` 0 only replicas in sync may lead, until an unclean election chooses any live one
+(`gateway/cluster/in_sync.py`).
 
 Answers are those of ReplicationControlManager.electLeaders and alterPartitionReassignments.
 """
@@ -47,14 +47,15 @@ from storage.types import Assignment, Partition, Topic
 logger = structlog.get_logger(__name__)
 
 FIRST_LEADS = Assignment(())
-"""Of the replicas that a partition has, which others may name at the same time."""
+"""Let the first of the partition's present replicas lead, even if another request renames the replicas at the same
+time."""
 
 PREFERRED, UNCLEAN = 0, 1
 """Upstream's ElectionType."""
 
 ASSIGNED_AT_ONCE = 100
-"""Partitions that are written by one transaction: it holds up changes of the catalog, and appends to all of them behind
-one to any."""
+"""Partitions that one transaction writes. It blocks other changes of the catalog, and an append to any of the
+partitions blocks appends to all."""
 
 Key = tuple[UUID, int]
 """Topic and index of a partition."""
@@ -63,15 +64,15 @@ NOT_NEEDED = "Leader election not needed for topic partition."
 
 
 class Judged(NamedTuple):
-    """What came of one partition of a request."""
+    """The outcome for one partition of a request."""
 
     partition_index: int
     key: Key | None
-    """None: it was refused."""
+    """The partition to write, or None if it was refused."""
     refusal: KafkaError | None
 
     def said(self, unwritten: Mapping[Key, ErrorCode]) -> tuple[ErrorCode, str | None]:
-        """Code and message for the client."""
+        """Return code and message for the client."""
         if self.refusal is not None:
             return self.refusal.code, self.refusal.message
         code = ErrorCode.NONE if self.key is None else unwritten.get(self.key, ErrorCode.NONE)
@@ -82,9 +83,10 @@ class Judged(NamedTuple):
 
 
 async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
-    """Each partition is elected or refused alone. Null means all, of which those are left out that need no election.
+    """Elect or refuse each partition alone.
 
-    KafkaError INVALID_REQUEST for an election type that nobody knows.
+    Null means all partitions; those that need no election are then left out. KafkaError INVALID_REQUEST for an unknown
+    election type.
     """
     asked = request.topic_partitions
     if asked is not None and not asked:
@@ -127,7 +129,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
 def refuse_elect_leaders(
     request: ElectLeadersRequest, version: int, code: ErrorCode, message: str | None
 ) -> ElectLeadersResponse:
-    """Before version 1 the partitions alone can say it."""
+    """Refuse; before version 1 only the partitions can carry the code."""
     return ElectLeadersResponse(
         error_code=code,
         replica_election_results=tuple(
@@ -146,7 +148,8 @@ def refuse_elect_leaders(
 def _candidates(
     asked: Sequence[TopicPartitions] | None, services: Services
 ) -> Iterator[tuple[str, Topic | None, Sequence[int]]]:
-    """What is asked for; of all partitions those for which somebody has named nodes: the others need no election."""
+    """Yield the requested partitions. For all, yield those whose nodes were named by an administrator: no other needs
+    an election."""
     if asked is not None:
         for named in asked:
             yield named.topic, services.catalog.get(named.topic), named.partitions
@@ -156,11 +159,11 @@ def _candidates(
 
 
 def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
-    """What is to be written so that the first of the partition's replicas leads that may. KafkaError where there is
-    nothing to elect, or nobody."""
+    """Return the assignment by which the first eligible replica leads. KafkaError if there is no need for an election,
+    or no eligible replica."""
     assignment = partition.assignment
     if assignment is None:
-        # Its leader is the first of its replicas.
+        # The partition's leader is already the first of its replicas.
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
     leader, preferred = leaders.leader(partition), assignment.replicas[0]
     living = [node_id for node_id in assignment.replicas if node_id in leaders.node_ids]
@@ -185,7 +188,7 @@ def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assign
 async def alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, context: RequestContext
 ) -> AlterPartitionReassignmentsResponse:
-    """Each partition is reassigned or refused alone. None is ever on its way, so there is none to cancel."""
+    """Reassign or refuse each partition alone. A reassignment completes at once, so there is never one to cancel."""
     if not request.topics:
         return AlterPartitionReassignmentsResponse()
     services = context.services
@@ -261,7 +264,8 @@ def refuse_alter_partition_reassignments(
 
 
 def reassigned(replicas: Sequence[int], leader: int) -> Assignment:
-    """Of a partition that `leader` leads: it goes on where it is among the new replicas, else the first of them."""
+    """Return the assignment of a partition that `leader` leads: it stays the leader if it is among the new replicas,
+    else the first of them leads."""
     stays = leader in replicas and leader != replicas[0]
     return Assignment(tuple(replicas), leader if stays else None)
 
@@ -271,8 +275,10 @@ def _partition(topic: Topic, index: int) -> Partition | None:
 
 
 async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext) -> Mapping[Key, ErrorCode]:
-    """Writes them down; this node goes by them when this returns. Those that were not written behind others that were,
-    and why. Raises StorageError where none was."""
+    """Store the assignments; this node follows them when this returns.
+
+    If some were stored before a failure, return the errors of the others. Raise StorageError if nothing was stored.
+    """
     services = context.services
     rest = list(assignments.items())
     for start in range(0, len(rest), ASSIGNED_AT_ONCE):
@@ -297,7 +303,7 @@ async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext
 async def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, context: RequestContext
 ) -> ListPartitionReassignmentsResponse:
-    """None, whatever is asked for: upstream names ongoing reassignments alone, and no topic that has none."""
+    """List nothing for any request: upstream lists only ongoing reassignments, and no topic without one."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 

@@ -1,5 +1,7 @@
-"""SaslHandshake and SaslAuthenticate where nobody authenticates: at a listener that asks for nothing, and when it is
-over. Those of a client that does are answered before dispatch (`gateway/security/authenticator.py`).
+"""SaslHandshake and SaslAuthenticate outside of an authentication: on a listener without authentication, or after it
+has ended.
+
+During an authentication `gateway/security/authenticator.py` answers them before dispatch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554).
 
-The one idea: a client sends its password salted, and of that only what proves it is stored. Each user by itself is
-changed, or refused: upstream takes one change of each user in a request, of whichever mechanism.
+The one idea: a client sends its password salted, and only proofs of it are stored. Each user is changed or refused
+alone. As upstream, a request may contain one change per user, of any mechanism.
 
 Mirrors upstream's ScramControlManager and ScramImage.
 """
@@ -33,10 +33,10 @@ from storage.types import ScramCredential, ScramKey
 logger = structlog.get_logger(__name__)
 
 MAX_USERS = 100_000
-"""Who may have a credential."""
+"""Users that may have a credential."""
 MAX_NAME_BYTES = MAX_SALT_BYTES = 1_024
 MAX_SALTED_PASSWORD_BYTES = 1_024
-"""Of a salted password; SHA-512 makes 64."""
+"""Bytes of a salted password; SHA-512 makes 64."""
 MECHANISMS = frozenset(int(mechanism) for mechanism in ScramMechanism)
 
 
@@ -46,7 +46,8 @@ MECHANISMS = frozenset(int(mechanism) for mechanism in ScramMechanism)
 async def alter_user_scram_credentials(
     request: AlterUserScramCredentialsRequest, context: RequestContext
 ) -> AlterUserScramCredentialsResponse:
-    """They hold on every node once this is answered: each reads them whenever somebody authenticates."""
+    """Change credentials. They apply on every node once this is answered, because each node reads them at each
+    authentication."""
     users = context.services.users
     refused: dict[str, KafkaError] = {}
     deleted: dict[str, int] = {}
@@ -128,7 +129,7 @@ def _wrong(name: str, mechanism: int) -> KafkaError | None:
 
 
 def _unacceptable(upsertion: ScramCredentialUpsertion) -> KafkaError | None:
-    """The last three are not upstream's, which bounds none of them."""
+    """Return the refusal of an upsertion, if any. The last three checks are ours; upstream has no such bounds."""
     reason = None
     if upsertion.iterations < MIN_ITERATIONS:
         reason = "Too few iterations"
@@ -154,9 +155,9 @@ def _stored(upsertion: ScramCredentialUpsertion) -> ScramCredential:
 async def describe_user_scram_credentials(
     request: DescribeUserScramCredentialsRequest, context: RequestContext
 ) -> DescribeUserScramCredentialsResponse:
-    """Of every user where none is named."""
+    """Describe the named users, or all users if the request names none."""
     asked: dict[str, bool] = {}
-    """Whether the user is named once."""
+    """By user: true if the request names the user once, false if more often."""
     async for user in in_pieces(request.users or ()):
         asked[user.name] = user.name not in asked
     infos: dict[str, list[CredentialInfo]] = {}

@@ -1,8 +1,8 @@
 """ShareFetch and ShareAcknowledge: share sessions, acknowledgements, and records acquired for a member (KIP-932).
 
-The one idea: what a request says of its session is judged first, then its acknowledgements are applied, and only then
-is anything acquired; each partition succeeds or fails alone. Who acquires is not asked whether it is a member: as in
-Kafka that is the coordinator's to know, and what a stranger acquires is everyone's again when its locks end.
+The one idea: first the session of a request is checked, then its acknowledgements are applied, and only then are
+records acquired. Each partition succeeds or fails alone. As in Kafka, membership is not checked here, because only the
+coordinator knows it. Records that a stranger acquires become available to all again when its locks end.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from storage.errors import StorageError
 from storage.share import ShareKey
 
 RECORD_LIMIT = 1
-"""ShareAcquireMode: not one record more than asked for (KIP-1206)."""
+"""ShareAcquireMode: never more records than requested (KIP-1206)."""
 
 Batches = Sequence[fetching.AcknowledgementBatch]
 
 
 async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
-    """The first request of a session brings no acknowledgements, the last one fetches nothing, and neither does one
-    that renews."""
+    """Acknowledge and acquire records. The first request of a session brings no acknowledgements. The last request
+    fetches nothing, and neither does one that renews."""
     require_protocol(SHARE, context)
     named: dict[tuple[UUID, int], Batches] = {}
     acknowledges = False
@@ -105,7 +105,7 @@ def refuse_share_acknowledge(
 
 
 def _session(request: ShareFetchRequest | ShareAcknowledgeRequest, context: RequestContext) -> ShareSession:
-    """The session that the request begins or goes on with. Raises KafkaError."""
+    """Return the session that the request begins or continues. Raise KafkaError."""
     group_id, member_id = request.group_id, request.member_id
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
@@ -127,7 +127,7 @@ def _end(session: ShareSession, context: RequestContext) -> None:
 
 
 async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
-    """Each with its partition, or with the reason why this node has none of it."""
+    """Return the parts, each with its partition or with the reason why this node does not serve it."""
     services = context.services
     parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
@@ -142,15 +142,15 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
         else:
             part.partition = topic.partitions[part.index]
             if not services.membership.leads(part.partition):
-                # Whoever leads it now changes what this node remembers.
+                # The partition's present leader changes the state that this node remembers.
                 services.share.drop([ShareKey(group_id, part.topic_id, part.index)])
                 part.error = part.acknowledge_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     return parts
 
 
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
-    """What the session has begun to read may have been led by another node, reset or deleted since this one looked; all
-    of it, where nodes have come or gone."""
+    """Check remembered state again: another node may have led a partition, or it may have been reset or deleted since
+    this node looked. Check the whole session if nodes have come or gone."""
     session.led_by(context.services.membership.leaders, context.services.catalog.assigned)
     begun = dict(session.unverified)
     if not begun:
@@ -170,7 +170,7 @@ async def _verify(session: ShareSession, parts: Iterable[Part], context: Request
 
 
 class _Fetch:
-    """What a request makes of its partitions."""
+    """The processing of one request's partitions."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Fetch:
         self._reader = Reader(context, session, self._settings)
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
-        """Of all partitions first, so that what must be stored is stored together."""
+        """Acknowledge in all partitions first, so that their states are stored together."""
         storing: list[tuple[Part, asyncio.Future[None]]] = []
         async for part in in_pieces(self._parts):
             if part.name not in given:
@@ -205,7 +205,7 @@ class _Fetch:
                 raise outcome
 
     def _acknowledge(self, part: Part, batches: Batches, *, renews: bool) -> asyncio.Future[None] | None:
-        """What to await before the member is told."""
+        """Apply acknowledgements, and return what to await before the member is answered."""
         if not renews and any(AcknowledgeType.RENEW in batch.acknowledge_types for batch in batches):
             part.acknowledge_error = ErrorCode.INVALID_REQUEST
             return None
@@ -224,7 +224,7 @@ class _Fetch:
         return stored
 
     async def acquire(self) -> None:
-        """Waits, as long as the request lets it, until there is something for the member."""
+        """Wait, as long as the request allows, until there are records for the member."""
         request, services = self._request, self._context.services
         assert isinstance(request, ShareFetchRequest)
         if request.max_records <= 0 or request.max_bytes <= 0:
@@ -258,7 +258,7 @@ class _Fetch:
                 if want.taken_records or refused or not parts or tail.draining or self._session.ended:
                     break
                 if moved:
-                    # Markers and the like were passed, of which there may be many.
+                    # The read passed markers and similar batches, of which there may be many.
                     await asyncio.sleep(0)
                 elif (remaining_s := deadline_s - loop.time()) > 0:
                     await watch.wait(1, remaining_s)
@@ -273,7 +273,7 @@ class _Fetch:
             watch.close()
 
     async def response(self, *, whole: bool) -> ShareFetchResponse:
-        """Of a session that goes on, partitions about which there is nothing to say are left out."""
+        """Build the response. In a continued session, partitions without news are left out."""
         by_topic: dict[UUID, list[fetching.PartitionData]] = {}
         async for part in in_pieces(self._parts):
             if not (whole or part.acquired or part.error or part.is_acknowledged):
@@ -331,7 +331,7 @@ def _is_led_elsewhere(part: Part) -> bool:
 
 
 def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
-    """Who leads what this node does not, and its leader epoch."""
+    """Return the leader of a refused partition, and its leader epoch."""
     partition = as_it_is(part, context)
     if partition is None or not _is_led_elsewhere(part):
         return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
@@ -340,7 +340,7 @@ def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
 
 
 async def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:
-    """Where all nodes are, if any of the partitions is another's."""
+    """Return the addresses of all nodes if another node leads any of the partitions."""
     if not any(await mapped(_is_led_elsewhere, parts)):
         return ()
     brokers = Placement(context).brokers

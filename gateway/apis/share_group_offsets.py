@@ -1,7 +1,7 @@
-"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: where share groups stand (KIP-932).
+"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: positions of share groups (KIP-932).
 
-The one idea: where a group stands is read from Postgres, and changed there while the group is held and has no members;
-the row's epoch rises with it, so what nodes remember of the partition is read again.
+The one idea: a group's position is read from Postgres. It is changed there while the group is held and has no members.
+The change raises the row's epoch, so nodes read the partition again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _SETTLED = tuple(state.value for state in NOT_DELIVERED_AGAIN)
 async def describe_share_group_offsets(
     request: DescribeShareGroupOffsetsRequest, context: RequestContext
 ) -> DescribeShareGroupOffsetsResponse:
-    """Null topics are all in which the group stands somewhere; where it stands nowhere yet the offset is −1."""
+    """Describe positions. Null topics means all in which the group has a position. Without a position the offset is
+    −1."""
     require_protocol(SHARE, context)
     asked = {group.group_id: group for group in request.groups}
     answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
@@ -122,7 +123,7 @@ async def _described(
 
 
 async def _wanted(stands: Iterable[tuple[UUID, int]], context: RequestContext) -> dict[str, Sequence[int]]:
-    """Partitions by the names of their topics, of those that may be shown."""
+    """Return partitions by the names of their topics, without topics that the client may not see."""
     catalog = context.services.catalog
     wanted: defaultdict[str, list[int]] = defaultdict(list)
     async for topic_id, index in in_pieces(stands):
@@ -158,8 +159,8 @@ def _partition(
 async def alter_share_group_offsets(
     request: AlterShareGroupOffsetsRequest, context: RequestContext
 ) -> AlterShareGroupOffsetsResponse:
-    """Of a share group without members: from the offsets that are given everything is to be delivered (again). A group
-    that nobody has joined yet begins with it, as in Kafka."""
+    """Set positions of a share group without members: all records from the given offsets on are delivered (again). As
+    in Kafka, this creates a group that no member has joined yet."""
     require_protocol(SHARE, context)
     services = context.services
     await begin_share_group(request.group_id, services)
@@ -204,7 +205,7 @@ def refuse_alter_share_group_offsets(
 
 
 async def begin_share_group(group_id: str, services: Services) -> None:
-    """Where there is none of the name yet. Raises KafkaError."""
+    """Create the group if none of that name exists. Raise KafkaError."""
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     reply = services.groups.submit(group_id, BeginShareGroup(services.groups.next_request_id()))
@@ -220,7 +221,7 @@ def _check_idle(group_id: str, group: Value) -> None:
 
 
 async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services: Services) -> None:
-    """What is still remembered meanwhile writes nothing: the rows' epochs have risen."""
+    """Drop remembered state. State that is still in use can write nothing, because the rows' epochs have risen."""
     async for topic_id, index in in_pieces(partitions):
         services.share.drop((ShareKey(group_id, topic_id, index),))
 
@@ -231,7 +232,8 @@ async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services:
 async def delete_share_group_offsets(
     request: DeleteShareGroupOffsetsRequest, context: RequestContext
 ) -> DeleteShareGroupOffsetsResponse:
-    """Of a share group without members: it begins anew in these topics, as a group that has never read them."""
+    """Delete positions of a share group without members. It begins anew in these topics, as a group that has never read
+    them."""
     require_protocol(SHARE, context)
     services = context.services
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)

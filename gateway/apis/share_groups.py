@@ -1,8 +1,7 @@
 """ShareGroupHeartbeat and ShareGroupDescribe: messages to events of a share group (KIP-932), and values to messages.
 
 The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
-`gateway/coordinator/share`. Neither is in the table of what is served as long as records of share groups are not: a
-client that could join would wait for records that nobody gives it.
+`gateway/coordinator/share`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from protocol.messages.share_group_heartbeat import (
 async def share_group_heartbeat(
     request: ShareGroupHeartbeatRequest, context: RequestContext
 ) -> ShareGroupHeartbeatResponse:
-    """Topics named that this node does not know are looked up first, as for consumer groups."""
+    """Answer a heartbeat. Unknown topics are looked up first, as for consumer groups."""
     require_protocol(SHARE, context)
     if not request.group_id:
         return ShareGroupHeartbeatResponse(
@@ -87,7 +86,7 @@ def _assignment(held: Partitions) -> Assignment:
 async def share_group_describe(
     request: described.ShareGroupDescribeRequest, context: RequestContext
 ) -> described.ShareGroupDescribeResponse:
-    """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    """Describe share groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND."""
     require_protocol(SHARE, context)
     asked = request.include_authorized_operations
     viewed = group_views(context, await first_of_each(request.group_ids))
@@ -138,7 +137,7 @@ async def _described(
 
 
 def _member(member: ShareMember, catalog: Catalog) -> described.Member:
-    """Topics that were deleted a moment ago have no name any more, and are left out."""
+    """Describe a member. Topics deleted a moment ago have no name and are left out."""
     return described.Member(
         member_id=member.member_id,
         rack_id=member.rack_id,

@@ -1,8 +1,8 @@
 """The streams group APIs: messages to events of a streams group (KIP-1071), values to messages.
 
-The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
-`gateway/coordinator/streams`. One thing a group cannot do by itself: the internal topics that its topology lacks are
-made here, on the client's behalf, once the group has said which.
+The one idea: as for consumer groups, each handler is a translation; `gateway/coordinator/streams` decides what a member
+may do. A group cannot create topics. So once the group has named the internal topics that its topology lacks, this
+module creates them on the client's behalf.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from protocol.messages.streams_group_topology_description_update import (
 from protocol.shown import shown
 
 MAX_TOPOLOGY_ELEMENTS = 5_000
-"""Subtopologies, their topics and the settings of these: the group weighs and stores them in one step."""
+"""Subtopologies, their topics and these topics' settings. The group compares and stores them in one step."""
 MAX_TOPOLOGY_CHARACTERS = 1 << 20
-"""Of all names and settings. As long as a record of Kafka's, which would have to hold them."""
+"""Characters of all names and settings. Kafka would store them in one record of at most this length."""
 
 ASSIGNOR = "sticky"
-"""The name under which Kafka has the like of ours."""
+"""Kafka's name of a similar assignor."""
 FIRST_VERSION_WITH_OFFSETS = 1
-"""From which on members report how far their tasks are."""
+"""First version in which members report the offsets of their tasks."""
 TASK_OFFSET_INTERVAL_MS = 60_000
-"""How often members report how far their tasks are. Kafka's default; nothing is decided by it here."""
+"""Interval in which members report the offsets of their tasks. Kafka's default; no decision depends on it here."""
 ACCEPTABLE_RECOVERY_LAG = 10_000
-"""From which lag on a copy of a task is as good as the task. Kafka's default; there are no warm-up tasks here."""
+"""Lag below which a copy of a task is as good as the task. Kafka's default; there are no warm-up tasks here."""
 
 
 class DescriptionStatus(IntEnum):
@@ -69,7 +69,7 @@ class DescriptionStatus(IntEnum):
 async def streams_group_heartbeat(
     request: StreamsGroupHeartbeatRequest, context: RequestContext
 ) -> StreamsGroupHeartbeatResponse:
-    """Topics of the topology that this node does not know are looked up first, as for consumer groups."""
+    """Answer a heartbeat. Unknown topics of the topology are looked up first, as for consumer groups."""
     require_protocol(STREAMS, context)
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
@@ -87,7 +87,7 @@ async def streams_group_heartbeat(
     if reply.missing_internal_topics:
         names = [topic.name for topic in reply.missing_internal_topics]
         if refused := [name for name in names if not may_create_topic(context, name)]:
-            # All or none, as upstream.
+            # All topics are created or none, as upstream.
             status = [_with_refused(each, refused) for each in status]
         else:
             failures = await make_internal_topics(reply.missing_internal_topics, context)
@@ -102,7 +102,7 @@ def refuse_streams_group_heartbeat(
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Raises KafkaError, as upstream before it asks the coordinator."""
+    """Check names before the coordinator is asked, as upstream does. Raise KafkaError."""
     prohibited = sorted(INTERNAL_TOPICS.intersection(names))
     if prohibited:
         raise KafkaError(
@@ -180,7 +180,8 @@ def _has_patterns(topology: message.Topology) -> bool:
 
 
 def topology_of(given: message.Topology) -> Topology:
-    """Raises KafkaError where it is too large, or a copartition group names a topic that there is not."""
+    """Build the topology. Raise KafkaError if it is too large, or if a copartition group names a topic that does not
+    exist in it."""
     if has_more_elements(given, MAX_TOPOLOGY_ELEMENTS):
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A topology may have {MAX_TOPOLOGY_ELEMENTS} elements.")
     if sum(map(len, _texts(given))) > MAX_TOPOLOGY_CHARACTERS:
@@ -224,7 +225,7 @@ def _topics(given: Sequence[message.TopicInfo]) -> tuple[TopicInfo, ...]:
 
 
 def _names(group: message.CopartitionGroup, sources: Sequence[str], repartition: Sequence[str]) -> frozenset[str]:
-    """Names of the topics that the group has as indexes. Patterns are refused elsewhere."""
+    """Return the names of the topics to which the group refers by index. Patterns are refused elsewhere."""
     return frozenset(
         (
             *_at(group.source_topics, sources),
@@ -249,7 +250,7 @@ def _response(
     reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...], version: int
 ) -> StreamsGroupHeartbeatResponse:
     tasks, endpoints = reply.tasks, reply.partitions_by_user_endpoint
-    # An error and a farewell have no intervals.
+    # An error, or the answer to a leave, has no intervals.
     reports_offsets = version >= FIRST_VERSION_WITH_OFFSETS and reply.heartbeat_interval_ms > 0
     return StreamsGroupHeartbeatResponse(
         error_code=reply.error,
@@ -298,7 +299,7 @@ def _partitions(given: Mapping[str, Iterable[int]]) -> tuple[message.TopicPartit
 async def streams_group_describe(
     request: described.StreamsGroupDescribeRequest, context: RequestContext
 ) -> described.StreamsGroupDescribeResponse:
-    """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    """Describe streams groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND."""
     require_protocol(STREAMS, context)
     status = DescriptionStatus.NOT_STORED if request.include_topology_description else DescriptionStatus.NOT_REQUESTED
     viewed = group_views(context, await first_of_each(request.group_ids))
@@ -413,7 +414,7 @@ def _assignment(tasks: Tasks) -> described.Assignment:
 async def streams_group_topology_description_update(
     request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext
 ) -> StreamsGroupTopologyDescriptionUpdateResponse:
-    """Refused as by a Kafka broker without a plugin that keeps descriptions. No heartbeat asks a member for one."""
+    """Refuse as a Kafka broker without a plugin for descriptions does. No heartbeat asks a member for one."""
     require_protocol(STREAMS, context)
     raise KafkaError(
         ErrorCode.UNSUPPORTED_VERSION, "The broker has no streams group topology description plugin configured."

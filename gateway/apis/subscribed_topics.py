@@ -1,4 +1,4 @@
-"""Topics that a member of a group names in its heartbeat, consumer and share groups alike."""
+"""Topics that a member of a consumer or share group names in its heartbeat."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from gateway.log.catalog import Catalog
 from protocol.errors import ErrorCode, KafkaError
 
 MAX_SUBSCRIBED_TOPICS = 5_000
-"""A group weighs them in one step, which nobody interrupts: some twenty milliseconds where all of them exist."""
+"""The group compares them in one uninterrupted step, which takes some twenty milliseconds if all of them exist."""
 
 
 async def look_up_subscribed(names: Sequence[str] | None, catalog: Catalog) -> None:
-    """Those that this node does not know are looked up, so that a member that subscribes to what was created a moment
-    ago elsewhere gets it in this answer. KafkaError POLICY_VIOLATION where they are too many; StorageError."""
+    """Look up topics that this node does not know, so that a member can receive a topic that another node created a
+    moment ago.
+
+    KafkaError POLICY_VIOLATION if there are too many; StorageError.
+    """
     if not names:
         return
     if len(names) > MAX_SUBSCRIBED_TOPICS:

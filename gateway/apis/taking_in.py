@@ -1,6 +1,6 @@
-"""What clients write to without having named it belongs to their transaction from then on (KIP-890).
+"""Enlist partitions and groups in a transaction when the client first writes to them (KIP-890).
 
-The one idea: it is as if the client had named it just before, so all that is decided of what was named holds.
+The one idea: the effect is the same as if the client had named them just before, so all rules for named ones apply.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ async def take_in(
     partition_keys: Sequence[PartitionKey] = (),
     group_ids: Sequence[str] = (),
 ) -> ErrorCode:
-    """NONE, or why the transaction does not take them in. Who is fenced is told as by the log: INVALID_PRODUCER_EPOCH,
-    after which a producer asks its coordinator, and hears it there."""
+    """Enlist partitions or groups, and return NONE or the reason of a refusal.
+
+    A fenced producer gets INVALID_PRODUCER_EPOCH, as from the log. It then asks its coordinator, which reports the
+    fencing.
+    """
     try:
         await context.services.transactions.add(
             transactional_id, producer_id, producer_epoch, partition_keys, group_ids, named=False

@@ -1,10 +1,10 @@
 """CreateTopics, DeleteTopics, CreatePartitions, and the creation that a Metadata request asks for.
 
-The one idea: what is asked is judged here, whether it happens is decided in Postgres, and this node's catalog knows of
-it before the client does. `timeout_ms` needs no obeying: a change is done when it is answered.
+The one idea: requests are checked here, Postgres decides whether they succeed, and this node's catalog knows the change
+before the client does. `timeout_ms` has no effect: a change is complete when it is answered.
 
-Replicas hold nothing: a replication factor is remembered and shown, and of the nodes that a manual assignment names the
-first that is alive leads the partition. Where replicas are counted (`replicas.strict`) a factor names nodes, too.
+No records lie on replicas. A replication factor is only remembered and shown. Of the nodes that a manual assignment
+names, the first live one leads the partition. With `replicas.strict` a factor names nodes, too.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ MAX_PARTITIONS_PER_REQUEST = 10_000
 
 STRICT_CREATE_TOPICS, STRICT_DELETE_TOPICS, STRICT_CREATE_PARTITIONS = 6, 5, 3
 STRICT_FROM_THE_FIRST = 0
-"""From these versions on clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
+"""First versions in which clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 DEFAULT = -1
 
 
 def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
-    """CONSUMER_OFFSETS or TRANSACTION_STATE, as it is made when a coordinator is looked for, as in Kafka.
+    """Plan CONSUMER_OFFSETS or TRANSACTION_STATE, which a look-up of a coordinator creates, as in Kafka.
 
-    Tools expect to find it then. How many partitions it has changes nothing for groups and transactions, which live in
-    tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
+    Tools expect the topic from then on. The number of its partitions changes nothing for groups and transactions, which
+    live in tables of their own. It is a real topic and answers ListOffsets, Fetch and DescribeLogDirs as any other.
     """
     partitions = broker.transaction_state_log_num_partitions
     if name == CONSUMER_OFFSETS:
@@ -97,7 +97,7 @@ def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
 
 
 async def create_topics(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
-    """Mirrors ReplicationControlManager.createTopics: each topic succeeds or fails alone."""
+    """Create topics; each succeeds or fails alone. Mirrors ReplicationControlManager.createTopics."""
     services = context.services
     await services.catalog.refresh_if_changed()
     broker = services.catalog.broker
@@ -143,7 +143,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
 
 
 def _shown(result: CreatableTopicResult, context: RequestContext) -> CreatableTopicResult:
-    """Without the settings, where these may not be described."""
+    """Return the result without settings if the client may not describe them."""
     if result.error_code or may_topic(context, AclOperation.DESCRIBE_CONFIGS, result.name, told=False):
         return result
     return CreatableTopicResult(
@@ -165,7 +165,7 @@ def refuse_create_topics(
 
 
 async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[str, Topic | KafkaError]:
-    """Creates the topics in Postgres and tells the catalog; TOPIC_ALREADY_EXISTS is Postgres' to say."""
+    """Create the topics in Postgres and inform the catalog. Postgres decides TOPIC_ALREADY_EXISTS."""
     if not wanted:
         return {}
     made: dict[str, Topic | KafkaError] = {}
@@ -180,9 +180,11 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
 
 
 async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestContext) -> dict[str, KafkaError]:
-    """Creates the internal topics that a streams group lacks, on the client's behalf. What could not be made, and why;
-    one that somebody else has made meanwhile is made. Of more than one request may make, the rest waits for the next
-    heartbeat."""
+    """Create the internal topics that a streams group lacks, on the client's behalf. Return the errors by topic.
+
+    A topic that another node has created in the meantime counts as created. If there are more than one request may
+    create, the rest waits for the next heartbeat.
+    """
     services = context.services
     broker = services.catalog.broker
     brokers = await Brokers.read(services, asked=broker.replicas_strict)
@@ -237,8 +239,11 @@ def _creatable(topic: TopicInfo) -> CreatableTopic:
 
 
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
-    """A topic that a Metadata request creates, all defaults. KafkaError for its name: INVALID_TOPIC_EXCEPTION, or
-    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create."""
+    """Plan a topic that a Metadata request creates, with all defaults.
+
+    KafkaError for its name: INVALID_TOPIC_EXCEPTION, or UNKNOWN_TOPIC_OR_PARTITION for a name that no client may
+    create.
+    """
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
@@ -248,7 +253,7 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
 
 
 def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
-    """What is to be created, or KafkaError with the first thing that is wrong, in upstream's order."""
+    """Return the topic to create. KafkaError for the first fault, in upstream's order."""
     _check_name(topic.name, rendered)
     partition_count = topic.num_partitions
     replication_factor = topic.replication_factor
@@ -277,9 +282,11 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
 
 
 async def name_nodes(plan: NewTopic, broker: BrokerConfig, brokers: Brokers) -> NewTopic:
-    """The topic with replicas for each partition, beginning at any node, where replicas are counted and nobody has
-    named any; `__consumer_offsets` has none, for nothing lies in it. KafkaError INVALID_REPLICATION_FACTOR where there
-    are fewer nodes, in the words of ReplicationControlManager.createTopic."""
+    """Name replicas for each partition, beginning at any node, if `replicas.strict` is set and the request names none.
+
+    `__consumer_offsets` gets none, because no records lie in it. KafkaError INVALID_REPLICATION_FACTOR if there are
+    fewer nodes, in the words of ReplicationControlManager.createTopic.
+    """
     if not broker.replicas_strict or plan.replicas is not None or plan.name == CONSUMER_OFFSETS:
         return plan
     factor = requested_replication_factor(plan.configs, broker)
@@ -308,7 +315,7 @@ def _check_name(name: str, rendered: RenderedNames) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Nodes that may be named as replicas: those that are registered, alive or not."""
+    """Nodes that a request may name as replicas: the registered ones, alive or not."""
 
     registered: Mapping[int, Rack]
     alive: Mapping[int, Rack]
@@ -316,14 +323,14 @@ class Brokers:
 
     @classmethod
     async def read(cls, services: Services, *, asked: bool) -> Brokers:
-        """Those that are not alive only where they are `asked` for. Raises StorageError."""
+        """Read the live nodes, and the others only if they are `asked` for. Raise StorageError."""
         alive = {int(node.node_id): node.rack for node in services.membership.brokers()}
         others = await services.membership.fenced() if asked else ()
         fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}
         return cls({**alive, **fenced}, alive, Spread(alive, fenced))
 
     def check(self, broker_ids: Sequence[int], factor: int | None = None) -> None:
-        """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words.
+        """Refuse what ReplicationControlManager.validateManualPartitionAssignment refuses, in its order and words.
         KafkaError INVALID_REPLICA_ASSIGNMENT."""
         reason: str | None = None
         if not broker_ids:
@@ -346,7 +353,7 @@ class Brokers:
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
 
     def check_factor(self, factor: int) -> None:
-        """Refuses what upstream's StripedReplicaPlacer does. KafkaError INVALID_REPLICATION_FACTOR."""
+        """Refuse what upstream's StripedReplicaPlacer refuses. KafkaError INVALID_REPLICATION_FACTOR."""
         if not self.alive:
             raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "All brokers are currently fenced.")
         if factor > len(self.registered):
@@ -357,7 +364,7 @@ class Brokers:
             )
 
     def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
-        """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
+        """Refuse a new partition without a live replica to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
         if self.alive.keys().isdisjoint(broker_ids):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -369,7 +376,7 @@ class Brokers:
 def _read_assignments(
     assignments: Sequence[CreatableReplicaAssignment], brokers: Brokers
 ) -> tuple[tuple[int, ...], ...]:
-    """The nodes that are named for each partition, as many for each; at least one of both. KafkaError
+    """Return the named nodes of each partition: the same number for each, and at least one. KafkaError
     INVALID_REPLICA_ASSIGNMENT."""
     named: dict[int, tuple[int, ...]] = {}
     factor: int | None = None
@@ -416,8 +423,8 @@ def _check_total(counts: Iterable[int]) -> None:
 
 
 class _Described:
-    """Describes created topics to who asked for them; settings once for all topics of one request that have the same,
-    for to render them takes as long as to create a topic."""
+    """Describe created topics to their creator. Equal settings are rendered once per request, because rendering takes
+    as long as creating a topic."""
 
     def __init__(self, broker: BrokerConfig) -> None:
         self._broker = broker
@@ -456,9 +463,11 @@ def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iter
 
 
 async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
-    """By name, from v6 also by id; a name is free at once. As ControllerApis.deleteTopics, which takes internal topics,
-    too: with `__consumer_offsets` goes its name in listings and nothing else, until somebody looks for a group's
-    coordinator."""
+    """Delete topics by name, from version 6 also by id; a name is free at once.
+
+    As ControllerApis.deleteTopics, this deletes internal topics, too. Deleting `__consumer_offsets` only removes its
+    name from listings, until a client looks for a group's coordinator.
+    """
     services = context.services
     if not services.catalog.broker.delete_topic_enable:
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
@@ -529,7 +538,8 @@ def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context
 
 
 def _shown_name(state: DeleteTopicState, error: KafkaError, context: RequestContext) -> str | None:
-    """Who may not delete a topic of an id is told its name if they may describe it."""
+    """Return the name for a refusal. A client that named a topic by id and may not delete it sees the name if it may
+    describe the topic."""
     topic = context.services.catalog.get_by_id(state.topic_id)
     refused = error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if refused and topic is not None and may_topic(context, AclOperation.DESCRIBE, topic.name, told=False):
@@ -551,7 +561,7 @@ def _unknown(state: DeleteTopicState) -> KafkaError:
 
 
 async def create_partitions(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
-    """Mirrors ReplicationControlManager.createPartitions: only more partitions, each topic alone."""
+    """Add partitions; each topic succeeds or fails alone. Mirrors ReplicationControlManager.createPartitions."""
     services = context.services
     await services.catalog.refresh_if_changed()
     named = await tally(topic.name for topic in request.topics)
@@ -597,7 +607,8 @@ def refuse_create_partitions(
 
 
 def _growth(topic: CreatePartitionsTopic, context: RequestContext) -> int:
-    """What is refused for the sum of it tells how many partitions a topic has: only of those that one may alter."""
+    """Return how many partitions are added. A refusal of the total reveals a topic's partition count, so only topics
+    that the client may alter count."""
     if not may_topic(context, AclOperation.ALTER, topic.name, told=False):
         return 0
     known = context.services.catalog.get(topic.name)
@@ -629,7 +640,7 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
                 f"Attempted to add {topic.count - present} additional partition(s), but only "
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
-        # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
+        # Compared with what Metadata shows, because clients know nothing else of the topic's replicas.
         broker = services.catalog.broker
         factor = min(requested_replication_factor(known.configs, broker), len(brokers.alive))
         if broker.replicas_strict:
@@ -641,8 +652,8 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
 
 
 async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers) -> list[tuple[int, ...]] | None:
-    """Of each new partition the nodes that are to lead it: those that are named, else as many as somebody has named for
-    the topic's first. None: nobody has named any."""
+    """Return the replicas of each new partition: the named ones, or as many as were named for the topic's first
+    partition. None if neither were named."""
     if topic.assignments is not None:
         return await mapped(lambda assignment: assignment.broker_ids, topic.assignments)
     first = known.partitions[0].assignment

@@ -1,8 +1,8 @@
 """ListTransactions, DescribeTransactions, DescribeProducers and WriteTxnMarkers: transactions as administrators see and
 end them (KIP-664).
 
-The one idea: none can hang in one partition after it has ended. Whoever asks to abort it in one partition aborts all of
-it, and its producer is told; what is committed in one partition is committed there: see `write_txn_markers`.
+The one idea: a transaction that has ended cannot hang in one partition. An administrator who aborts it in one partition
+aborts all of it, and its producer is fenced. A commit in one partition commits only there: see `write_txn_markers`.
 """
 
 from __future__ import annotations
@@ -61,23 +61,24 @@ from storage.transactions import StoredProducer, TransactionPartition
 from storage.types import Topic
 
 AT_A_TIME = 1_000
-"""Rows of one look at Postgres."""
+"""Rows that one query of Postgres returns."""
 
 NOT_OPEN = -1
-"""Where a transaction's start would stand, as a time or as an offset."""
+"""Value for the start of a transaction that is not open, as a time or as an offset."""
 
 UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareEpochFence", "Dead"}
-"""That may be asked for. Nothing is ever in one that is upstream's alone."""
+"""States that a request may name. No transaction is ever in one of upstream's further states."""
 
 
 # --- ListTransactions -------------------------------------------------------------------------------------------------
 
 
 async def list_transactions(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
-    """Those that this node coordinates: admin clients ask every node and merge.
+    """List the transactions that this node coordinates: admin clients ask every node and merge.
 
-    Asked for those that began longer ago than so many ms, it names also those that are over, and producers that have
-    begun none (upstream: TransactionStateManager.listTransactionStates, where the time of these is -1)."""
+    A filter by duration also lists transactions that are over, and producers that have begun none. Upstream does the
+    same (TransactionStateManager.listTransactionStates), because their start time is −1.
+    """
     states = dict.fromkeys(request.state_filters)
     producer_ids = frozenset(request.producer_id_filters)
     pattern = _pattern(request.transactional_id_pattern)
@@ -126,7 +127,7 @@ def _pattern(text: str | None) -> re2.Pattern | None:
 async def describe_transactions(
     request: DescribeTransactionsRequest, context: RequestContext
 ) -> DescribeTransactionsResponse:
-    """Whichever node is asked, for none knows more than Postgres does. An id that is asked for twice is answered once:
+    """Describe transactions. Every node can answer from Postgres. An id that is named twice is answered once, because
     its transaction may have very many partitions."""
     described: list[DescribedTransaction] = []
     asked: list[str] = []
@@ -193,8 +194,11 @@ def _described(
 async def _topics(
     partitions: Sequence[TransactionPartition], group_ids: Sequence[str], count: int, context: RequestContext
 ) -> tuple[TopicData, ...]:
-    """What a transaction has taken in, of topics that may be shown. Of a group that is the partition of
-    `__consumer_offsets`, which has `count`, that would have its offsets, as upstream shows it."""
+    """Return a transaction's partitions, without topics that the client may not see.
+
+    As upstream, a group shows as the partition of `__consumer_offsets` for its offsets; that topic has `count`
+    partitions.
+    """
     topics = [
         TopicData(topic=name, partitions=tuple([part.partition_index async for part in in_pieces(some)]))
         for name, some in groupby(partitions, key=lambda part: part.topic)
@@ -209,8 +213,10 @@ async def _topics(
 
 
 async def describe_producers(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
-    """Producers that partitions remember, and where the transaction of each began there, if one is open. A partition
-    that is asked for twice is answered once: it may remember very many."""
+    """Describe the producers that partitions remember, and the start of each one's open transaction there.
+
+    A partition that is named twice is answered once, because it may remember very many.
+    """
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.READ)
     asked: dict[str, dict[int, None]] = {}
     async for topic in in_pieces(request.topics):
@@ -259,8 +265,8 @@ async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestCo
                     producer_epoch=producer.producer_epoch,
                     last_sequence=producer.last_sequence,
                     last_timestamp=producer.appended_ms,
-                    # Of all markers: which node ends a transaction makes no difference here. Upstream says it once a
-                    # marker of the producer is there.
+                    # All markers have this epoch, because any node may end a transaction. Upstream sets it once a
+                    # marker of the producer exists.
                     coordinator_epoch=COORDINATOR_EPOCH if producer.is_transactional else NO_EPOCH,
                     current_txn_start_offset=(
                         NOT_OPEN if producer.open_since_offset is None else producer.open_since_offset
@@ -280,13 +286,13 @@ async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestCo
 
 
 async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestContext) -> WriteTxnMarkersResponse:
-    """Somebody who may says how what a producer has open in a partition ends.
+    """End what a producer has open in a partition, for an administrator.
 
-    A marker that commits ends what lies there, records or offsets of groups, as upstream's does; the transaction goes
-    on. Of one that aborts the whole transaction is aborted, and its producer fenced. Upstream writes that to the
-    partition alone, too, which takes a part out of a transaction that may be committed later: right only where the
-    transaction has ended and the partition was forgotten, which cannot be here. Without a later epoch the producer
-    would go on as if nothing had happened. Where nothing is open nothing is written.
+    A committing marker ends the records or group offsets in that partition, as upstream's does, and the transaction
+    stays open. An aborting marker aborts the whole transaction and fences its producer. Upstream writes an abort to the
+    partition alone, too, which takes a part out of a transaction that may be committed later. That is correct only if
+    the transaction has ended and the partition was forgotten, which cannot happen here. Without a later epoch the
+    producer would continue as if nothing had happened. If nothing is open, nothing is written.
     """
     known = await look_up_topics(
         (topic.name for marker in request.markers for topic in marker.topics),
@@ -352,7 +358,7 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     if isinstance(partition, ErrorCode):
         return partition
     if context.services.replicas_strict and (refusal := judge_role(partition, NO_LEADER_EPOCH, context)):
-        # As KafkaApis, which knows no partition of which it holds no replica.
+        # As in KafkaApis, which knows only partitions of which it holds a replica.
         return refusal if is_replica(partition, context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert isinstance(topic, Topic)
     count = len(topic.partitions)

@@ -1,7 +1,7 @@
-"""AddPartitionsToTxn, AddOffsetsToTxn and EndTxn: what a transaction takes in, and how it ends.
+"""AddPartitionsToTxn, AddOffsetsToTxn and EndTxn: enlist partitions and groups in a transaction, and end it.
 
-Clients name partitions and groups before they write there (KIP-98); what they have not named, the log refuses. Those
-that go by `transaction.version` 2 name nothing (KIP-890): Produce and TxnOffsetCommit take in what they write to.
+Clients name partitions and groups before they write there (KIP-98); the log refuses writes to others. Clients of
+`transaction.version` 2 name nothing (KIP-890): Produce and TxnOffsetCommit enlist what they write to.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ FIRST_VERSION_WITH_FENCED = 2
 FIRST_VERSION_WITH_ABORTABLE = 4
 FIRST_VERSION_THAT_RAISES_EPOCH = 5
 FIRST_VERSION_OF_BROKERS = 4
-"""From which on AddPartitionsToTxn holds many transactions."""
+"""First version in which one AddPartitionsToTxn holds many transactions."""
 MAX_TRANSACTIONS = 1_000
-"""Of one request: each is asked for by itself, so that these take a second or two."""
+"""Transactions of one request. Each is processed by itself, so this many take a second or two."""
 
 
 async def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, context: RequestContext
 ) -> AddPartitionsToTxnResponse:
-    """Of a transaction all partitions or none: where one does not exist, the others are answered
-    OPERATION_NOT_ATTEMPTED. From version 4 on each transaction succeeds or fails alone."""
+    """Enlist all partitions of a transaction or none: if one does not exist, the others are answered
+    OPERATION_NOT_ATTEMPTED.
+
+    From version 4 on each transaction succeeds or fails alone.
+    """
     if context.version < FIRST_VERSION_OF_BROKERS:
         asked = AddPartitionsToTxnTransaction(
             transactional_id=request.v3_and_below_transactional_id,
@@ -63,9 +66,9 @@ async def add_partitions_to_txn(
 async def _take_in(
     asked: AddPartitionsToTxnTransaction, context: RequestContext
 ) -> tuple[AddPartitionsToTxnTopicResult, ...]:
-    """What is said of each partition of one transaction. Raises KafkaError, StorageError."""
+    """Enlist the partitions of one transaction, and return the result of each. Raise KafkaError, StorageError."""
     _require_id(asked.transactional_id)
-    # Brokers ask for clients whom they have asked themselves (permissions.py).
+    # Brokers ask on behalf of clients that they have checked themselves (permissions.py).
     operation = AclOperation.WRITE if context.version < FIRST_VERSION_OF_BROKERS else None
     known = await look_up_topics((topic.name for topic in asked.topics), context, operation)
     found = {
@@ -131,7 +134,7 @@ def _each(topics: Sequence[AddPartitionsToTxnTopic], code: ErrorCode) -> tuple[A
 
 
 async def add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: RequestContext) -> AddOffsetsToTxnResponse:
-    """From here on TxnOffsetCommit takes offsets of the group for this transaction."""
+    """Enlist the group, so that TxnOffsetCommit accepts its offsets for this transaction."""
     _require_id(request.transactional_id)
     await context.services.transactions.add(
         request.transactional_id, request.producer_id, request.producer_epoch, group_ids=(request.group_id,)
@@ -146,7 +149,8 @@ def refuse_add_offsets_to_txn(
 
 
 async def end_txn(request: EndTxnRequest, context: RequestContext) -> EndTxnResponse:
-    """Answered when every reader sees how it ended; from version 5 on with the epoch that the producer has now."""
+    """End the transaction, and answer when every reader sees the outcome. From version 5 on the answer carries the
+    producer's new epoch."""
     _require_id(request.transactional_id)
     raises_epoch = context.version >= FIRST_VERSION_THAT_RAISES_EPOCH
     producer = await context.services.transactions.end(
@@ -172,7 +176,7 @@ def _require_id(transactional_id: str) -> None:
 
 def _as_of(code: ErrorCode, version: int) -> ErrorCode:
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < FIRST_VERSION_WITH_ABORTABLE:
-        # A transaction that is too large. Clients fail it, or the producer, by any code that they do not retry.
+        # The transaction is too large. Clients fail it, or the producer, for any code that they do not retry.
         return ErrorCode.POLICY_VIOLATION
     if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH

@@ -1,7 +1,7 @@
-"""TxnOffsetCommit: what a group has consumed, to be committed with a producer's transaction.
+"""TxnOffsetCommit: a group's consumed offsets, committed with a producer's transaction.
 
-The one idea: it is an OffsetCommit (`committing.py`) whose offsets are pending until the transaction ends. Nothing of
-it is told or journaled: an offset that may never count is not committed.
+The one idea: it is an OffsetCommit (`committing.py`) whose offsets are pending until the transaction ends. They are
+neither reported to the group nor journaled, because a pending offset may never be committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.messages.txn_offset_commit import (
 from storage.types import Refusal
 
 LOADING_KNOWN_FROM = 2
-"""Java producers before 2.0 fail on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296)."""
+"""First version whose clients know COORDINATOR_LOAD_IN_PROGRESS: Java producers before 2.0 fail on it (KAFKA-7296)."""
 ABORTABLE_KNOWN_FROM = 4
 FIRST_VERSION_THAT_TAKES_IN = 5
 BY_ID_FROM = 6
@@ -30,12 +30,13 @@ BY_ID_FROM = 6
 
 
 async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
-    """Refusals stand where OffsetCommit's do. The producer's id and epoch are judged in Postgres, as is whether
-    AddOffsetsToTxn has named the group: without it the transaction is to be aborted. From version 5 on it is taken in
-    here (KIP-890).
+    """Commit offsets in a transaction. Refusals stand where OffsetCommit's do.
 
-    A group must be named, other than in an OffsetCommit. Before version 3 nothing says who commits for the group: any
-    transaction may, whatever members there are.
+    Postgres checks the producer's id and epoch, and whether AddOffsetsToTxn has named the group: without it the
+    transaction must be aborted. From version 5 on the group is enlisted here (KIP-890).
+
+    Unlike in an OffsetCommit, the group's name must not be empty. Before version 3 the request does not name the
+    committing member, so any transaction may commit, even if the group has members.
     """
     version = context.version
     by_id = version >= BY_ID_FROM

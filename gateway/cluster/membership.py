@@ -29,7 +29,6 @@ from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
 from storage.types import (
     BOTH,
-    TRANSACTION_VERSION,
     Address,
     LeaseKind,
     MetadataLog,
@@ -107,7 +106,6 @@ class Membership:
         """Ids of `brokers()`; a new object only if they change."""
         self.controller_ids: tuple[NodeId, ...] = ()
         """Ids of `controllers()`; a new object only if they change."""
-        self._transaction_version = TRANSACTION_VERSION
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
         self._leaders = Leaders(())
@@ -213,11 +211,6 @@ class Membership:
         """Return the node that clients of the partition are sent to, or None if no node may lead it."""
         leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
-
-    @property
-    def transaction_version(self) -> int:
-        """The lowest transaction.version of all live nodes, because a client may write to any of them."""
-        return self._transaction_version
 
     @property
     def levels(self) -> Mapping[str, int]:
@@ -336,8 +329,6 @@ class Membership:
         self._announcements.registered()
 
     def _take(self, alive: list[Node]) -> None:
-        versions = (node.transaction_version for node in alive)
-        self._transaction_version = min(versions, default=self._transaction_version)
         if alive:
             self._levels = alive[0].levels  # read in one statement: all have the same
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)

@@ -290,6 +290,8 @@ def _event(event: Record) -> str:
             return f"{member}{client} is lost{because}{silent}{said}"
         case "heartbeat_gap":
             return f"{member} was silent for {waited}"
+        case "observed" if event["reason"] == "administered":
+            return str(event["detail"])
         case "observed":
             return f"seen{client}: {event['detail']}"
         case "member_fenced":

@@ -92,6 +92,13 @@ def _principals(text: str) -> str | None:
     return None
 
 
+def _address_or_empty(text: str) -> str | None:
+    host, _, port = text.rpartition(":")
+    if not text or (host and port.isascii() and port.isdigit() and int(port) <= 65535):
+        return None
+    return "must be HOST:PORT, or empty"
+
+
 def _key_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url or "")
@@ -347,6 +354,44 @@ class BrokerConfig:
         10_737_418_240,
         "Size of the journal in Postgres above which its oldest days are dropped; -1 is no bound. Not a Kafka setting.",
         at_least(-1),
+        update=_AT_START,
+    )
+
+    # console
+    console_listen: str = setting(
+        ConfigType.STRING,
+        "127.0.0.1:8080",
+        "Where the console is served, as HOST:PORT; empty for no console. If the default port is taken, the node "
+        "starts without a console. Not a Kafka setting.",
+        _address_or_empty,
+        update=_AT_START,
+    )
+    console_read_only: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether the console refuses to change anything. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    console_produce: str = setting(
+        ConfigType.STRING,
+        "auto",
+        "Whether the console may append records: true, false, or auto, which is true without an authorizer. Not a "
+        "Kafka setting.",
+        one_of("auto", "true", "false"),
+        update=_AT_START,
+    )
+    console_plaintext_allow: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether the console may listen on a non-loopback address without TLS, for a proxy in front of it that has "
+        "TLS. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    console_ssl_keystore_location: str = setting(
+        ConfigType.STRING,
+        "",
+        "PEM file with the private key and the certificate chain of the console; empty for no TLS. Not a Kafka "
+        "setting.",
         update=_AT_START,
     )
 
@@ -908,6 +953,8 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
     *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
+    *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
+    "console.ssl.keystore.location",
 }
 """Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
 internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any

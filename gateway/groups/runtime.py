@@ -249,6 +249,14 @@ class Runtime:
         finally:
             self._resume(slot)
 
+    async def change_volatile(self, group_id: str, change: Callable[[Value, int], Value]) -> None:
+        """Replace a settled group by `change(group, now_ms)`, which may differ in what is never stored, such as
+        deadlines. Raises KafkaError as `view` does."""
+        async with self.holding(group_id) as (group, _):
+            slot = self._slots.get(group_id)
+            if slot is not None and slot.group is group:
+                slot.group = change(group, self._now_ms())
+
     def settled(self, group_id: str) -> Value:
         """The group as it was last settled, where it is in memory and this node coordinates it; else None."""
         slot = self._slots.get(group_id)

@@ -87,6 +87,8 @@ def plan(configuration: Configuration) -> list[Worker]:
                 raise _refused(settings, f"{text}: each address needs as many ports in a row as there are workers")
             taken.add(address)
         flags = [f"--metrics-listen={render_address(metrics) if metrics else 'off'}", "--workers=1"]
+        if number:
+            flags.append("--set=console.listen=")  # the first worker's console shows every node
         if by_kafkas_names:
             flags += [
                 f"--set=listeners={','.join(f'{name}://{render_address(each)}' for name, each in bound.items())}",

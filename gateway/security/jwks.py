@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import aiohttp
 import structlog
 
 from gateway.config.security import OAuthSettings
@@ -117,6 +116,8 @@ class Tokens:
         return self._question
 
     async def _refresh(self) -> None:
+        import aiohttp  # a node without tokens does not need it
+
         settings = self._settings
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
@@ -143,6 +144,8 @@ async def _fetch(url: str) -> bytes:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return await asyncio.to_thread(_read, Path(unquote(parts.path)))
+    import aiohttp
+
     # No redirects: the settings say where the issuer publishes its keys, and a response must not change that.
     async with aiohttp.ClientSession() as session, session.get(url, allow_redirects=False) as response:
         if response.status != 200:

@@ -146,8 +146,6 @@ class Transactions:
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
-        if not await self._store.are_known():
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a node of an earlier release is still here")
 
         def decide(producer: Producer | None, fresh_id: int) -> Decision:
             return rules.initialize(producer, asked, fresh_id)

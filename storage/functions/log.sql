@@ -56,7 +56,6 @@ declare
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
     any_open     boolean := false; -- whether a transaction is, in any of the partitions
-    former       boolean; -- whether a former release is in use; it reads state that appends otherwise leave alone
     missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
@@ -112,14 +111,13 @@ begin
     last_stable_offsets := array_fill(null::bigint, array[entry_total]);
 
     if p_object_id is not null then
-        select exists (select from former_release) into former
-        from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
         if not found then
             sealed := true;
             return;
         end if;
     else
-        select r.current_slot, exists (select from former_release) into inline_slot, former from inline_rotation r;
+        select r.current_slot into inline_slot from inline_rotation r;
     end if;
 
     if not p_wait then
@@ -211,10 +209,10 @@ begin
                     generate_series(1, producer_total) as position
             ) wanted
             cross join lateral (
-                select r.*
-                from renewed_producer_state r
-                where r.partition_key = wanted.partition_key and r.producer_id = wanted.producer_id
-                order by r.since_offset desc
+                select p.*
+                from producer_state p
+                where p.partition_key = wanted.partition_key and p.producer_id = wanted.producer_id
+                order by p.since_offset desc
                 limit 1
             ) state
         loop
@@ -230,25 +228,6 @@ begin
                 state_offsets[s][j] := found_row.base_offsets[j];
             end loop;
         end loop;
-        if false = any (state_known) then
-            for i in 1..producer_total loop
-                continue when state_known[i];
-                -- New here, or as a former release had it.
-                select p.* into found_row
-                from only producer_state p
-                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
-                continue when not found;
-                state_known[i]  := true;
-                state_epochs[i] := found_row.producer_epoch;
-                state_next[i]   := found_row.next_sequence;
-                state_counts[i] := found_row.batch_count;
-                for j in 1..5 loop
-                    state_first[i][j]   := found_row.first_sequences[j];
-                    state_last[i][j]    := found_row.last_sequences[j];
-                    state_offsets[i][j] := found_row.base_offsets[j];
-                end loop;
-            end loop;
-        end if;
     end if;
 
     for i in 1..entry_total loop
@@ -412,23 +391,6 @@ begin
         from generate_series(1, chunk_total) i;
     end if;
 
-    if former then
-        update partition p
-        set next_offset      = grown.next_offset,
-            size_bytes       = p.size_bytes + grown.appended_bytes - p.appended_bytes,
-            appended_bytes   = grown.appended_bytes,
-            max_timestamp_ms = grown.max_timestamp_ms
-        from (
-            select
-                unnest(p_partition_keys) as partition_key,
-                unnest(changed) as changed,
-                unnest(next_offsets) as next_offset,
-                unnest(appended) as appended_bytes,
-                unnest(greatest_ms) as max_timestamp_ms
-        ) grown
-        where p.partition_key = grown.partition_key and grown.changed;
-    end if;
-
     if true = any (open_begun) then
         update open_transaction o
         set first_offset = begun.first_offset
@@ -440,8 +402,8 @@ begin
     if true = any (state_changed) then
         for i in 1..producer_total loop
             continue when not state_changed[i];
-            update renewed_producer_state r
-            set update_count    = r.update_count + 1,
+            update producer_state p
+            set update_count    = p.update_count + 1,
                 producer_epoch  = state_epochs[i],
                 next_sequence   = state_next[i],
                 batch_count     = state_counts[i],
@@ -449,40 +411,14 @@ begin
                 last_sequences  = array(select unnest(state_last[i:i])),
                 base_offsets    = array(select unnest(state_offsets[i:i])),
                 appended_at     = clock_timestamp()
-            where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
-                and r.since_offset = state_since[i] and r.update_count < 32; -- what a look-up may have to pass
+            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i]
+                and p.since_offset = state_since[i] and p.update_count < 32; -- versions that a look-up may have to pass
             continue when found;
-            if former and state_since[i] < 0 then
-                -- A producer with a row that can be renewed keeps that row, even if a release that does not know it
-                -- wrote concurrently.
-                insert into producer_state (
-                    partition_key, producer_id, producer_epoch, next_sequence, batch_count,
-                    first_sequences, last_sequences, base_offsets, appended_at
-                ) values (
-                    p_producer_partition_keys[i], p_producer_ids[i], state_epochs[i], state_next[i], state_counts[i],
-                    array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
-                    array(select unnest(state_offsets[i:i])), clock_timestamp()
-                )
-                on conflict (partition_key, producer_id) do update set
-                    producer_epoch  = excluded.producer_epoch,
-                    next_sequence   = excluded.next_sequence,
-                    batch_count     = excluded.batch_count,
-                    first_sequences = excluded.first_sequences,
-                    last_sequences  = excluded.last_sequences,
-                    base_offsets    = excluded.base_offsets,
-                    appended_at     = excluded.appended_at;
-                continue;
-            end if;
-            if state_since[i] >= 0 then
-                delete from renewed_producer_state r
-                where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
-                    and r.since_offset = state_since[i];
-            else
-                delete from only producer_state p
-                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
-            end if;
+            delete from producer_state p
+            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i]
+                and p.since_offset = state_since[i];
             ring := (state_counts[i] - 1) % 5 + 1;
-            insert into renewed_producer_state (
+            insert into producer_state (
                 partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
                 first_sequences, last_sequences, base_offsets, appended_at
             ) values (
@@ -531,15 +467,14 @@ declare
     greatest_ms  bigint[];
     appended     bigint[];
     slot         smallint;
-    former       boolean;
     new_base     bigint;
     stable       bigint;
 begin
     select
         array_agg(free.partition_key), array_agg(free.next_offset), array_agg(free.log_start_offset),
         array_agg(free.leader_epoch), array_agg(free.max_timestamp_ms), array_agg(free.appended_bytes),
-        (select r.current_slot from inline_rotation r), exists (select from former_release)
-    into free_keys, next_offsets, log_start_offsets, leader_epochs, greatest_ms, appended, slot, former
+        (select r.current_slot from inline_rotation r)
+    into free_keys, next_offsets, log_start_offsets, leader_epochs, greatest_ms, appended, slot
     from (
         select
             p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes
@@ -549,7 +484,7 @@ begin
         order by p.partition_key
         for no key update skip locked
     ) free;
-    if former or free_keys is distinct from p_partition_keys then
+    if free_keys is distinct from p_partition_keys then
         select
             a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.last_stable_offsets,
             a.transaction_id, a.written_lsn

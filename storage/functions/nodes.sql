@@ -13,13 +13,16 @@ as $$
     )
 $$;
 
-create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint, p_node_id integer)
-returns node
+create function register_node(
+    p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint, p_node_id integer, p_function_schema text,
+    p_authorizer text, p_is_broker boolean, p_is_controller boolean, p_controller_listeners text[]
+) returns node
 language plpgsql volatile
 as $$
 -- The id `p_node_id`, null if another live process has it. If the caller wants no id (null), the id that this name had,
 -- else the lowest that no live node holds and no settings name.
 declare
+    chosen_id  integer := p_node_id;
     registered node;
 begin
     lock table node in share row exclusive mode;
@@ -29,46 +32,38 @@ begin
         if found then
             return null;
         end if;
-        perform pg_notify('sluice_nodes', p_name);
         -- The id that the name had becomes free, and a process that still uses it is fenced.
         update node n
         set name = format('unregistered %s', n.node_id), listeners = '{}', rack = null, incarnation = n.incarnation + 1,
             expires_at = '-infinity'
         where n.name = p_name and n.node_id <> p_node_id;
-        insert into node as n (node_id, name, listeners, rack, expires_at, is_given)
-        values (
-            p_node_id, p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond', true
-        )
-        on conflict (node_id) do update set
-            name = excluded.name, listeners = excluded.listeners, rack = excluded.rack, is_given = true,
-            incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
-            registered_at = clock_timestamp(), expires_at = excluded.expires_at
-        returning n.* into registered;
-        return registered;
+    else
+        select n.node_id into chosen_id from node n where n.name = p_name;
+        if chosen_id is null then
+            select min(candidate) into chosen_id
+            from generate_series(1, (select count(*) + 1 from node)) candidate
+            where not exists (
+                select from node taken
+                where taken.node_id = candidate
+                    and (taken.expires_at > clock_timestamp() or taken.is_given and taken.listeners <> '{}')
+            );
+        end if;
     end if;
     perform pg_notify('sluice_nodes', p_name);
-    update node n
-    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
-        registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond',
-        is_given = false
-    where n.name = p_name
-    returning n.* into registered;
-    if found then
-        return registered;
-    end if;
-    insert into node as n (node_id, name, listeners, rack, expires_at)
-    select
-        min(candidate), p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    from generate_series(1, (select count(*) + 1 from node)) candidate
-    where not exists (
-        select from node taken
-        where taken.node_id = candidate
-            and (taken.expires_at > clock_timestamp() or taken.is_given and taken.listeners <> '{}')
+    insert into node as n (
+        node_id, name, listeners, rack, is_given, registered_at, expires_at, function_schema, authorizer, is_broker,
+        is_controller, controller_listeners
+    ) values (
+        chosen_id, p_name, p_listeners, p_rack, p_node_id is not null, clock_timestamp(),
+        clock_timestamp() + p_ttl_ms * interval '1 millisecond', p_function_schema, p_authorizer, p_is_broker,
+        p_is_controller, p_controller_listeners
     )
     on conflict (node_id) do update set
-        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack, is_given = false,
-        incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
-        registered_at = excluded.registered_at, expires_at = excluded.expires_at
+        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack, is_given = excluded.is_given,
+        incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0, registered_at = excluded.registered_at,
+        expires_at = excluded.expires_at, function_schema = excluded.function_schema,
+        authorizer = excluded.authorizer, is_broker = excluded.is_broker, is_controller = excluded.is_controller,
+        controller_listeners = excluded.controller_listeners
     returning n.* into registered;
     return registered;
 end

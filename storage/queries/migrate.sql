@@ -22,9 +22,9 @@ create table if not exists sluice.schema_migration (
     applied_at  timestamptz not null default now()
 );
 
--- name: applied_migration
--- The version of the schema, 0 for an empty one.
-select coalesce(max(version), 0) from sluice.schema_migration;
+-- name: applied_migrations
+-- The files that made the schema, in order.
+select version, file_name from sluice.schema_migration order by version;
 
 -- name: record_migration
 -- Called in the transaction that applied the file.

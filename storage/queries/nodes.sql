@@ -2,26 +2,9 @@
 -- The id for a process that starts under a name, calls the functions of the schema $5, uses the authorizer $7, and is a
 -- broker ($8), a controller ($9) or both, reached as a controller at the listeners $10. If $6 is not null, it is the
 -- wanted id: no row if another live process has it.
-with registered as materialized (
-    select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4, $6) where node_id is not null
-), noted as (
-    insert into node_release (node_id, incarnation, function_schema)
-    select node_id, incarnation, $5 from registered
-    on conflict (node_id) do update
-    set incarnation = excluded.incarnation, function_schema = excluded.function_schema
-), told as (
-    insert into node_authorizer (node_id, incarnation, authorizer)
-    select node_id, incarnation, $7 from registered
-    on conflict (node_id) do update
-    set incarnation = excluded.incarnation, authorizer = excluded.authorizer
-), cast_as as (
-    insert into node_role (node_id, incarnation, is_broker, is_controller, controller_listeners)
-    select node_id, incarnation, $8, $9, $10::text[] from registered
-    on conflict (node_id) do update
-    set incarnation = excluded.incarnation, is_broker = excluded.is_broker, is_controller = excluded.is_controller,
-        controller_listeners = excluded.controller_listeners
-)
-select node_id, incarnation from registered;
+select node_id, incarnation
+from register_node($1, $2::text::jsonb, $3, $4, $6, $5, $7, $8, $9, $10::text[])
+where node_id is not null;
 
 -- name: renew_node
 -- Return whether the registration had run out, and how far the write-ahead log is on disk; no row if another process
@@ -40,34 +23,21 @@ returning
     (select history from cluster) as history, shorten_what_is_from_the_future(n.node_id) as shortened;
 
 -- name: alive_nodes
--- Nodes whose registration has not run out, and the transaction.version that each serves to clients: the one of its
--- release (0 if unknown), at most the finalized one. Also all finalized levels, the roles of each node (null: it has
--- not stored any), and the time of this read.
+-- Nodes whose registration has not run out, with all finalized levels of features and the time of this read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
-    least(
-        case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end,
-        (select level from finalized_feature where name = 'transaction.version')
-    ) as transaction_version,
     (select coalesce(jsonb_object_agg(name, level), '{}') from finalized_feature)::text as levels,
-    coalesce(a.authorizer, '') as authorizer,
-    o.is_broker, o.is_controller, o.controller_listeners,
+    n.authorizer, n.is_broker, n.is_controller, n.controller_listeners,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
-left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
-left join former_transaction_version f on f.function_schema = r.function_schema
-left join node_authorizer a on a.node_id = n.node_id and a.incarnation = n.incarnation
-left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: fenced_nodes
--- Brokers whose registration has run out and that have not been unregistered. A broker that withdrew has one
--- incarnation more than it registered with.
+-- Brokers whose registration has run out and that have not been unregistered.
 select n.node_id, n.listeners, n.rack, n.incarnation, n.announced
 from node n
-left join node_role o on o.node_id = n.node_id and n.incarnation - o.incarnation in (0, 1)
-where n.expires_at <= clock_timestamp() and n.listeners <> '{}' and coalesce(o.is_broker, true)
+where n.expires_at <= clock_timestamp() and n.listeners <> '{}' and n.is_broker
 order by n.node_id;
 
 -- name: withdraw_node
@@ -162,9 +132,8 @@ select
         ) held
     ) as leases,
     case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag,
-    o.is_broker, o.is_controller, o.controller_listeners
+    n.is_broker, n.is_controller, n.controller_listeners
 from node n cross join cluster c
-left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
@@ -175,9 +144,8 @@ select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced, nullif(n.catalog_revision, 0) as node_revision,
     (extract(epoch from greatest(n.registered_at, n.renewed_at)) * 1000)::bigint as heard_ms,
     l.lease_epoch, c.revision, (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms,
-    o.is_broker, o.is_controller, o.controller_listeners
+    n.is_broker, n.is_controller, n.controller_listeners
 from node n cross join cluster c
-left join node_role o on o.node_id = n.node_id and o.incarnation = n.incarnation
 left join coordinator_lease l
     on l.kind = $1 and l.shard = $2 and l.expires_at > clock_timestamp()
     and l.node_id = n.node_id and l.incarnation = n.incarnation

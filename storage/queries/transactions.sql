@@ -31,18 +31,6 @@ order by o.producer_id, t.name, p.partition_index;
 -- Groups whose offsets the producers' transactions have enlisted.
 select producer_id, group_id from transaction_group where producer_id = any ($1::bigint[]) order by producer_id, group_id;
 
--- name: transactions_are_known
--- Return whether no live node runs a release without transactions.
-select not exists (select from release_without_transactions) or not exists (
-    select from node n
-    left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
-    where n.expires_at > clock_timestamp()
-        and (
-            r.node_id is null
-            or exists (select from release_without_transactions w where w.function_schema = r.function_schema)
-        )
-);
-
 -- name: save_transactional_producer
 -- Return whether the row was as the caller had read it, and has been written.
 select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
@@ -105,7 +93,7 @@ select
     (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms, t.ending_producer_id, t.ending_marker,
     o.producer_id is not null as takes_in, o.marked_epoch, o.coordinator_epoch, o.first_offset is not null as has_more,
     (
-        select max(s.producer_epoch) from producer_state s
+        select s.producer_epoch from producer_state s
         where s.partition_key = $2 and s.producer_id = asked.producer_id
     ) as remembered_epoch
 from (select $1::bigint as producer_id) asked
@@ -128,15 +116,11 @@ order by g.group_id;
 -- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there, and
 -- whether it is a transactional id's.
 select
-    state.producer_id, state.producer_epoch, state.next_sequence,
-    (extract(epoch from state.appended_at) * 1000)::bigint as appended_ms, o.first_offset,
-    exists (select from transactional_producer t where t.producer_id = state.producer_id) as is_transactional
-from (
-    select distinct on (s.producer_id) s.producer_id, s.producer_epoch, s.next_sequence, s.appended_at
-    from producer_state s
-    where s.partition_key = $1 and s.producer_id > $2
-    order by s.producer_id, s.appended_at desc
-    limit $3
-) state
-left join open_transaction o on o.partition_key = $1 and o.producer_id = state.producer_id
-order by state.producer_id;
+    s.producer_id, s.producer_epoch, s.next_sequence,
+    (extract(epoch from s.appended_at) * 1000)::bigint as appended_ms, o.first_offset,
+    exists (select from transactional_producer t where t.producer_id = s.producer_id) as is_transactional
+from producer_state s
+left join open_transaction o using (partition_key, producer_id)
+where s.partition_key = $1 and s.producer_id > $2
+order by s.producer_id
+limit $3;

@@ -1,4 +1,6 @@
-"""The process between gateway and Postgres passes everything on, each direction late, and holds no more than it may."""
+"""The process between gateway and Postgres forwards all bytes, delays each direction, and holds
+no more than its bound.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ DELAY_S = 0.05
 PIECE_BYTES = 1024 * 1024
 PIECES = 100
 SOCKETS_BYTES = 32 * 1024 * 1024
-"""More than the sockets on the way hold."""
+"""More than the sockets on the way can hold."""
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,7 +27,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-async def test_a_round_trip_takes_both_delays_and_bytes_stay_in_order(tmp_path: Path) -> None:
+async def test_round_trip_takes_both_delays_and_keeps_bytes_in_order(tmp_path: Path) -> None:
     server = await asyncio.start_unix_server(echo, tmp_path / "s")
     with delayed(tmp_path / "s", DELAY_S) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -55,7 +57,7 @@ async def test_a_round_trip_takes_both_delays_and_bytes_stay_in_order(tmp_path: 
     server.close()
 
 
-async def test_a_sender_waits_for_a_receiver_that_does_not_read(tmp_path: Path) -> None:
+async def test_sender_waits_if_the_receiver_does_not_read(tmp_path: Path) -> None:
     held = asyncio.Event()
 
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +81,7 @@ async def test_a_sender_waits_for_a_receiver_that_does_not_read(tmp_path: Path) 
     server.close()
 
 
-async def test_the_end_of_a_connection_comes_through(tmp_path: Path) -> None:
+async def test_end_of_a_connection_is_forwarded(tmp_path: Path) -> None:
     async def bye(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"bye")
         writer.close()

@@ -1,4 +1,4 @@
-"""A stock producer takes the sink for a broker."""
+"""A stock producer accepts the sink as a broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.sink import sinking
 RECORDS = 500
 
 
-def test_everything_is_acknowledged() -> None:
+def test_sink_acknowledges_every_record() -> None:
     outcomes: list[KafkaError | None] = []
 
     def on_delivery(error: KafkaError | None, _message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What a stranger's syncs say of the disk, by values; and that a stranger really syncs."""
+"""Syncs of a separate process show stalls of the disk: the arithmetic on values, and a real process that syncs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.stalls import AFTER_S, STALL_S, Disk, watching
 DISK = Disk([(0.0, 0.001), (1.0, STALL_S), (2.0, 0.5), (2.5, STALL_S), (3.0, 0.001)])
 
 
-def test_a_stall_is_a_sync_that_took_long() -> None:
+def test_sync_that_took_long_is_a_stall() -> None:
     assert DISK.stalls() == [
         (1.0, 1.0 + STALL_S + AFTER_S), (2.0, 2.5 + AFTER_S), (2.5, 2.5 + STALL_S + AFTER_S),
     ]  # fmt: skip
@@ -32,14 +32,14 @@ def test_a_stall_is_a_sync_that_took_long() -> None:
         ((3.0, 3.1), True),
     ],
 )
-def test_what_touches_a_stall_is_left_out(span: tuple[float, float], kept: bool) -> None:
+def test_span_that_touches_a_stall_is_left_out(span: tuple[float, float], kept: bool) -> None:
     assert DISK.apart([span]) == ([span] if kept else [])
 
 
-def test_a_stranger_syncs_while_it_is_watched(tmp_path: Path) -> None:
+def test_separate_process_syncs_while_the_context_lasts(tmp_path: Path) -> None:
     began = time.perf_counter()
     with watching(tmp_path) as disk:
-        # Its file is there before its first sync, and nothing else is made here.
+        # The file exists before its first sync, and nothing else is created here.
         while not any(tmp_path.iterdir()):
             assert time.perf_counter() - began < 30
     ended = time.perf_counter()

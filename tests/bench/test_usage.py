@@ -1,4 +1,4 @@
-"""What is said of a machine's time adds up, threads and processes that end in between included."""
+"""The report of a machine's time adds up, including threads and processes that end in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spin() -> None:
         pass
 
 
-def test_threads_and_children_that_end_in_between_are_counted(tmp_path: Path) -> None:
+def test_thread_or_child_that_ends_in_between_is_counted(tmp_path: Path) -> None:
     first = snapshot({"client": os.getpid()}, tmp_path)
     thread = threading.Thread(target=spin)
     thread.start()
@@ -35,13 +35,13 @@ def test_threads_and_children_that_end_in_between_are_counted(tmp_path: Path) ->
     assert spent.machine.user_s + spent.machine.system_s >= 0.9 * spent.known_s
 
 
-def test_what_ended_is_what_the_process_has_beyond_its_threads() -> None:
+def test_ended_threads_count_as_the_rest_of_their_process() -> None:
     before = ProcessUsage({1: ("a", Usage(1, 0, 5)), 2: ("b", Usage(2, 0))}, Usage(3, 0), Usage(0, 0), "ended")
     after = ProcessUsage({1: ("a", Usage(1.5, 0, 8)), 3: ("b", Usage(0.25, 0))}, Usage(5, 1), Usage(0.5, 0), "ended")
     spent = between(Snapshot(10, AT_REST, {7: before}), Snapshot(12, AT_REST, {7: after}))
     assert spent.groups["a"] == Usage(0.5, 0, 3)
     assert spent.groups["b"].user_s == 0.25
-    # The thread that ended had 2 seconds, which are in both sums of its process, and used more before it did.
+    # The thread that ended had used 2 seconds. They are in both sums of its process, and it used more before it ended.
     assert spent.groups["ended"].user_s == pytest.approx(2 - 0.75 + 0.5)
     assert spent.groups["ended"].system_s == 1
 
@@ -60,6 +60,6 @@ def test_what_ended_is_what_the_process_has_beyond_its_threads() -> None:
         ("kafka", "java kafka.Kafka", "data-plane-kafk", False, "Kafka: network and request threads"),
     ],
 )
-def test_a_thread_has_its_group(role: str, title: str, name: str, is_first: bool, group: str) -> None:
+def test_thread_is_put_into_its_group(role: str, title: str, name: str, is_first: bool, group: str) -> None:
     root = not title.startswith("postgres") and "/postgres" not in title
     assert group_of(role, title, name, is_root=root, is_first=is_first) == group

@@ -1,4 +1,4 @@
-"""What the bench of the worst requests sends: something of every API, which the API looks at."""
+"""The bench of the worst requests sends requests of every API, and each request gets past the first checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocol.codec import decode_request, encode, has_more_elements
 LINES = {int(line.api_key): line for line in SERVED}
 
 
-def test_every_api_is_asked() -> None:
+def test_every_api_has_a_worst_request() -> None:
     names: list[str] = []
     assert not list(whole_apis(lambda name: bool(names.append(name))))
     assert {name.partition(":")[0] for name in names} == {line.api_key.name.lower() for line in SERVED}
@@ -31,7 +31,7 @@ def test_no_request_has_more_elements_than_its_api_takes(api: str, monkeypatch: 
     assert not has_more_elements(request, most)
 
 
-def test_share_groups_are_share_groups_of_members_that_may_be() -> None:
+def test_share_group_requests_name_valid_groups_and_members() -> None:
     cases = list(whole_apis(lambda name: name.startswith("share_") and "describe" not in name))
     assert len(cases) >= 3
     for case in cases:
@@ -39,7 +39,7 @@ def test_share_groups_are_share_groups_of_members_that_may_be() -> None:
         assert is_member_id(case.requests[0].member_id)
 
 
-def test_what_is_asked_one_after_the_other_can_be_read() -> None:
+def test_requests_that_follow_one_another_can_be_decoded() -> None:
     cases = [*administration(), *of_share_groups(UUID(int=1))]
     for case in cases:
         (request,) = case.requests
@@ -49,6 +49,6 @@ def test_what_is_asked_one_after_the_other_can_be_read() -> None:
             has_more_elements(request, min(WIDE_PARTITIONS, worst_requests.ADMINISTERED) - 1)
             or "describe_share" in case.name
             or "join_group" in case.name
-            or case.name == "describe_configs: a node and its loggers"  # wide by what is answered
+            or case.name == "describe_configs: a node and its loggers"  # The answer is wide, not the request.
         )
         assert not has_more_elements(request, LINES[int(case.api_key)].max_elements)

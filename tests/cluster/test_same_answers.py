@@ -38,7 +38,12 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest
-from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
 from tests.clients.topics import create_topic
 from tests.clients.workers import until
 from tests.closing import close
@@ -283,6 +288,32 @@ async def test_committed_offsets_are_returned_by_the_coordinator_alone(scene: Sc
             assert told == (
                 (ErrorCode.NONE, [(scene.topics[number], 0, number + 1)]) if own else (ErrorCode.NOT_COORDINATOR, [])
             )
+
+
+@pytest.mark.parametrize("version", [7, 8])
+async def test_offset_fetch_at_another_node_names_the_partitions_of_a_consumer(scene: Scene, version: int) -> None:
+    """librdkafka never reads a partition again whose OffsetFetch failed and whose name is not in the answer."""
+    group, owner = next(iter(scene.groups.items()))
+    asked = (OffsetFetchRequestTopic(name="any", partition_indexes=(0, 3)),)
+    several = (OffsetFetchRequestTopics(name="any", partition_indexes=(0, 3)),)
+    for stable in (True, False):
+        if version < 8:
+            request = OffsetFetchRequest(group_id=group, topics=asked, require_stable=stable)
+        else:
+            groups = (OffsetFetchRequestGroup(group_id=group, topics=several),)
+            request = OffsetFetchRequest(groups=groups, require_stable=stable)
+        for node, answer in zip(scene.nodes, await ask(scene, request, version), strict=True):
+            if node is owner:
+                continue
+            told = answer if version < 8 else answer.groups[0]
+            codes = [
+                (part.partition_index, part.committed_offset, part.error_code)
+                for topic in told.topics
+                for part in topic.partitions
+            ]
+            assert told.error_code == ErrorCode.NOT_COORDINATOR
+            again = ErrorCode.UNSTABLE_OFFSET_COMMIT
+            assert codes == ([(0, -1, again), (3, -1, again)] if stable else [])
 
 
 # --- a stock client, the metrics, the command line ----------------------------------------------------------------

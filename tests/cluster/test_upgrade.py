@@ -1,8 +1,7 @@
-"""A rolling upgrade: a node of the previous release and one of this release on one schema, under load."""
+"""A rolling upgrade: a node of this release and one of a synthetic next release on one schema, under load."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import time
@@ -15,13 +14,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.errors import ErrorCode
-from protocol.messages.api_versions import ApiVersionsRequest
-from protocol.messages.init_producer_id import InitProducerIdRequest
 from storage.schema import FUNCTION_SCHEMA, migrations
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.closing import close
-from tests.cluster.previous_release import WITH_NAMED_PARTITIONS, unpack
+from tests.cluster.next_release import write_next_release
 from tests.frames.transactions import Transactional, delivered, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
@@ -84,9 +81,9 @@ class Reader(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def former() -> Iterator[Path]:
+def next_release() -> Iterator[Path]:
     with short_directory() as directory:
-        yield unpack(directory)
+        yield write_next_release(directory)
 
 
 @pytest.fixture
@@ -117,16 +114,14 @@ def delete_topic(node: GatewayProcess, topic: str) -> None:
     client.delete_topics([topic])[topic].result(30)
 
 
-async def test_the_previous_release_and_this_one_serve_together_and_either_may_stop(
-    gateway_factory: GatewayFactory, unmigrated_url: str, former: Path
+async def test_this_release_and_the_next_serve_together_and_either_may_stop(
+    gateway_factory: GatewayFactory, unmigrated_url: str, next_release: Path
 ) -> None:
-    old = gateway_factory(database_url=unmigrated_url, root=former)
+    old = gateway_factory(database_url=unmigrated_url)
     sql = await asyncpg.connect(unmigrated_url)
     try:
-        before = await sql.fetchval("select max(version) from sluice.schema_migration")
-        (theirs,) = [row["nspname"] for row in await sql.fetch(SCHEMAS)]
-        assert before < len(migrations())
-        assert theirs != FUNCTION_SCHEMA
+        assert await sql.fetchval(VERSION) == len(migrations())
+        assert await function_schemas(sql) == {FUNCTION_SCHEMA}
         topic = create_topic(old.bootstrap, PARTITIONS)
         doomed = [create_topic(old.bootstrap, 2) for _ in range(2)]
 
@@ -136,18 +131,19 @@ async def test_the_previous_release_and_this_one_serve_together_and_either_may_s
         load = Load(both, topic, PARTITIONS)
         load.start()
         load.wait_for(500)
-        new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url)
-        assert await sql.fetchval("select max(version) from sluice.schema_migration") == len(migrations())
-        assert await sql.fetchval("select array_agg(function_schema) from sluice.former_release") == [theirs]
+        new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url, root=next_release)
+        assert await sql.fetchval(VERSION) == len(migrations()) + 1
+        schemas = await function_schemas(sql)
+        assert len(schemas) == 2
+        assert FUNCTION_SCHEMA in schemas
         wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
         readers = [Reader(both, topic, "readers") for _ in range(2)]
         for reader in readers:
             reader.start()
         load.wait_for(1000)
 
-        # The old node would return uncommitted records to consumers with read_committed.
-        assert await initialized(new) is ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert await transaction_version(new) == 0
+        # A transaction runs over both nodes.
+        await assert_transactions_span(old, new)
 
         # Each node changes something and the other one sees the change.
         for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
@@ -161,14 +157,15 @@ async def test_the_previous_release_and_this_one_serve_together_and_either_may_s
         # repeated.
         new.stop()
         load.wait_for(1000)
-        assert {theirs, FUNCTION_SCHEMA} == {row["nspname"] for row in await sql.fetch(SCHEMAS)}
+        assert await function_schemas(sql) == schemas
+        assert await sql.fetch(WITHDRAWN) == [("next",)]
         new.start()
         wait_for(lambda: nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
         load.wait_for(500)
         old.stop()
         load.bootstrap = new.bootstrap
         load.wait_for(1000)
-        assert await initialized(new) is ErrorCode.NONE
+        assert await sql.fetch(WITHDRAWN) == [("next",)], "the old node calls its own function"
 
         load.stop()
         assert_nothing_lost(load)
@@ -190,54 +187,27 @@ async def test_the_previous_release_and_this_one_serve_together_and_either_may_s
         await sql.close()
 
 
-async def test_producers_enlist_their_partitions_while_a_node_of_the_previous_release_lives(
-    gateway_factory: GatewayFactory, unmigrated_url: str
-) -> None:
-    """If one node announced transaction.version 2 to a client, the other node would refuse that client."""
-    with short_directory() as directory:
-        old = gateway_factory(database_url=unmigrated_url, root=unpack(directory, WITH_NAMED_PARTITIONS))
-        address = f"127.0.0.1:{free_ports(1)[0]}"
-        new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url)
-        wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
-        assert await transaction_version(new) == 1
-        partition = (create_topic(old.bootstrap, 1), 0)
-        async with await WireClient.connect(old.bootstrap) as first, await WireClient.connect(new.bootstrap) as second:
-            producer = Transactional(second, "named")
-            assert await producer.initialize() is ErrorCode.NONE
-            for client in (first, second):
-                assert await producer.add(partition) == [ErrorCode.NONE]
-                producer.client = client
-                assert (await producer.send(partition, b"x", version=11)).error_code == ErrorCode.NONE
-                assert await producer.end(committed=True) is ErrorCode.NONE
-            unnamed = await producer.send(partition, b"x", version=11)
-            assert unnamed.error_code == ErrorCode.TRANSACTION_ABORTABLE
-            old.stop()
-            deadline = time.monotonic() + PATIENCE_S
-            while await transaction_version(new) != 2:
-                assert time.monotonic() < deadline, "the old one has gone"
-                await asyncio.sleep(0.05)
-            producer.client = second
+VERSION = "select max(version) from sluice.schema_migration"
+WITHDRAWN = "select withdrawn_by from sluice.node where withdrawn_by is not null"
+
+
+async def function_schemas(sql: asyncpg.Connection) -> set[str]:
+    rows = await sql.fetch("select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+    return {row["nspname"] for row in rows}
+
+
+async def assert_transactions_span(old: GatewayProcess, new: GatewayProcess) -> None:
+    """Begin each transaction on one node and end it on the other."""
+    partition = (create_topic(old.bootstrap, 1), 0)
+    async with await WireClient.connect(old.bootstrap) as first, await WireClient.connect(new.bootstrap) as second:
+        producer = Transactional(second, "both")
+        assert await producer.initialize() is ErrorCode.NONE
+        for begins, ends in ((first, second), (second, first)):
+            producer.client = begins
             assert (await producer.send(partition, b"x", version=12)).error_code == ErrorCode.NONE
+            producer.client = ends
             assert await producer.end(committed=True, version=5) is ErrorCode.NONE
-            assert len(delivered(await fetch(second, partition, 0, committed=True))) == 3
-
-
-SCHEMAS = "select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'"
-
-
-async def initialized(node: GatewayProcess) -> ErrorCode:
-    """Start a transactional producer, and return the error code."""
-    async with await WireClient.connect(node.bootstrap) as client:
-        asked = InitProducerIdRequest(transactional_id="transactional", transaction_timeout_ms=60_000)
-        return ErrorCode((await client.send(asked, 4)).error_code)
-
-
-async def transaction_version(node: GatewayProcess) -> int:
-    """Return the finalized transaction.version that clients see, or 0 without one."""
-    async with await WireClient.connect(node.bootstrap) as client:
-        asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
-        finalized = (await client.send(asked, 4)).finalized_features
-    return next((each.max_version_level for each in finalized if each.name == "transaction.version"), 0)
+        assert len(delivered(await fetch(second, partition, 0, committed=True))) == 2
 
 
 def assert_committed(node: GatewayProcess, topic: str, acknowledged: set[tuple[int, int]]) -> None:

@@ -1,6 +1,6 @@
-"""What is true of every classic group between two steps, whatever happened to it.
+"""Rules that hold for every classic group between two steps.
 
-The one idea: these follow from no single event, so every test that steps a group checks them after each step.
+They follow from no single event, so every test that steps a group checks them after each step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def held_requests(group: Group) -> set[RequestId]:
 
 
 def broken_invariants(group: Group) -> list[str]:
-    """In words; empty for a sound group."""
+    """Return the broken rules in words; empty for a sound group."""
     members = group.members
     parked_joins = [member_id for member_id, member in members.items() if member.parked_join is not None]
     parked_syncs = [member_id for member_id, member in members.items() if member.parked_sync is not None]
@@ -97,7 +97,7 @@ def must_store(taken: Step) -> bool:
 
 
 def broken_by(taken: Step) -> list[str]:
-    """`broken_invariants` of the group that a step left, and what the step asks to be stored."""
+    """Return the broken rules of the group after a step, and of the facts that the step stores."""
     broken = broken_invariants(taken.group)
     if must_store(taken) and taken.group.state is PREPARING:
         broken.append("a join phase in flight is not stored")

@@ -1,8 +1,8 @@
-"""The coordinator with one bug in it: loaded afresh from its source with one piece of one function replaced.
+"""Load the coordinator with one bug: afresh from its source, with one piece of one function replaced.
 
-The one idea: a simulation that finds nothing proves nothing until it has been seen to find something. What is replaced
-is found as code, not as text, so formatting and comments may change; it must be in its function exactly once, so that a
-mutant cannot quietly become the original.
+A simulation that finds nothing proves nothing until it has found a planted bug. The piece is found as code, not as
+text, so formatting and comments may change. It must occur exactly once in its function, so that a mutant cannot
+silently equal the original.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gateway.coordinator as package
 
 PACKAGE = package.__name__
 SHARED = frozenset({"cluster", "document", "facts", "handoff", "machine", "model"})
-"""Modules that mutants share with the tests: events and replies must be of the same classes."""
+"""Modules that mutants share with the tests, because events and replies must be of the same classes."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Mutant:
     where: str
     """`module:function`, or `module:Class.method`."""
     original: str
-    """One expression, or statements that follow each other."""
+    """One expression, or consecutive statements."""
     mutated: str
-    """What stands there instead, of the same kind; no statement at all is empty."""
+    """The replacement, of the same kind; empty for no statement at all."""
     seeds: int = 400
-    """How many runs it takes to be found, at most: what it needs is rare in some."""
+    """The most runs in which the bug must be found: some need rare events."""
     found_by: tuple[int, ...] = ()
     """Seeds that have found it."""
 
@@ -50,7 +50,7 @@ class Mutant:
 
 
 def load(mutant: Mutant) -> ModuleType:
-    """`gateway.coordinator.classic`, as it is with the mutant's bug."""
+    """Return `gateway.coordinator.classic` with the mutant's bug."""
     kept = {name: module for name, module in sys.modules.items() if _is_reloaded(name)}
     children = ((name.removeprefix(f"{PACKAGE}."), module) for name, module in kept.items())
     attributes = {child: module for child, module in children if "." not in child}
@@ -104,7 +104,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def mutated(source: str, mutant: Mutant) -> ast.Module:
-    """The module with the mutant's bug."""
+    """Return the module with the mutant's bug."""
     tree = ast.parse(source)
     function = _function(tree, mutant.function)
     original, replacement = _parsed(mutant.original), _parsed(mutant.mutated)
@@ -132,7 +132,7 @@ def _parsed(text: str) -> list[ast.stmt]:
 
 
 def _replace_expression(within: ast.AST, original: ast.expr, new: ast.expr) -> int:
-    """In all places where the expression is part of something else; a call that stands by itself is a statement."""
+    """Replace every occurrence of the expression inside a larger one; a call that stands by itself is a statement."""
     wanted, count = ast.dump(original), 0
 
     class Replacer(ast.NodeTransformer):

@@ -1,7 +1,7 @@
-"""A stage for example tests: one group, a clock that the test moves, and requests whose replies can be looked at.
+"""A scene for example tests: one group, a clock that the test moves, and requests whose replies a test can inspect.
 
-The one idea: a test reads as the exchange that a client would see. Every step is checked against the table, the
-invariants and the rule that each request gets one reply.
+A test reads like the exchange that a client sees. Every step is checked against the table, the invariants and the rule
+that each request gets one reply.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RANGE = protocols("range")
 
 @dataclass
 class Asked:
-    """A request and what has become of it."""
+    """A request and its outcome."""
 
     event: Event
     reply: Reply | None = None
@@ -213,7 +213,7 @@ class Scene:
         return self.send(DeleteGroup(RequestId(self.last_id)))
 
     def close(self, connection: str) -> Step:
-        """The connection's own held requests are dropped, as the runner drops them."""
+        """Close the connection. Its held requests are dropped, as the runner drops them."""
         for request_id in [
             request_id
             for request_id, asked in self._asked.items()
@@ -226,7 +226,7 @@ class Scene:
         return self.send_silent(Tick())
 
     def advance(self, ms: int) -> None:
-        """Time passes, with a Tick at each deadline on the way, exactly then."""
+        """Let time pass, with a Tick exactly at each deadline on the way."""
         until_ms = self.now_ms + ms
         while True:
             deadline_ms = next_deadline(self.group)
@@ -260,9 +260,9 @@ class Scene:
         return taken
 
     def fail_to_store(self) -> None:
-        """The last step could not be stored: the group is as before it, and its replies were never sent.
+        """Undo the last step because it could not be stored: its replies were never sent.
 
-        Its own request is gone: the runner has answered it with an error.
+        The step's own request is gone, because the runner has answered it with an error.
         """
         assert must_store(self.last)
         self.group = self._before_last
@@ -289,7 +289,9 @@ class Scene:
     def completing(
         self, *connections: str, instances: dict[str, str] | None = None, offer: Protocols = RANGE
     ) -> list[str]:
-        """A generation of one member per connection, none of which has synced; the first leads. Gives their ids."""
+        """Build a generation of one member per connection, none of which has synced; the first
+        leads. Return their ids.
+        """
         instances = instances or {}
         joins: list[Asked] = []
         for connection in connections:
@@ -300,7 +302,7 @@ class Scene:
         return [asked.join.member_id for asked in joins]
 
     def _rejoin(self, joins: list[Asked]) -> None:
-        """Whoever is not held joins again, so that an open barrier can fall."""
+        """Let every member whose join is not held join again, so that an open barrier can fall."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             return
         for index, asked in enumerate(joins):
@@ -316,7 +318,7 @@ class Scene:
                 )
 
     def stable(self, *connections: str, instances: dict[str, str] | None = None, offer: Protocols = RANGE) -> list[str]:
-        """`completing`, and then everyone synced; each member is assigned `b"for <connection>"`."""
+        """Build `completing`, then let every member sync. Each is assigned `b"for <connection>"`."""
         instances = instances or {}
         ids = self.completing(*connections, instances=instances, offer=offer)
         self.sync_all(connections, ids, instances)

@@ -1,4 +1,4 @@
-"""Whether offsets may be committed (scenarios 84-88)."""
+"""Conditions under which offsets may be committed (scenarios 84-88)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NONE = ErrorCode.NONE
 
 @pytest.mark.parametrize(("version", "error"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)])
 def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> None:
-    """84."""
+    """Scenario 84."""
     scene = Scene()
     before = scene.group
     assert scene.commit("a", "m", generation=1, version=version).error is error
@@ -23,7 +23,7 @@ def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> 
 
 
 def test_a_members_commit_is_checked() -> None:
-    """85."""
+    """Scenario 85."""
     scene = Scene()
     a, _ = scene.stable("a", "b", instances={"a": "ia"})
     before = scene.group
@@ -37,7 +37,7 @@ def test_a_members_commit_is_checked() -> None:
 
 
 def test_nobody_commits_between_join_and_sync() -> None:
-    """86."""
+    """Scenario 86."""
     scene = Scene()
     a, _ = scene.completing("a", "b")
     before = scene.group
@@ -47,7 +47,7 @@ def test_nobody_commits_between_join_and_sync() -> None:
 
 
 def test_a_commit_without_identity_needs_a_group_without_members() -> None:
-    """86, 88."""
+    """Scenarios 86 and 88."""
     scene = Scene()
     assert scene.commit("x", generation=-1).error is NONE
     assert scene.group.exists
@@ -60,7 +60,7 @@ def test_a_commit_without_identity_needs_a_group_without_members() -> None:
 
 
 def test_a_commit_keeps_the_session() -> None:
-    """87: also while the member revokes, in PreparingRebalance."""
+    """Scenario 87: also while the member revokes, in PreparingRebalance."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)

@@ -1,4 +1,4 @@
-"""What a closed connection means: dropped requests, the grace, failed members."""
+"""Effects of a closed connection: dropped requests, the grace, failed members."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_member_that_comes_back_within_the_grace_is_kept(request_name: str) ->
     assert b in scene.group.members
 
 
-def test_a_refused_request_does_not_bring_it_back() -> None:
+def test_refused_request_does_not_restore_a_failed_member() -> None:
     scene = Scene(group_connection_grace_ms=2_000)
     _, b = scene.stable("a", "b")
     scene.close("b")
@@ -63,7 +63,7 @@ def test_static_members_have_no_grace() -> None:
     assert a not in scene.group.members
 
 
-def test_without_grace_only_the_session_counts() -> None:
+def test_without_a_grace_only_the_session_ends_a_member() -> None:
     scene = Scene(group_connection_grace_ms=-1)
     (a,) = scene.stable("a")
     scene.close("a")
@@ -79,7 +79,7 @@ def test_a_grace_of_zero_fails_the_member_at_once() -> None:
     assert list(scene.group.members) == [a]
 
 
-def test_the_connection_of_nobody_closes_without_a_trace() -> None:
+def test_close_of_an_unknown_connection_changes_nothing() -> None:
     scene = Scene()
     scene.stable("a")
     before = scene.group
@@ -114,7 +114,7 @@ def test_a_member_whose_join_was_dropped_is_out_when_the_join_phase_ends() -> No
     assert late.join.leader == b
 
 
-def test_a_dropped_sync_is_awaited_again() -> None:
+def test_dropped_sync_is_pending_again() -> None:
     scene = Scene(group_connection_grace_ms=-1)
     a, b = scene.completing("a", "b")
     scene.sync("b", b)
@@ -125,8 +125,8 @@ def test_a_dropped_sync_is_awaited_again() -> None:
     assert scene.group.phase_deadline_ms is None
 
 
-def test_whoever_is_held_elsewhere_is_not_gone() -> None:
-    """A member that used two connections is keyed by the one that is left, where its join is held."""
+def test_member_held_on_another_connection_survives_a_close() -> None:
+    """A member that used two connections is keyed by the remaining one, where its join is held."""
     scene = Scene(group_connection_grace_ms=1_000)
     a, b = scene.stable("a", "b")
     held = scene.join("b", b, offer=(*scene.member(b).protocols, ("extra", b"")))
@@ -141,7 +141,7 @@ def test_whoever_is_held_elsewhere_is_not_gone() -> None:
 
 
 def test_a_member_whose_session_ended_while_held_gets_a_new_one_when_its_connection_closes() -> None:
-    """Or nothing would ever remove it."""
+    """Otherwise the member would never be removed."""
     scene = Scene(group_connection_grace_ms=-1)
     a, b = scene.stable("a", "b", instances={"a": "ia", "b": "ib"})
     scene.join("b", b, instance="ib", offer=(*scene.member(b).protocols, ("extra", b"")))

@@ -50,7 +50,7 @@ WHOLE = Outer(
 )
 
 
-def test_a_value_comes_back_from_json_but_for_what_is_volatile() -> None:
+def test_document_restores_all_but_volatile_fields() -> None:
     again = load(Outer, json.loads(json.dumps(dump(WHOLE))), seen=99)
     assert again == WHOLE
     assert "seen" not in dump(WHOLE)
@@ -69,7 +69,7 @@ def test_equal_values_have_equal_documents() -> None:
     assert json.dumps(other) == json.dumps(dump(WHOLE))
 
 
-def test_what_json_cannot_hold_is_found_at_once() -> None:
+def test_type_that_json_cannot_hold_is_refused_at_once() -> None:
     @dataclass
     class Strange:
         value: complex

@@ -1,4 +1,4 @@
-"""A field that is added to a group outlives every step, though no step knows of it."""
+"""A field that is added to a group survives every step, although no step knows of it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gateway.coordinator.streams.model import StreamsGroup
 KEPT: Mapping[str, Any] = {
     "exists": True,
     "state": GroupState.STABLE,
-    # What partitions are unsettled follows from their owners.
+    # The unsettled partitions follow from their owners.
     "unsettled": (),
 }
 
 
 def filled(kind: type[Any]) -> Any:
-    """A group of which no field has its default, but for those of `KEPT`."""
+    """Return a group of which no field has its default, except those of `KEPT`."""
     missing = kind("g")
     return kind(
         **{each.name: KEPT.get(each.name) or other_than(getattr(missing, each.name)) for each in fields(kind)}
@@ -67,7 +67,7 @@ DRAFTS = [
 
 
 @pytest.mark.parametrize(("group", "draft"), DRAFTS)
-def test_what_a_step_does_not_change_is_as_it_was(group: Any, draft: Any) -> None:
+def test_step_keeps_unchanged_fields(group: Any, draft: Any) -> None:
     sealed = draft(group).seal().group
     assert {each.name: getattr(sealed, each.name) for each in fields(group)} == {
         each.name: getattr(group, each.name) for each in fields(group)
@@ -75,8 +75,8 @@ def test_what_a_step_does_not_change_is_as_it_was(group: Any, draft: Any) -> Non
 
 
 @pytest.mark.parametrize(("group", "draft"), DRAFTS)
-def test_what_a_step_changes_in_place_is_not_the_groups_own(group: Any, draft: Any) -> None:
-    """Whoever was given the group before the step still has it as it was."""
+def test_step_does_not_mutate_its_input(group: Any, draft: Any) -> None:
+    """Code that received the group before the step still has it unchanged."""
     being_changed = draft(group)
     declared = type(being_changed).__annotations__
     in_place = [name for name, kind in declared.items() if kind.startswith(("dict[", "set["))]

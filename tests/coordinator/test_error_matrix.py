@@ -1,8 +1,8 @@
-"""The error matrix of the classic protocol, cell by cell: who asks × what the group is doing.
+"""The error matrix of the classic protocol, cell by cell: requesting member × state of the group.
 
-The one idea: the tables below are the reference's, in its own shorthand, and each cell is played on a group of three
-members (leader `l`, follower `k`, static `s` of instance `is`) and one pending id. A cell that ends in an error must
-give back the very group it was given.
+The tables below are the reference's, in its own shorthand. Each cell is played on a group of three members (leader `l`,
+follower `k`, static `s` of instance `is`) and one pending id. A cell that ends in an error must leave the group
+unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CODES = {
 }
 
 DELAYED = Settings(group_initial_rebalance_delay_ms=3000)
-"""So that the first join of a group without members can be seen to be held."""
+"""A delay with which a held first join of a group without members is visible."""
 
 CHANGED = protocols("range", topics=("t", "u"))
 
@@ -67,7 +67,7 @@ class Cast:
 
 
 def cells(table: str) -> list[object]:
-    """One parameter set (state, column, expected) per cell; `-` marks what cannot be met."""
+    """Return one parameter set (state, column, expected) per cell; `-` marks impossible cells."""
     head, *rows = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
     return [
         pytest.param(state, column, expected, id=f"{state}, {column}: {expected}".replace("−", "-"))
@@ -139,7 +139,7 @@ def test_join(state: str, column: str, expected: str) -> None:
 @pytest.mark.parametrize("column", ["A v4", "A v3", "B", "C", "P", "U", "K unchanged", "F", "I"])
 @pytest.mark.parametrize("state", ["Empty", "Preparing", "Completing", "Stable"])
 def test_join_with_a_foreign_protocol_type(state: str, column: str) -> None:
-    """Refused in every state before anybody looks at who asks, and a blank id stays blank."""
+    """The request is refused in every state before the member is checked, and a blank id stays blank."""
     cast = Cast(state)
     scene = cast.scene
     before = scene.group
@@ -169,7 +169,7 @@ Dead       | CNA | CNA | CNA | CNA | CNA | CNA | CNA | CNA                | CNA 
 
 
 def identity(cast: Cast, column: str) -> tuple[str, str | None]:
-    """Member id and instance id of the column."""
+    """Return member id and instance id of the column."""
     match column[:1]:
         case "A":
             return "", None

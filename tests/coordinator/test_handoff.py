@@ -1,4 +1,6 @@
-"""Handing partitions over in classic groups: who is held, what ends each wait, and that nobody waits for who waits."""
+"""Handing partitions over in classic groups: which members are held, what ends each wait, and that waits form no
+circle.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ HOLD_MS = SESSION_MS // 2
 
 
 class Handing(Scene):
-    """A scene that keeps what was told of handoffs."""
+    """A scene that records the events of handoffs."""
 
     def __init__(self, mode: HandoffMode = HandoffMode.ACK, timeout_ms: int = TIMEOUT_MS, **settings: Any) -> None:
         super().__init__(handoff=HandoffSettings(mode, timeout_ms), **settings)
@@ -76,14 +78,14 @@ def given(*partitions: int) -> bytes:
 
 
 def again(scene: Scene, *members: tuple[str, Protocols]) -> None:
-    """The next generation of the members on connections a, b, …"""
+    """Run the next generation of the members on connections a, b, …"""
     for connection, (member_id, offer) in zip("abc", members, strict=False):
         scene.join(connection, member_id, offer=offer)
     assert scene.state is GroupState.COMPLETING_REBALANCE
 
 
 def assigned(scene: Scene, shares: dict[str, bytes]) -> dict[str, Asked]:
-    """All sync, followers first; the first of `shares` is the member of connection a, and so on."""
+    """Let all members sync, followers first. The first of `shares` is for the member of connection a, and so on."""
     asked: dict[str, Asked] = {}
     for connection, member_id in reversed(list(zip("abc", shares, strict=False))):
         asked[member_id] = scene.sync(connection, member_id, shares if member_id == scene.group.leader_id else None)
@@ -91,7 +93,7 @@ def assigned(scene: Scene, shares: dict[str, bytes]) -> dict[str, Asked]:
 
 
 def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
-    """The leader gives b what a still claims."""
+    """The leader assigns b what a still claims."""
     a, b = scene.completing("a", "b", offer=owning())
     assigned(scene, {a: given(0, 1, 2), b: given()})
     again(scene, (a, owning(0, 1, 2)), (b, owning()))
@@ -99,7 +101,7 @@ def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
 
 
 def moved(scene: Handing, name: str = EAGER) -> tuple[str, str, dict[str, Asked]]:
-    """Everyone keeps the rule: partition 2 of a is b's once a has let go of it."""
+    """All members follow the rule: partition 2 of a becomes b's after a has released it."""
     a, b = scene.completing("a", "b", offer=owning(name=name))
     assigned(scene, {a: given(0, 1, 2), b: given()})
     if name == STICKY:
@@ -114,7 +116,7 @@ def moved(scene: Handing, name: str = EAGER) -> tuple[str, str, dict[str, Asked]
 # --- acknowledgement --------------------------------------------------------------------------------------------------
 
 
-def test_a_target_is_held_until_the_source_lets_go() -> None:
+def test_target_is_held_until_the_source_releases() -> None:
     scene = Handing()
     a, b, asked = rude(scene)
     assert asked[a].sync.assignment == given(0, 1), "the source is answered at once"
@@ -130,7 +132,7 @@ def test_a_target_is_held_until_the_source_lets_go() -> None:
 
 
 @pytest.mark.parametrize("name", [EAGER, STICKY])
-def test_who_keeps_the_rule_waits_for_nothing(name: str) -> None:
+def test_cooperative_group_is_not_held(name: str) -> None:
     scene = Handing()
     _, b, asked = moved(scene, name)
     assert asked[b].sync.assignment == given(2)
@@ -138,7 +140,7 @@ def test_who_keeps_the_rule_waits_for_nothing(name: str) -> None:
     assert not scene.group.handoffs
 
 
-def test_off_holds_nobody() -> None:
+def test_mode_off_holds_no_member() -> None:
     scene = Handing(HandoffMode.OFF)
     _, b, asked = rude(scene)
     assert asked[b].sync.assignment == given(2)
@@ -158,7 +160,7 @@ def test_a_sync_is_held_for_half_a_session_and_ten_seconds_at_most() -> None:
     assert scene.sync("b", b).sync.assignment == given(2), "who asks again is not held again"
 
 
-def test_the_time_is_over_at_last() -> None:
+def test_wait_ends_after_its_time() -> None:
     scene = Handing()
     a, b, _ = rude(scene)
     for _ in range(8):
@@ -189,7 +191,7 @@ def test_the_time_counts_from_the_first_generation() -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_nobody_waits_for_who_is_gone(leaves: bool) -> None:
+def test_target_does_not_wait_for_a_departed_source(leaves: bool) -> None:
     scene = Handing()
     a, b, asked = rude(scene)
     if leaves:
@@ -225,7 +227,7 @@ def test_a_held_connection_that_closes_leaves_a_member_with_a_session() -> None:
     assert not scene.group.members[MemberId(b)].parked_sync
 
 
-def test_a_member_that_is_awaited_is_not_held() -> None:
+def test_source_of_another_wait_is_not_held() -> None:
     scene = Handing()
     a, b = scene.completing("a", "b", offer=owning())
     assigned(scene, {a: given(0, 1), b: given(2, 3)})
@@ -236,8 +238,8 @@ def test_a_member_that_is_awaited_is_not_held() -> None:
     assert awaited_by(scene.group, "b", "", "") == {("t", 0)}
 
 
-def test_a_static_member_that_is_away_is_waited_for() -> None:
-    """Also in an eager group: it has not joined again, so it has not let go."""
+def test_target_waits_for_an_absent_static_source() -> None:
+    """This applies to an eager group, too: the member has not joined again, so it has not released its partitions."""
     scene = Handing()
     a, b = scene.completing("a", "b", instances={"b": "i"}, offer=owning(name=EAGER))
     scene.sync("b", b, instance="i")
@@ -260,7 +262,7 @@ def test_a_static_member_that_is_away_is_waited_for() -> None:
     assert scene.reasons == [HandoffEnd.ACKNOWLEDGED]
 
 
-def test_what_cannot_be_read_is_passed_by() -> None:
+def test_unreadable_assignment_is_not_held() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b = scene.completing("a", "b", offer=((STICKY, b"?"),))
     assigned(scene, {a: b"for a", b: b"for b"})
@@ -269,7 +271,7 @@ def test_what_cannot_be_read_is_passed_by() -> None:
     assert [asked[each].error for each in (a, b)] == [NONE, NONE]
 
 
-def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
+def test_no_member_waits_for_a_deleted_topic() -> None:
     scene = Handing()
     _, b, asked = rude(scene)
     topic = ClusterTopic(UUID(int=1), "t", 3)
@@ -284,7 +286,7 @@ def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
 
 
 def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_older_release: bool = False) -> Handing:
-    """The group as another node reads it, whose clock is that far ahead, or nobody knows how far."""
+    """Return the group as another node reads it, whose clock is that far ahead, or unknown if None."""
     rows: dict[MemberId, Document] = {}
     for key in scene.group.members:
         row = stored_member(scene.group, key)
@@ -310,7 +312,7 @@ def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_olde
         pytest.param(-3_000, TIMEOUT_MS, id="clocks that say that it begins in the future"),
     ],
 )
-def test_a_coordinator_that_takes_over_knows_since_when(lead_ms: int, after_ms: int, left_ms: int) -> None:
+def test_new_coordinator_knows_when_the_wait_began(lead_ms: int, after_ms: int, left_ms: int) -> None:
     scene = Handing()
     rude(scene)
     successor = taken_over(scene, after_ms, lead_ms)
@@ -321,7 +323,7 @@ def test_a_coordinator_that_takes_over_knows_since_when(lead_ms: int, after_ms: 
     assert again.group.handoffs[0].since_ms == again.now_ms - max(after_ms, 0) - 1_000, "and so does the next one"
 
 
-def test_what_an_older_release_stored_says_not_since_when() -> None:
+def test_wait_stored_by_an_older_release_begins_at_the_restore() -> None:
     scene = Handing()
     rude(scene)
     successor = taken_over(scene, 5_000, None, by_an_older_release=True)
@@ -329,7 +331,7 @@ def test_what_an_older_release_stored_says_not_since_when() -> None:
     assert (handoff.since_ms, handoff.deadline_ms) == (successor.now_ms, successor.now_ms + TIMEOUT_MS)
 
 
-def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
+def test_new_coordinator_continues_the_wait() -> None:
     scene = Handing()
     a, b, _ = rude(scene)
     successor = taken_over(scene, 0, None)
@@ -363,7 +365,7 @@ def test_a_target_is_held_until_the_source_has_committed_what_it_was_served(name
 
 
 @pytest.mark.parametrize("name", [EAGER, STICKY])
-def test_a_target_is_not_held_for_what_its_source_does_not_work_on(name: str) -> None:
+def test_target_does_not_wait_for_partitions_its_source_does_not_process(name: str) -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene, name)
     scene.drained(a, 2, mark=10, committed=4)
@@ -373,7 +375,7 @@ def test_a_target_is_not_held_for_what_its_source_does_not_work_on(name: str) ->
     assert scene.reasons == [HandoffEnd.PROCESSED]
 
 
-def test_it_is_known_since_when_a_source_was_to_revoke() -> None:
+def test_begin_of_the_revocation_is_known() -> None:
     scene = Handing(HandoffMode.DRAIN)
     moved(scene, STICKY)
     assigned_ms = scene.now_ms
@@ -384,7 +386,7 @@ def test_it_is_known_since_when_a_source_was_to_revoke() -> None:
     assert [each.asked_by_rebalance for each in draining(scene.group)] == [True]
 
 
-def test_a_commit_of_the_generation_just_ended_stands_while_a_target_waits_for_it() -> None:
+def test_commit_of_the_last_generation_counts_while_a_target_waits() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, _ = moved(scene)
     generation = scene.group.generation_id
@@ -397,7 +399,7 @@ def test_a_commit_of_the_generation_just_ended_stands_while_a_target_waits_for_i
     assert scene.commit("a", a, generation=generation - 1).error is ErrorCode.ILLEGAL_GENERATION
 
 
-def test_a_commit_of_the_generation_just_ended_is_refused_once_the_time_is_over() -> None:
+def test_commit_of_the_last_generation_is_refused_after_the_wait() -> None:
     scene = Handing(HandoffMode.DRAIN, timeout_ms=HOLD_MS)
     a, _, _ = moved(scene)
     scene.advance(HOLD_MS)
@@ -407,7 +409,7 @@ def test_a_commit_of_the_generation_just_ended_is_refused_once_the_time_is_over(
 
 
 def test_a_mark_never_falls() -> None:
-    """A source that asks from an earlier offset, or says that it does, has not done more."""
+    """A source that fetches from an earlier offset, or reports one, has not processed more."""
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene)
     scene.drained(a, 2, mark=10, committed=4)
@@ -417,7 +419,7 @@ def test_a_mark_never_falls() -> None:
     assert asked[b].parked
 
 
-def test_what_was_never_served_is_not_waited_for() -> None:
+def test_target_does_not_wait_for_records_never_served() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene)
     scene.drained(a, 2, mark=None, committed=-1)
@@ -425,7 +427,7 @@ def test_what_was_never_served_is_not_waited_for() -> None:
     assert scene.reasons == [HandoffEnd.NEVER_FETCHED]
 
 
-def test_news_of_another_source_are_none() -> None:
+def test_report_of_another_source_is_ignored() -> None:
     scene = Handing(HandoffMode.DRAIN)
     _, b, asked = moved(scene)
     before = scene.group
@@ -447,7 +449,7 @@ def test_members_that_swap_partitions_do_not_wait_for_each_other() -> None:
     assert awaited_by(scene.group, "b", "", "") == {("t", 0)}
 
 
-def test_what_is_not_drained_when_a_rebalance_comes_is_still_to_be_drained() -> None:
+def test_pending_drain_survives_a_rebalance() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene)
     again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
@@ -459,7 +461,7 @@ def test_what_is_not_drained_when_a_rebalance_comes_is_still_to_be_drained() -> 
     assert scene.reasons == [HandoffEnd.SUPERSEDED, HandoffEnd.DRAINED]
 
 
-def test_what_goes_back_to_its_source_is_awaited_by_nobody() -> None:
+def test_no_member_waits_for_a_partition_that_returns_to_its_source() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, _ = moved(scene)
     again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
@@ -468,7 +470,7 @@ def test_what_goes_back_to_its_source_is_awaited_by_nobody() -> None:
     assert not scene.group.handoffs
 
 
-def test_a_client_that_cannot_be_told_to_ask_again_goes_on() -> None:
+def test_client_without_stable_fetch_is_not_held() -> None:
     scene = Handing(HandoffMode.DRAIN)
     _, b, _ = moved(scene)
     scene.advance(HOLD_MS)
@@ -477,10 +479,10 @@ def test_a_client_that_cannot_be_told_to_ask_again_goes_on() -> None:
     assert not awaited_by(scene.group, "b", "", "")
 
 
-# --- who asks for offsets ---------------------------------------------------------------------------------------------
+# --- members that fetch offsets ---------------------------------------------------------------------------------------
 
 
-def test_only_the_target_is_told_to_ask_again() -> None:
+def test_only_the_targets_offset_fetch_is_unstable() -> None:
     scene = Handing(HandoffMode.DRAIN)
     moved(scene)
     assert awaited_by(scene.group, "b", "client", "/127.0.0.1") == {("t", 2)}

@@ -19,7 +19,7 @@ FULL = ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 def test_a_named_member_cannot_join_a_missing_group() -> None:
-    """1: and the group is not created by trying."""
+    """Scenario 1: and the group is not created by trying."""
     scene = Scene()
     before = scene.group
     asked = scene.join("c", "ghost")
@@ -29,7 +29,7 @@ def test_a_named_member_cannot_join_a_missing_group() -> None:
 
 
 def test_an_unknown_member_leaves_a_live_group_alone() -> None:
-    """2."""
+    """Scenario 2."""
     scene = Scene()
     scene.stable("a", "b")
     before = scene.group
@@ -39,7 +39,7 @@ def test_an_unknown_member_leaves_a_live_group_alone() -> None:
 
 @pytest.mark.parametrize("member_id", ["", "m"])
 def test_a_dead_group_sends_joiners_away(member_id: str) -> None:
-    """3."""
+    """Scenario 3."""
     scene = Scene(Group("g", GroupState.DEAD, exists=True))
     assert scene.join("c", member_id).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -48,8 +48,8 @@ NOTHING_OFFERED = [("", RANGE), ("consumer", ()), ("consumer", protocols(""))]
 
 
 @pytest.mark.parametrize(("protocol_type", "offer"), NOTHING_OFFERED, ids=["no type", "no protocols", "nameless"])
-def test_who_offers_nothing_cannot_join_a_missing_group(protocol_type: str, offer: Protocols) -> None:
-    """4: a blank id comes back, and nothing is created."""
+def test_join_without_protocols_to_a_missing_group_is_refused(protocol_type: str, offer: Protocols) -> None:
+    """Scenario 4: a blank id comes back, and nothing is created."""
     scene = Scene()
     before = scene.group
     asked = scene.join("c", protocol_type=protocol_type, offer=offer)
@@ -58,8 +58,8 @@ def test_who_offers_nothing_cannot_join_a_missing_group(protocol_type: str, offe
 
 
 @pytest.mark.parametrize(("protocol_type", "offer"), [*NOTHING_OFFERED, ("connect", RANGE)])
-def test_an_offer_the_members_cannot_speak_is_refused(protocol_type: str, offer: Protocols) -> None:
-    """4, in a live group."""
+def test_join_without_a_common_protocol_is_refused(protocol_type: str, offer: Protocols) -> None:
+    """Scenario 4, in a live group."""
     scene = Scene()
     scene.stable("a")
     before = scene.group
@@ -69,7 +69,7 @@ def test_an_offer_the_members_cannot_speak_is_refused(protocol_type: str, offer:
 
 
 def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> None:
-    """5."""
+    """Scenario 5."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.join("b", offer=protocols("sticky")).error is INCONSISTENT
@@ -79,7 +79,7 @@ def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> Non
 
 
 def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
-    """6: the handler writes what the version has."""
+    """Scenario 6: the handler writes what the version has."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.join("a", a).join.protocol_type == "consumer"
@@ -89,7 +89,7 @@ def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
 
 
 def test_max_size_admits_n_of_n_plus_one_two_step_joins() -> None:
-    """7: whoever is turned away loses the id it was given, so it holds up nobody."""
+    """Scenario 7: a refused member loses the id it was given, so it delays no other member."""
     scene = Scene(delay_ms=3000, group_max_size=2)
     ids = [scene.join(c, version=4).join.member_id for c in "abc"]
     joins = [scene.join(c, member_id, version=4) for c, member_id in zip("abc", ids, strict=True)]
@@ -101,7 +101,7 @@ def test_max_size_admits_n_of_n_plus_one_two_step_joins() -> None:
 
 
 def test_max_size_admits_n_of_n_plus_one_direct_joins() -> None:
-    """8."""
+    """Scenario 8."""
     scene = Scene(delay_ms=3000, group_max_size=2)
     joins = [scene.join(c, version=3) for c in "abc"]
     scene.advance(7_000)
@@ -110,7 +110,7 @@ def test_max_size_admits_n_of_n_plus_one_direct_joins() -> None:
 
 
 def test_max_size_counts_a_returning_static_member_once() -> None:
-    """9."""
+    """Scenario 9."""
     scene = Scene(group_max_size=2)
     instances = {"a": "ia", "b": "ib"}
     scene.stable("a", "b", instances=instances)
@@ -119,7 +119,7 @@ def test_max_size_counts_a_returning_static_member_once() -> None:
 
 
 def test_all_incumbents_may_rejoin_a_full_group() -> None:
-    """10: and a newcomer is turned away while they do."""
+    """Scenario 10: and a newcomer is turned away while they do."""
     scene = Scene(group_max_size=3)
     a, b, c = scene.stable("a", "b", "c")
     held = [scene.join("a", a), scene.join("b", b)]
@@ -130,8 +130,8 @@ def test_all_incumbents_may_rejoin_a_full_group() -> None:
     assert scene.join("d").error is FULL
 
 
-def test_the_last_to_rejoin_are_put_out_after_max_size_was_lowered() -> None:
-    """11."""
+def test_last_members_to_rejoin_are_removed_after_max_size_is_lowered() -> None:
+    """Scenario 11."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.settings = Scene(group_max_size=2).settings
@@ -141,7 +141,7 @@ def test_the_last_to_rejoin_are_put_out_after_max_size_was_lowered() -> None:
 
 
 def test_a_new_member_is_not_held_for_ever() -> None:
-    """13: its first join is answered 25 after five minutes."""
+    """Scenario 13: its first join is answered 25 after five minutes."""
     scene = Scene()
     scene.stable("a", "b")
     held = scene.join("c", rebalance_ms=1_000_000, session_ms=6_000)
@@ -155,7 +155,7 @@ def test_a_new_member_is_not_held_for_ever() -> None:
 
 
 def test_a_new_member_has_its_own_session_once_it_is_answered() -> None:
-    """14."""
+    """Scenario 14."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.group.session_deadlines[scene.member(a).member_id] == scene.now_ms + SESSION_MS
@@ -167,7 +167,7 @@ def test_a_new_member_has_its_own_session_once_it_is_answered() -> None:
 
 
 def test_a_static_member_joins_at_once() -> None:
-    """15: no MEMBER_ID_REQUIRED; the id comes from the instance."""
+    """Scenario 15: no MEMBER_ID_REQUIRED; the id comes from the instance."""
     scene = Scene()
     asked = scene.join("a", instance="ia", version=9)
     assert asked.error is NONE
@@ -176,7 +176,7 @@ def test_a_static_member_joins_at_once() -> None:
 
 
 def test_a_pending_id_with_an_instance_is_rejected() -> None:
-    """16."""
+    """Scenario 16."""
     scene = Scene()
     pending = scene.join("a", version=5).join.member_id
     before = scene.group
@@ -185,7 +185,7 @@ def test_a_pending_id_with_an_instance_is_rejected() -> None:
 
 
 def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> None:
-    """17, 18: a step that is not stored has changed nothing; the stored group has no assignments yet."""
+    """Scenarios 17 and 18: a step that is not stored has changed nothing; the stored group has no assignments yet."""
     scene = Scene()
     asked = scene.join("a")
     assert asked.error is NONE
@@ -196,7 +196,7 @@ def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> Non
 
 @pytest.mark.parametrize("state", ["completing", "stable"])
 def test_changed_metadata_rebalances(state: str) -> None:
-    """19."""
+    """Scenario 19."""
     scene = Scene()
     _, b = getattr(scene, state)("a", "b")
     assert scene.join("b", b, offer=protocols("range", topics=("t", "u"))).parked
@@ -204,7 +204,7 @@ def test_changed_metadata_rebalances(state: str) -> None:
 
 
 def test_a_leader_that_rejoins_unchanged_rebalances_a_stable_group() -> None:
-    """20, 22."""
+    """Scenarios 20 and 22."""
     scene = Scene()
     a, _ = scene.stable("a", "b")
     assert scene.join("a", a).parked
@@ -212,7 +212,7 @@ def test_a_leader_that_rejoins_unchanged_rebalances_a_stable_group() -> None:
 
 
 def test_a_follower_that_rejoins_unchanged_is_answered_at_once() -> None:
-    """21: same generation, no members."""
+    """Scenario 21: same generation, no members."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     asked = scene.join("b", b)
@@ -221,8 +221,8 @@ def test_a_follower_that_rejoins_unchanged_is_answered_at_once() -> None:
     assert scene.state is GroupState.STABLE
 
 
-def test_a_leader_that_missed_its_answer_is_told_the_members_again() -> None:
-    """21, in CompletingRebalance."""
+def test_leader_that_rejoins_receives_the_members_again() -> None:
+    """Scenario 21, in CompletingRebalance."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     asked = scene.join("a", a)
@@ -231,7 +231,7 @@ def test_a_leader_that_missed_its_answer_is_told_the_members_again() -> None:
 
 
 def test_a_member_of_an_emptied_group_is_unknown() -> None:
-    """23."""
+    """Scenario 23."""
     scene = Scene()
     (a,) = scene.stable("a")
     scene.leave("a", a)

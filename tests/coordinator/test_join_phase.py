@@ -19,7 +19,7 @@ STABLE = GroupState.STABLE
 
 
 def test_the_first_join_of_an_empty_group_waits_out_the_initial_delay() -> None:
-    """25."""
+    """Scenario 25."""
     scene = Scene(delay_ms=3000)
     held = scene.join("a")
     scene.advance(2_999)
@@ -29,7 +29,7 @@ def test_the_first_join_of_an_empty_group_waits_out_the_initial_delay() -> None:
 
 
 def test_each_newcomer_prolongs_the_initial_delay_by_one_delay() -> None:
-    """26."""
+    """Scenario 26."""
     scene = Scene(delay_ms=3000)
     first = scene.join("a")
     scene.advance(2_000)
@@ -45,7 +45,7 @@ def test_each_newcomer_prolongs_the_initial_delay_by_one_delay() -> None:
 
 
 def test_prolonging_ends_with_the_rebalance_timeout() -> None:
-    """27."""
+    """Scenario 27."""
     scene = Scene(delay_ms=3000)
     first = scene.join("a", rebalance_ms=7_000)
     for at in range(6):
@@ -59,8 +59,8 @@ def test_prolonging_ends_with_the_rebalance_timeout() -> None:
     assert len(first.join.members) == 8
 
 
-def test_a_pending_member_holds_up_a_later_rebalance_until_it_joins() -> None:
-    """28."""
+def test_pending_member_delays_a_later_rebalance_until_it_joins() -> None:
+    """Scenario 28."""
     scene = Scene()
     (a,) = scene.stable("a")
     pending = scene.join("b", version=4).join.member_id
@@ -71,8 +71,8 @@ def test_a_pending_member_holds_up_a_later_rebalance_until_it_joins() -> None:
     assert len(held.join.members) == 2
 
 
-def test_a_pending_member_holds_up_a_later_rebalance_until_it_expires() -> None:
-    """28, 33, 36."""
+def test_pending_member_delays_a_later_rebalance_until_it_expires() -> None:
+    """Scenarios 28, 33 and 36."""
     scene = Scene()
     (a,) = scene.stable("a")
     scene.join("b", version=4, session_ms=6_000)
@@ -84,7 +84,7 @@ def test_a_pending_member_holds_up_a_later_rebalance_until_it_expires() -> None:
     assert not scene.group.pending
 
 
-def test_a_pending_member_does_not_hold_up_the_initial_delay() -> None:
+def test_pending_member_does_not_prolong_the_initial_delay() -> None:
     scene = Scene(delay_ms=3000)
     held = scene.join("a")
     pending = scene.join("b", version=4).join.member_id
@@ -94,7 +94,7 @@ def test_a_pending_member_does_not_hold_up_the_initial_delay() -> None:
 
 
 def test_a_laggard_is_removed_and_starts_a_new_generation_later() -> None:
-    """29, 30."""
+    """Scenarios 29 and 30."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -109,7 +109,7 @@ def test_a_laggard_is_removed_and_starts_a_new_generation_later() -> None:
 
 
 def test_a_tick_on_an_empty_group_does_nothing() -> None:
-    """31: nor does one that comes early, late or twice."""
+    """Scenario 31: nor does one that comes early, late or twice."""
     scene = Scene()
     (a,) = scene.stable("a")
     before = scene.group
@@ -124,7 +124,7 @@ def test_a_tick_on_an_empty_group_does_nothing() -> None:
 
 
 def test_a_join_phase_of_absent_static_members_goes_on_until_they_expire() -> None:
-    """32: dynamic laggards go, static ones stay, and as nobody is there to lead the phase begins again."""
+    """Scenario 32: dynamic laggards are removed and static ones stay. Without a leader the phase begins again."""
     scene = Scene()
     instances = {"a": "ia", "b": "ib"}
     _, _, c = scene.stable("a", "b", "c", instances=instances)
@@ -143,7 +143,7 @@ def test_a_join_phase_of_absent_static_members_goes_on_until_they_expire() -> No
 
 
 def test_the_generation_rises_by_one_with_each_rebalance() -> None:
-    """34: and only when the join phase ends."""
+    """Scenario 34: and only when the join phase ends."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     before = scene.generation
@@ -154,7 +154,7 @@ def test_the_generation_rises_by_one_with_each_rebalance() -> None:
 
 
 def test_a_silent_member_is_removed_exactly_at_its_session_timeout() -> None:
-    """35."""
+    """Scenario 35."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.advance(SESSION_MS - 1)
@@ -166,7 +166,7 @@ def test_a_silent_member_is_removed_exactly_at_its_session_timeout() -> None:
 
 
 def test_heartbeats_keep_a_session() -> None:
-    """35."""
+    """Scenario 35."""
     scene = Scene()
     (a,) = scene.stable("a")
     for _ in range(10):
@@ -176,7 +176,7 @@ def test_heartbeats_keep_a_session() -> None:
 
 
 def test_a_session_that_ends_while_the_join_is_held_counts_as_alive() -> None:
-    """35: the others may take their whole rebalance timeout."""
+    """Scenario 35: the others may take their whole rebalance timeout."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -190,8 +190,8 @@ def test_a_session_that_ends_while_the_join_is_held_counts_as_alive() -> None:
     assert scene.group.session_deadlines[scene.member(a).member_id] == scene.now_ms + SESSION_MS
 
 
-def test_a_member_that_expires_in_the_join_phase_no_longer_holds_it_up() -> None:
-    """35, 36."""
+def test_expired_member_no_longer_delays_the_join_phase() -> None:
+    """Scenarios 35 and 36."""
     scene = Scene()
     a, _ = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -200,7 +200,7 @@ def test_a_member_that_expires_in_the_join_phase_no_longer_holds_it_up() -> None
 
 
 def test_a_late_tick_does_what_is_due_in_order() -> None:
-    """Pending ids, then members, then the phase: one generation comes of it, and nobody held is lost."""
+    """Pending ids, then members, then the phase: one generation follows, and no held request is lost."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.join("p", version=4)
@@ -262,7 +262,7 @@ def test_the_leader_sees_the_metadata_of_the_chosen_protocol() -> None:
 
 
 def test_a_leader_that_rejoins_stays_leader_and_one_that_does_not_is_replaced() -> None:
-    """75."""
+    """Scenario 75."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.join("c", c, offer=protocols("range", topics=("u",)))

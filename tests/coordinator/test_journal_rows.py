@@ -1,4 +1,4 @@
-"""What the journal says of a classic group's rebalances, by steps."""
+"""Journal rows of a classic group's rebalances, by steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Journaled(Scene):
 
 
 def rebalanced(scene: Journaled, after_ms: int) -> str:
-    """A third member joins two; the second comes back so much later than the others. Returns the second's id."""
+    """Let a third member join two; the second rejoins that much later than the others. Return the second's id."""
     a, b = scene.stable("a", "b")
     scene.rows.clear()
     scene.join("c")
@@ -73,7 +73,7 @@ def test_a_rebalance_that_took_long_names_the_member_that_joined_last() -> None:
     assert scene.generations() == [(b, LONG_REBALANCE_MS)]
 
 
-def test_what_the_guard_withholds_is_a_row() -> None:
+def test_partitions_withheld_by_the_guard_are_a_journal_row() -> None:
     scene = Journaled(group_cooperative_guard=True)
     a, b = scene.completing("a", "b", offer=claiming())
     scene.sync("b", b)
@@ -87,7 +87,7 @@ def test_what_the_guard_withholds_is_a_row() -> None:
     assert row.detail == f"withheld from {b} (t-1)"
 
 
-def test_a_short_rebalance_names_nobody() -> None:
+def test_short_rebalance_names_no_member() -> None:
     scene = Journaled()
     rebalanced(scene, LONG_REBALANCE_MS - 1)
     assert scene.generations() == [(None, None)]

@@ -1,4 +1,4 @@
-"""Several machines over one kind of id: who plays which event, and how an id changes its machine."""
+"""Several machines over one kind of id: which machine handles an event, and how an id changes its machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counting:
     durable: frozenset[type[Fact]] = field(default_factory=frozenset[type[Fact]])
 
     def takes(self, group: Counter, event: Any) -> bool:
-        """Beats, once it has counted to ten."""
+        """Accept heartbeats once it has counted to ten."""
         return isinstance(event, Heartbeat) and group.count >= 10
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted | None:
@@ -80,7 +80,7 @@ def beat() -> Heartbeat:
     return Heartbeat(RequestId(1), ConnectionId("c"), MemberId("m"), None, 0)
 
 
-def test_an_unused_id_is_the_first_machines() -> None:
+def test_unused_id_belongs_to_the_first_machine() -> None:
     assert MACHINES.missing("g") == Group("g")
 
 
@@ -94,7 +94,7 @@ def test_a_request_of_another_machine_takes_the_group_over_and_is_stored_first()
     assert step(taken.group, count()).group == Counter("g", 4)
 
 
-def test_a_refused_request_takes_nothing_over() -> None:
+def test_refused_request_does_not_change_the_machine() -> None:
     group = Group("g", exists=True)
     taken = step(group, count(0))
     assert taken.group is group
@@ -111,13 +111,13 @@ def test_a_group_that_cannot_be_taken_over_stays_and_the_request_is_refused_in_i
     assert refused.replies == ((RequestId(1), HeartbeatReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)),)
 
 
-def test_a_machine_may_take_another_ones_request_itself() -> None:
+def test_machine_may_answer_another_machines_request() -> None:
     counter = Counter("g", 10)
     taken = step(counter, beat())
     assert taken.group is counter
     assert taken.replies == ((RequestId(1), HeartbeatReply(ErrorCode.NONE)),)
 
 
-def test_what_nobody_asked_for_goes_to_the_groups_own_machine() -> None:
+def test_event_without_a_request_goes_to_the_groups_machine() -> None:
     counter = Counter("g")
     assert step(counter, Tick()).group is counter

@@ -1,4 +1,6 @@
-"""What the observer says of consumers and their leaders, and what the guard withholds: every row of its table."""
+"""Violations that the observer reports of consumers and leaders, and partitions that the guard withholds: every row of
+its table.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,16 @@ CLUSTER = Cluster({"t": TOPIC}, {TOPIC.topic_id: TOPIC})
 
 
 class Watched(Scene):
-    """A scene that knows a topic `t` of three partitions, and keeps what the observer has said."""
+    """A scene that knows a topic `t` of three partitions, and keeps the observer's reports."""
 
     def __init__(self, *, group_cooperative_guard: bool = False) -> None:
-        """The observer by itself: nobody is held for what it sees."""
+        """Without holds, so that the observer is tested by itself."""
         super().__init__(group_cooperative_guard=group_cooperative_guard, handoff=HandoffSettings(HandoffMode.OFF))
         self.seen: list[ProtocolViolated] = []
         self.withheld: list[PartitionsWithheld] = []
 
     def send_silent(self, event: Event) -> Step:
-        # The scene's own checks need no cluster; what the machine does with one is looked at beside them.
+        # The scene's own checks need no cluster; the machine's step with a cluster is checked beside them.
         with_cluster = CLASSIC.step(self.group, event, CLUSTER, self.now_ms, self.settings)
         taken = super().send_silent(event)
         assert with_cluster.replies == taken.replies
@@ -82,7 +84,7 @@ def partitions_of(asked: Asked) -> set[int]:
 
 
 def two(scene: Watched, first: Protocols | None = None, second: Protocols | None = None) -> tuple[str, str]:
-    """Members a (leads) and b in a generation that awaits its assignments."""
+    """Return members a (leads) and b in a generation that waits for its assignments."""
     a, b = scene.completing("a", "b", offer=claiming())
     if first is None and second is None:
         return a, b
@@ -93,13 +95,13 @@ def two(scene: Watched, first: Protocols | None = None, second: Protocols | None
 
 
 def again(scene: Watched, *members: tuple[str, Protocols]) -> None:
-    """The next generation of the members a, b, … of the scene."""
+    """Run the next generation of the members a, b, … of the scene."""
     for connection, (member_id, offer) in zip("abc", members, strict=False):
         scene.join(connection, member_id, offer=offer)
     assert scene.state is GroupState.COMPLETING_REBALANCE
 
 
-def test_a_well_behaved_group_is_not_mentioned() -> None:
+def test_correct_group_has_no_reports() -> None:
     scene = Watched()
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming(generation=2))
     scene.sync("b", b)
@@ -110,14 +112,14 @@ def test_a_well_behaved_group_is_not_mentioned() -> None:
     assert not scene.seen
 
 
-def test_partitions_claimed_twice_at_one_generation() -> None:
+def test_partition_claimed_twice_in_one_generation_is_reported() -> None:
     scene = Watched()
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming(2, generation=2))
     fact = scene.only(Violation.DOUBLE_CLAIM)
     assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
 
 
-def test_a_newer_claim_stands_alone() -> None:
+def test_older_claim_is_no_double_claim() -> None:
     scene = Watched()
     two(scene, claiming(0, 1, 2, generation=2), claiming(2, generation=1))
     assert Violation.DOUBLE_CLAIM not in scene.kinds
@@ -130,14 +132,14 @@ def test_a_claim_from_before_the_last_assignment_is_stale() -> None:
     assert (fact.members, fact.partition_count) == ((a,), 3)
 
 
-def test_a_claim_of_what_was_not_delivered() -> None:
+def test_claim_of_undelivered_partitions_is_reported() -> None:
     scene = Watched()
     _, b = two(scene, claiming(0, 1, 2, generation=2), claiming(1, generation=-1, version=1))
     fact = scene.only(Violation.UNDELIVERED_CLAIM)
     assert (fact.members, fact.partitions) == ((b,), (("t", 1),))
 
 
-def test_delivered_partitions_that_are_not_claimed() -> None:
+def test_delivered_partitions_without_a_claim_are_reported() -> None:
     scene = Watched()
     a, b = scene.completing("a", "b", offer=claiming())
     scene.sync("b", b)
@@ -147,8 +149,8 @@ def test_delivered_partitions_that_are_not_claimed() -> None:
     assert (fact.members, fact.partitions) == ((a,), (("t", 1), ("t", 2)))
 
 
-def test_a_member_that_takes_nothing_is_named() -> None:
-    """What a callback that calls assign in the place of incremental_assign looks like from here."""
+def test_member_that_claims_nothing_is_named() -> None:
+    """A callback that calls assign instead of incremental_assign looks like this to the coordinator."""
     scene = Watched()
     a, b = scene.completing("a", "b", offer=claiming())
     scene.sync("b", b)
@@ -158,7 +160,9 @@ def test_a_member_that_takes_nothing_is_named() -> None:
 
 
 def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() -> None:
-    """KIP-429: Java's consumer with both revokes everything before it joins, whatever was chosen."""
+    """KIP-429: Java's consumer with both protocols revokes everything before it joins, whether or not the eager one was
+    chosen.
+    """
     scene = Watched()
     both = (*claiming(), *claiming(name="range"))
     a, b = scene.completing("a", "b", offer=both)
@@ -171,7 +175,7 @@ def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() ->
 
 
 def test_a_member_that_lost_everything_is_not_blamed() -> None:
-    """It names no generation: it was told that it is no member any more, and starts from nothing."""
+    """The member names no generation: it learnt that it was removed, and starts from nothing."""
     scene = Watched()
     two(scene, claiming(generation=-1), claiming())
     assert Violation.NOTHING_TAKEN not in scene.kinds
@@ -186,7 +190,7 @@ def test_partitions_of_a_topic_it_reads_no_more_need_not_be_claimed() -> None:
     assert not scene.seen
 
 
-def test_a_leader_that_moves_what_is_claimed() -> None:
+def test_leader_that_moves_claimed_partitions_is_reported() -> None:
     scene = Watched()
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     held = scene.sync("b", b)
@@ -204,7 +208,7 @@ def test_an_eager_group_may_move_what_was_claimed() -> None:
     assert Violation.MOVED_WHILE_CLAIMED not in scene.kinds
 
 
-def test_a_partition_given_to_two() -> None:
+def test_partition_assigned_twice_is_reported() -> None:
     scene = Watched()
     a, b = two(scene)
     scene.sync("b", b)
@@ -213,7 +217,7 @@ def test_a_partition_given_to_two() -> None:
     assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
 
 
-def test_assignments_to_strangers_of_foreign_topics_and_of_no_partition() -> None:
+def test_assignments_of_unknown_members_topics_or_partitions_are_reported() -> None:
     scene = Watched()
     a, b = two(scene)
     scene.sync("b", b)
@@ -223,7 +227,7 @@ def test_assignments_to_strangers_of_foreign_topics_and_of_no_partition() -> Non
     assert scene.only(Violation.UNKNOWN_MEMBER).members == ("stranger",)
 
 
-def test_a_partition_that_stays_nobodys() -> None:
+def test_partition_without_an_owner_is_reported() -> None:
     scene = Watched()
     (a,) = scene.completing("a", offer=claiming())
     for generation in range(1, ORPHANED_GENERATIONS + 2):
@@ -234,7 +238,7 @@ def test_a_partition_that_stays_nobodys() -> None:
     assert scene.only(Violation.ORPHANED).partitions == (("t", 2),)
 
 
-def test_half_an_upgrade() -> None:
+def test_half_finished_cooperative_upgrade_is_reported() -> None:
     scene = Watched()
     both = (*claiming(name="range"), *claiming())
     a, b = scene.completing("a", "b", offer=both)
@@ -264,7 +268,7 @@ AS_JAVA_COMES = (*EAGER, *claiming())
         (AS_JAVA_COMES, claiming(), True),
     ],
 )
-def test_who_is_half_way(first: Protocols, second: Protocols, half_way: bool) -> None:
+def test_members_of_a_half_finished_upgrade_are_named(first: Protocols, second: Protocols, half_way: bool) -> None:
     scene = Watched()
     a, b = scene.completing("a", "b", offer=BOTH)
     scene.sync("b", b)
@@ -273,7 +277,7 @@ def test_who_is_half_way(first: Protocols, second: Protocols, half_way: bool) ->
     assert scene.group.watch.half_way is half_way
 
 
-def test_a_static_member_that_comes_back_with_both_is_half_way_without_a_rebalance() -> None:
+def test_returning_static_member_with_both_protocols_is_half_upgraded() -> None:
     scene = Watched()
     a, b = scene.completing("a", "b", instances={"b": "ib"}, offer=EAGER)
     scene.sync("b", b, instance="ib")
@@ -288,7 +292,7 @@ def test_a_static_member_that_comes_back_with_both_is_half_way_without_a_rebalan
 
 
 @pytest.mark.parametrize("pause_ms", [0, CHURN_MS // CHURN_GENERATIONS + 1])
-def test_rebalances_without_a_cause(pause_ms: int) -> None:
+def test_rebalances_without_a_cause_are_reported(pause_ms: int) -> None:
     scene = Watched()
     (a,) = scene.completing("a", offer=claiming())
     for _ in range(CHURN_GENERATIONS):
@@ -298,7 +302,7 @@ def test_rebalances_without_a_cause(pause_ms: int) -> None:
     assert (Violation.CHURN in scene.kinds) is (pause_ms == 0)
 
 
-def test_what_cannot_be_read_is_opaque() -> None:
+def test_unreadable_metadata_is_ignored() -> None:
     scene = Watched(group_cooperative_guard=True)
     a, b = scene.completing("a", "b", offer=((STICKY, b"\x00\x01torn"),))
     assert set(scene.seen[-1].members) == {a, b}
@@ -309,7 +313,7 @@ def test_what_cannot_be_read_is_opaque() -> None:
     assert scene.only(Violation.UNREADABLE_ASSIGNMENT).members == (a,)
 
 
-def test_other_protocol_types_are_nobodys_business() -> None:
+def test_other_protocol_types_are_not_observed() -> None:
     scene = Watched()
     a = scene.join("a", protocol_type="connect", offer=((STICKY, b""),)).join.member_id
     scene.sync("a", a, {a: b"?"})
@@ -344,7 +348,7 @@ def test_the_guard_withholds_what_another_claims() -> None:
 
 
 @pytest.mark.parametrize("guards", [True, False])
-def test_the_guard_is_a_setting_of_the_group_s_own(guards: bool) -> None:
+def test_guard_can_be_set_per_group(guards: bool) -> None:
     scene = Watched(group_cooperative_guard=not guards)
     own = {scene.group.group_id: ConsumerSettings(cooperative_guard=guards)}
     scene.settings = replace(scene.settings, consumer_of=own)
@@ -354,7 +358,7 @@ def test_the_guard_is_a_setting_of_the_group_s_own(guards: bool) -> None:
     assert bool(scene.withheld) is guards
 
 
-def test_a_group_that_does_not_rebalance_after_the_guard_is_made_to() -> None:
+def test_guard_forces_a_rebalance_that_does_not_follow() -> None:
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     scene.sync("b", b)
@@ -371,8 +375,8 @@ def test_a_group_that_does_not_rebalance_after_the_guard_is_made_to() -> None:
     assert scene.group.watch.follow_up_ms is None
 
 
-def test_the_guard_leaves_what_it_need_not_change() -> None:
-    """Also the bytes of a version that this gateway would write otherwise."""
+def test_guard_keeps_assignments_that_need_no_change() -> None:
+    """The bytes stay the same, even in a version that this gateway would write differently."""
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, generation=2), claiming())
     newer = b"\x00\x09" + given(2)[2:] + b"what version 9 adds"
@@ -383,7 +387,7 @@ def test_the_guard_leaves_what_it_need_not_change() -> None:
     assert scene.group.watch.follow_up_ms is None
 
 
-def test_who_left_claims_nothing() -> None:
+def test_departed_member_claims_nothing() -> None:
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(), claiming(0, 1, 2, generation=2))
     scene.leave("b", b)
@@ -401,7 +405,7 @@ def test_a_follower_cannot_assign_past_the_guard() -> None:
     assert partitions_of(held) == set()
 
 
-def test_what_was_delivered_is_known_of_the_members_that_are() -> None:
+def test_delivered_partitions_are_kept_for_current_members_alone() -> None:
     scene = Watched()
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     assert set(scene.group.watch.delivered) == {a, b}
@@ -410,8 +414,8 @@ def test_what_was_delivered_is_known_of_the_members_that_are() -> None:
     assert set(scene.group.watch.delivered) == {MemberId(a)}
 
 
-def test_a_static_member_that_is_away_keeps_what_it_was_delivered() -> None:
-    """It joined before it had anything, so its metadata claims nothing, and the leader believes that."""
+def test_absent_static_member_keeps_its_delivered_partitions() -> None:
+    """It joined before it owned anything, so its metadata claims nothing, and the leader believes that."""
     scene = Watched(group_cooperative_guard=True)
     instances = {"b": "ib"}
     a, b = scene.completing("a", "b", instances=instances, offer=claiming())
@@ -432,8 +436,8 @@ def test_a_static_member_that_is_away_keeps_what_it_was_delivered() -> None:
     assert partitions_of(own) == {0, 1}, "another process has its place, and holds nothing"
 
 
-def test_a_member_that_missed_its_answer_still_holds_what_it_held() -> None:
-    """Its claim is of an older generation than what it was answered with, but it never saw that."""
+def test_member_that_missed_its_answer_keeps_its_partitions() -> None:
+    """Its claim is of an older generation than its last assignment, because it never received that answer."""
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     scene.sync("b", b)

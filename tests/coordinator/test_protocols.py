@@ -43,11 +43,11 @@ def choose(*members: Member) -> str:
         (["RoundRobinAssigner", "RoundRobinAssigner"], "RoundRobinAssigner"),
     ],
 )
-def test_the_vote(offers: list[str], chosen: str) -> None:
+def test_protocol_with_most_votes_is_chosen(offers: list[str], chosen: str) -> None:
     assert choose(*(member(f"m{index}", *offer.split()) for index, offer in enumerate(offers))) == chosen
 
 
-def test_a_tie_goes_to_what_the_leader_prefers() -> None:
+def test_tied_vote_follows_the_leader() -> None:
     one, other = member("one", "range", "roundrobin"), member("other", "roundrobin", "range")
     assert choose(one, other) == "range"
     assert choose(other, one) == "roundrobin"
@@ -76,7 +76,7 @@ def test_a_newcomer_must_share_a_protocol_with_all(offer: str, protocol_type: st
     ("offer", "protocol_type", "fits"),
     [((("x", b""),), "connect", True), ((), "connect", False), ((("x", b""),), "", False), ((("", b""),), "y", False)],
 )
-def test_a_group_without_members_takes_any_type_that_is_one(offer: Protocols, protocol_type: str, fits: bool) -> None:
+def test_empty_group_accepts_any_valid_protocol_type(offer: Protocols, protocol_type: str, fits: bool) -> None:
     assert compatible(group(), protocol_type, offer) is fits
 
 

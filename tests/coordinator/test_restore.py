@@ -23,7 +23,7 @@ def restart(scene: Scene, *, after_ms: int = 7, silent_ms: int | None = None, **
     again.now_ms = scene.now_ms + after_ms
     again.last_id = scene.last_id
     group = scene.group
-    # Rows come back in any order.
+    # Rows are read in any order.
     members = {key: member_row(group, key) for key in reversed(list(group.members))}
     again.group = restore("g", through_json(stored(group)), members, silent_ms, again.now_ms, again.settings)
     assert not broken_invariants(again.group)
@@ -40,7 +40,7 @@ def through_json(group: StoredGroup) -> StoredGroup:
     return dataclasses.replace(group, document=json.loads(json.dumps(group.document)))
 
 
-def test_a_stable_group_goes_on_without_a_rebalance() -> None:
+def test_restored_stable_group_needs_no_rebalance() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b", instances={"a": "ia"})
     again = restart(scene)
@@ -53,7 +53,7 @@ def test_a_stable_group_goes_on_without_a_rebalance() -> None:
 
 
 def test_everyone_has_a_full_session_to_be_heard_again_and_no_grace() -> None:
-    """57."""
+    """Scenario 57."""
     scene = Scene()
     scene.stable("a", "b")
     again = restart(scene)
@@ -65,7 +65,7 @@ def test_everyone_has_a_full_session_to_be_heard_again_and_no_grace() -> None:
     assert again.state is GroupState.EMPTY
 
 
-def test_connections_of_before_are_nobodys_key() -> None:
+def test_earlier_connections_identify_no_member_after_a_restore() -> None:
     scene = Scene()
     a, _ = scene.stable("a", "b")
     again = restart(scene)
@@ -74,7 +74,7 @@ def test_connections_of_before_are_nobodys_key() -> None:
     assert asked.join.member_id != a
 
 
-def test_a_generation_that_awaits_its_assignment_still_does() -> None:
+def test_restored_generation_still_waits_for_its_assignment() -> None:
     scene = Scene()
     a, b = scene.completing("a", "b")
     again = restart(scene)
@@ -97,7 +97,7 @@ def test_an_empty_group_keeps_its_generation() -> None:
 
 
 def test_a_group_that_became_too_large_rebalances_at_once() -> None:
-    """12."""
+    """Scenario 12."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     again = restart(scene, group_max_size=2)
@@ -106,7 +106,7 @@ def test_a_group_that_became_too_large_rebalances_at_once() -> None:
     assert [asked.error for asked in joins] == [NONE, NONE, ErrorCode.GROUP_MAX_SIZE_REACHED]
 
 
-def test_long_sessions_go_on_where_they_were() -> None:
+def test_long_sessions_continue_after_a_restore() -> None:
     scene = Scene()
     ids = [scene.join(connection, session_ms=60_000) for connection in ("a",)]
     a = ids[0].join.member_id
@@ -117,7 +117,7 @@ def test_long_sessions_go_on_where_they_were() -> None:
     assert again.group.session_deadlines[MemberId(a)] == again.now_ms + 10_000
 
 
-def test_once_all_were_heard_it_is_stored() -> None:
+def test_restored_group_stores_when_all_members_were_heard() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b")
     again = restart(scene)

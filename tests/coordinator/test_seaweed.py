@@ -1,7 +1,7 @@
-"""What went wrong with consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), by values.
+"""Defects of consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), by values.
 
-The one idea: members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` shows the same with
-stock clients, `tests/frames/test_seaweed_groups.py` what only frames show.
+Members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` shows the same with stock clients,
+`tests/frames/test_seaweed_groups.py` what only frames show.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_a_second_join_without_an_id_on_one_connection_is_the_same_member() -> N
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_member_that_forgot_its_id_is_that_member_again(version: int) -> None:
-    """Also where the version would ask a newcomer to come back with an id."""
+    """This also applies if the version would ask a newcomer to return with an id."""
     scene = Scene()
     _, b = scene.stable("a", "b")
     assert scene.join("b", version=version).join.member_id == b
@@ -69,7 +69,7 @@ def test_an_old_version_joins_under_the_id_its_connection_was_given() -> None:
     assert not scene.group.pending
 
 
-def test_a_pending_id_is_not_anothers() -> None:
+def test_pending_ids_of_two_connections_differ() -> None:
     scene = Scene()
     given = scene.join("a", version=4).join.member_id
     assert scene.join("b", version=4).join.member_id != given
@@ -94,7 +94,7 @@ def test_a_closed_connections_key_is_not_handed_on() -> None:
     assert asked.join.member_id != b
 
 
-def test_a_rejoin_keeps_what_the_leader_gave_for_this_generation() -> None:
+def test_rejoin_keeps_the_assignment_of_this_generation() -> None:
     scene = Scene()
     a, b, c = scene.completing("a", "b", "c")
     scene.sync("a", a, {a: b"1", b: b"2", c: b"3"})
@@ -103,7 +103,7 @@ def test_a_rejoin_keeps_what_the_leader_gave_for_this_generation() -> None:
     assert scene.sync("b", b).sync.assignment == b"2"
 
 
-def test_a_rejoin_is_given_nothing_of_an_older_generation() -> None:
+def test_rejoin_receives_no_assignment_of_an_older_generation() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)
@@ -171,8 +171,8 @@ def test_the_leader_is_replaced_only_if_it_left() -> None:
     assert scene.join("a", a).join.leader == a
 
 
-def test_each_answer_of_a_batch_echoes_how_it_was_asked() -> None:
-    """Null and empty instances stay apart; how a version writes them is the codec's."""
+def test_each_answer_of_a_batched_leave_echoes_its_request() -> None:
+    """Null and empty instances stay distinct; the codec decides how a version writes them."""
     scene = Scene()
     scene.stable("a", instances={"a": "ia"})
     asked = scene.leave("x", ("", "ia"), ("ghost", None), ("ghost", ""))
@@ -180,7 +180,7 @@ def test_each_answer_of_a_batch_echoes_how_it_was_asked() -> None:
     assert echoed == [("", "ia"), ("ghost", None), ("ghost", "")]
 
 
-def test_a_late_joiner_restarts_the_join_phase_and_nobody_ends_with_nothing() -> None:
+def test_late_joiner_restarts_the_join_phase_and_every_member_gets_a_share() -> None:
     scene = Scene()
     a, b = scene.completing("a", "b")
     late = scene.join("c")
@@ -195,7 +195,7 @@ def test_a_late_joiner_restarts_the_join_phase_and_nobody_ends_with_nothing() ->
     assert held.sync.assignment == b"3"
 
 
-def test_a_sync_that_believes_in_another_protocol_is_refused() -> None:
+def test_sync_with_another_protocol_name_is_refused() -> None:
     scene = Scene()
     (a,) = scene.completing("a")
     wrong = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -214,8 +214,8 @@ def test_a_leader_of_another_type_may_assign_nothing() -> None:
     assert (scene.state, scene.generation) == (STABLE, before)
 
 
-def test_a_dead_member_is_out_when_its_own_session_ends() -> None:
-    """6 s session, killed without a sign; who joins 7 s later finds nobody there."""
+def test_dead_member_is_removed_after_its_own_session() -> None:
+    """Session of 6 s, killed silently; a member that joins 7 s later is alone in the group."""
     scene = Scene(group_connection_grace_ms=-1)
     a = scene.join("a", session_ms=6_000).join.member_id
     scene.sync("a", a, {})
@@ -226,7 +226,7 @@ def test_a_dead_member_is_out_when_its_own_session_ends() -> None:
     assert [member.member_id for member in asked.join.members] == [b]
 
 
-def test_a_dead_member_is_out_also_while_a_newcomer_waits() -> None:
+def test_dead_member_is_removed_while_a_newcomer_waits() -> None:
     scene = Scene(group_connection_grace_ms=-1)
     a = scene.join("a", session_ms=6_000).join.member_id
     scene.sync("a", a, {})

@@ -1,4 +1,4 @@
-"""Seeded runs of the simulation, what they cover, and that they find bugs that are put in."""
+"""Seeded runs of the simulation, their coverage, and a check that they find planted bugs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .simulation.run import run
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 BLOCKS_EACH_TIME = 2
 SEEDS_PER_BLOCK = 200
-"""Some 10 ms each."""
+"""About 10 ms each."""
 
 TRANSITIONS = {
     (event.__name__, state, leads_to)
@@ -26,11 +26,11 @@ TRANSITIONS = {
     for leads_to in cell.leads_to
 }
 SEEDS_OF_TRANSITIONS = (57, 922, 799, 28, 300, 672, 609, 20, 64, 289)
-"""They have met all of them."""
+"""Together they meet every transition."""
 
 
 def transitions_met(seed: int) -> set[tuple[str, GroupState, GroupState]]:
-    """Of one run, which has to be sound."""
+    """Return the transitions of one run, which must be sound."""
     outcome = run(seed)
     assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
     assert outcome.seen <= TRANSITIONS, f"seed {seed}"
@@ -38,9 +38,10 @@ def transitions_met(seed: int) -> set[tuple[str, GroupState, GroupState]]:
 
 
 @pytest.mark.parametrize("block", first_always(range(BLOCKS), BLOCKS_EACH_TIME))
-def test_nothing_goes_wrong_in_any_run(block: int) -> None:
-    """One answer per request, generations that only rise, one owner per partition, transitions of the table only, and
-    every live member Stable in the end. A seed that fails is replayed by `python -m tests.coordinator.simulation SEED`.
+def test_every_seeded_run_keeps_the_rules(block: int) -> None:
+    """Each request gets one answer, generations only rise, each partition has one owner, transitions are those of the
+    table, and every live member is Stable in the end. `python -m tests.coordinator.simulation SEED` replays a failing
+    seed.
     """
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         transitions_met(seed)
@@ -55,7 +56,7 @@ def test_every_transition_of_the_table_is_met() -> None:
     assert not unmet
 
 
-def test_a_seed_is_a_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     assert run(11).told == run(11).told
 
 
@@ -342,7 +343,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
-def test_a_seeded_bug_is_found(mutant: Mutant) -> None:
+def test_planted_bug_is_found_by_a_seed(mutant: Mutant) -> None:
     coordinator = load(mutant)
 
     def goes_wrong(seed: int) -> bool:
@@ -351,8 +352,8 @@ def test_a_seeded_bug_is_found(mutant: Mutant) -> None:
     assert finds(range(mutant.seeds), goes_wrong, found_before=mutant.found_by)
 
 
-def test_the_original_is_what_is_loaded_otherwise() -> None:
-    """A mutant leaves the coordinator of every other test alone."""
+def test_mutant_leaves_the_original_module_unchanged() -> None:
+    """A mutant does not affect the coordinator of any other test."""
     from gateway.coordinator import classic, draft, join
 
     load(MUTANTS[0])

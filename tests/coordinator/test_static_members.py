@@ -32,7 +32,7 @@ def ids(scene: Scene) -> list[str]:
 
 
 def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) -> None:
-    """58."""
+    """Scenario 58."""
     held = scene.join("a", ids[0], instance="ia", version=5)
     replacing = scene.join("a2", instance="ia", version=5)
     assert (held.error, held.join.member_id) == (FENCED, ids[0])
@@ -42,7 +42,7 @@ def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) ->
 
 
 def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
-    """59: and the others start over, for nobody can sync in its name."""
+    """Scenario 59: and the others start over, because no member can sync in its name."""
     a, b = scene.completing("a", "b", instances=INSTANCES)
     held = scene.sync("b", b, instance="ib")
     replacing = scene.join("b2", instance="ib", version=5)
@@ -51,8 +51,8 @@ def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("request_name", ["join", "sync", "heartbeat", "commit"])
-def test_whoever_speaks_under_the_old_id_is_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
-    """59, 67, 68: without its instance it is merely unknown. Nothing changes."""
+def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
+    """Scenarios 59, 67 and 68: without its instance it is merely unknown. Nothing changes."""
     scene.join("b2", instance="ib", version=5)
     before = scene.group
     assert getattr(scene, request_name)("b", ids[1], instance="ib").error is FENCED
@@ -62,7 +62,7 @@ def test_whoever_speaks_under_the_old_id_is_fenced(scene: Scene, ids: list[str],
 
 @pytest.mark.parametrize("version", [5, 9])
 def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: list[str], version: int) -> None:
-    """60, 67, 69: no rebalance; the new id is stored before it is told."""
+    """Scenarios 60, 67 and 69: no rebalance; the new id is stored before the answer leaves."""
     before = scene.generation
     asked = scene.join("b2", instance="ib", version=version)
     new_id = asked.join.member_id
@@ -74,8 +74,8 @@ def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: li
     assert (scene.state, list(scene.group.members)) == (STABLE, [ids[0], new_id])
 
 
-def test_a_leader_that_returns_is_told_of_its_former_id_before_version_9(scene: Scene, ids: list[str]) -> None:
-    """61: so that it does not assign."""
+def test_returning_leader_sees_its_former_id_as_leader_before_version_9(scene: Scene, ids: list[str]) -> None:
+    """Scenario 61: so that it does not assign."""
     asked = scene.join("a2", instance="ia", version=8)
     assert (asked.join.leader, asked.join.members, asked.join.skip_assignment) == (ids[0], (), False)
     assert scene.group.leader_id == asked.join.member_id
@@ -83,7 +83,7 @@ def test_a_leader_that_returns_is_told_of_its_former_id_before_version_9(scene: 
 
 
 def test_a_leader_that_returns_leads_without_assigning_from_version_9(scene: Scene, ids: list[str]) -> None:
-    """61."""
+    """Scenario 61."""
     asked = scene.join("a2", instance="ia", version=9)
     new_id = asked.join.member_id
     assert (asked.join.leader, asked.join.skip_assignment) == (new_id, True)
@@ -95,25 +95,25 @@ def test_a_leader_that_returns_leads_without_assigning_from_version_9(scene: Sce
 
 
 def test_a_leader_that_rejoins_under_its_own_id_rebalances(scene: Scene, ids: list[str]) -> None:
-    """62, 66."""
+    """Scenarios 62 and 66."""
     assert scene.join("a", ids[0], instance="ia", version=5).parked
     assert scene.state is PREPARING
 
 
 def test_a_known_follower_that_changes_its_offer_rebalances(scene: Scene, ids: list[str]) -> None:
-    """64."""
+    """Scenario 64."""
     assert scene.join("b", ids[1], instance="ib", offer=protocols("range", "sticky")).parked
     assert scene.state is PREPARING
 
 
 def test_a_known_follower_that_changes_nothing_is_answered_at_once(scene: Scene, ids: list[str]) -> None:
-    """67."""
+    """Scenario 67."""
     assert scene.join("b", ids[1], instance="ib").join.member_id == ids[1]
     assert scene.state is STABLE
 
 
 def test_a_member_that_returns_with_another_choice_rebalances() -> None:
-    """65: the selected protocol changes with its vote."""
+    """Scenario 65: the selected protocol changes with its vote."""
     scene = Scene()
     scene.stable("a", instances={"a": "ia"}, offer=protocols("range", "roundrobin"))
     asked = scene.join("a2", instance="ia", version=5, offer=protocols("roundrobin", "range"))
@@ -126,7 +126,7 @@ def test_a_member_that_returns_with_another_choice_rebalances() -> None:
 def test_a_member_that_returns_with_other_topics_rebalances(
     scene: Scene, ids: list[str], who: str, version: int
 ) -> None:
-    """65, where Kafka serves it what it had before: nobody would ever give it what it reads."""
+    """Scenario 65. Kafka returns the former assignment in this case, so no member would ever receive the new topics."""
     before = scene.generation
     asked = scene.join("new", instance=INSTANCES[who], version=version, offer=protocols("range", topics=("u", "t")))
     assert (asked.parked, scene.state) == (True, PREPARING)
@@ -137,21 +137,21 @@ def test_a_member_that_returns_with_other_topics_rebalances(
 
 
 def test_a_member_that_returns_with_the_same_topics_in_other_words_does_not_rebalance(scene: Scene) -> None:
-    """65: their order, and what else its metadata says, is no news."""
+    """Scenario 65: another order of topics, or other metadata, is no change."""
     scene.stable("a", "b", instances=INSTANCES, offer=protocols("range", topics=("t", "u")))
     asked = scene.join("b2", instance="ib", version=5, offer=protocols("range", topics=("u", "t"), user_data=b"new"))
     assert (asked.error, scene.state) == (NONE, STABLE)
 
 
-def test_a_member_that_returns_with_what_nobody_can_read_does_not_rebalance(scene: Scene) -> None:
-    """65: metadata that is opaque is no news either."""
+def test_static_return_with_opaque_metadata_does_not_rebalance(scene: Scene) -> None:
+    """Scenario 65: opaque metadata is no change either."""
     scene.stable("a", "b", instances=INSTANCES, offer=(("range", b"?"),))
     asked = scene.join("b2", instance="ib", version=5, offer=(("range", b"!"),))
     assert (asked.error, scene.state) == (NONE, STABLE)
 
 
 def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, ids: list[str]) -> None:
-    """65."""
+    """Scenario 65."""
     scene.join("b2", instance="ib", version=5)
     assert must_store(scene.last)
     scene.fail_to_store()
@@ -159,14 +159,14 @@ def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, i
 
 
 def test_returning_between_join_and_sync_rebalances(scene: Scene) -> None:
-    """60: as leader or as follower."""
+    """Scenario 60: as leader or as follower."""
     scene.completing("a", "b", instances=INSTANCES)
     assert scene.join("b2", instance="ib", version=5).parked
     assert scene.state is PREPARING
 
 
-def test_an_id_with_somebody_elses_instance_is_refused(scene: Scene, ids: list[str]) -> None:
-    """67, 70."""
+def test_id_with_another_members_instance_is_refused(scene: Scene, ids: list[str]) -> None:
+    """Scenarios 67 and 70."""
     before = scene.group
     assert scene.join("b", ids[1], instance="ia", version=5).error is FENCED
     assert scene.join("x", "ghost", instance="ia", version=5).error is FENCED
@@ -175,7 +175,7 @@ def test_an_id_with_somebody_elses_instance_is_refused(scene: Scene, ids: list[s
 
 
 def test_an_absent_static_follower_is_kept_until_its_session_ends() -> None:
-    """72."""
+    """Scenario 72."""
     scene = Scene()
     a = scene.join("a", session_ms=10_000, rebalance_ms=20_000).join.member_id
     held = scene.join("b", instance="ib", version=5, session_ms=60_000, rebalance_ms=20_000)
@@ -200,7 +200,7 @@ def test_an_absent_static_follower_is_kept_until_its_session_ends() -> None:
 
 
 def test_leadership_moves_away_from_an_absent_static_leader(scene: Scene, ids: list[str]) -> None:
-    """72."""
+    """Scenario 72."""
     for member_id in list(scene.group.members):
         scene.group = scene.group.with_session_deadline(member_id, scene.now_ms + 2 * REBALANCE_MS)
     held = scene.join("b", ids[1], instance="ib", offer=protocols("range", topics=("u",)))
@@ -210,7 +210,9 @@ def test_leadership_moves_away_from_an_absent_static_leader(scene: Scene, ids: l
 
 
 def test_instances_do_not_share_a_connections_member() -> None:
-    """A static member is known by its instance alone, a dynamic one beside it by the connection."""
+    """A static member is known by its instance alone; a dynamic member on the same connection is known by the
+    connection.
+    """
     scene = Scene(delay_ms=100)
     held = [scene.join("a", instance="ia", version=5), scene.join("a", version=3)]
     scene.advance(1_000)

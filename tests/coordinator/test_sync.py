@@ -19,7 +19,7 @@ STABLE = GroupState.STABLE
 
 
 def test_sync_errors_change_nothing() -> None:
-    """37."""
+    """Scenario 37."""
     assert Scene().sync("a", "ghost").error is UNKNOWN
     scene = Scene()
     a, _ = scene.completing("a", "b")
@@ -40,10 +40,10 @@ def test_sync_errors_change_nothing() -> None:
         (None, None, NONE),
     ],
 )
-def test_a_sync_says_what_protocol_it_believes_in_or_nothing(
+def test_sync_names_the_right_protocol_or_none(
     state: str, protocol_type: str | None, protocol_name: str | None, error: ErrorCode
 ) -> None:
-    """38."""
+    """Scenario 38."""
     scene = Scene()
     (a,) = getattr(scene, state)("a")
     asked = scene.sync("a", a, {a: b"x"}, protocol_type=protocol_type, protocol_name=protocol_name)
@@ -53,7 +53,7 @@ def test_a_sync_says_what_protocol_it_believes_in_or_nothing(
 
 
 def test_a_follower_that_syncs_after_the_leader_is_answered_at_once() -> None:
-    """39."""
+    """Scenario 39."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     assert scene.sync("a", a, {a: b"1", b: b"2"}).sync.assignment == b"1"
@@ -63,7 +63,7 @@ def test_a_follower_that_syncs_after_the_leader_is_answered_at_once() -> None:
 
 
 def test_a_follower_that_syncs_before_the_leader_is_held() -> None:
-    """39."""
+    """Scenario 39."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -72,8 +72,8 @@ def test_a_follower_that_syncs_before_the_leader_is_held() -> None:
     assert held.sync.assignment == b"2"
 
 
-def test_members_the_leader_leaves_out_are_stored_with_nothing() -> None:
-    """Ids that it made up are ignored; whoever was left out gets zero bytes, as from Kafka."""
+def test_members_without_an_assignment_are_stored_with_zero_bytes() -> None:
+    """Ids that the leader invented are ignored. A member that was left out gets zero bytes, as from Kafka."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -84,7 +84,7 @@ def test_members_the_leader_leaves_out_are_stored_with_nothing() -> None:
 
 
 def test_other_protocol_types_are_opaque() -> None:
-    """40: zero bytes stay zero bytes."""
+    """Scenario 40: zero bytes stay zero bytes."""
     scene = Scene()
     joined = scene.join("a", protocol_type="sr", offer=(("v0", b"{}"),))
     asked = scene.sync("a", joined.join.member_id, protocol_type="sr", protocol_name="v0")
@@ -93,7 +93,7 @@ def test_other_protocol_types_are_opaque() -> None:
 
 
 def test_a_leader_that_fails_before_it_assigns_sends_followers_back() -> None:
-    """41."""
+    """Scenario 41."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -103,7 +103,7 @@ def test_a_leader_that_fails_before_it_assigns_sends_followers_back() -> None:
 
 
 def test_an_assignment_that_could_not_be_stored_has_not_been_given() -> None:
-    """42: the runner drops the step; the follower is still held, the leader tries again."""
+    """Scenario 42: the runner drops the step; the follower is still held, the leader tries again."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -117,8 +117,8 @@ def test_an_assignment_that_could_not_be_stored_has_not_been_given() -> None:
 
 
 @pytest.mark.parametrize("silent", ["a", "b", "ab"])
-def test_who_never_syncs_is_removed(silent: str) -> None:
-    """43."""
+def test_member_that_never_syncs_is_removed(silent: str) -> None:
+    """Scenario 43."""
     scene = Scene()
     ids = dict(zip("abc", scene.completing("a", "b", "c"), strict=True))
     syncs = {name: scene.sync(name, ids[name]) for name in "abc" if name not in silent}
@@ -134,8 +134,8 @@ def test_who_never_syncs_is_removed(silent: str) -> None:
         assert {asked.error for asked in syncs.values()} == {NONE}
 
 
-def test_nobody_is_removed_once_all_have_synced() -> None:
-    """44."""
+def test_no_member_is_removed_once_all_have_synced() -> None:
+    """Scenario 44."""
     scene = Scene()
     ids = scene.stable("a", "b")
     assert scene.group.phase_deadline_ms is None
@@ -147,7 +147,7 @@ def test_nobody_is_removed_once_all_have_synced() -> None:
 
 
 def test_repeated_syncs_are_answered_alike_and_a_second_list_is_ignored() -> None:
-    """45."""
+    """Scenario 45."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     assert scene.sync("b", b).sync == scene.sync("b", b).sync
@@ -156,7 +156,7 @@ def test_repeated_syncs_are_answered_alike_and_a_second_list_is_ignored() -> Non
 
 
 def test_a_retried_sync_answers_the_one_it_replaces() -> None:
-    """45."""
+    """Scenario 45."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     first, second = scene.sync("b", b), scene.sync("b2", b)

@@ -1,4 +1,4 @@
-"""The table that runs is total, keeps to the legal transitions, and draws itself."""
+"""The table that the machine runs is total, contains only legal transitions, and prints itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .scene import Scene
 
 
 def reachable(state: GroupState) -> set[GroupState]:
-    """By any number of legal transitions."""
+    """Return the states reachable by any number of legal transitions."""
     found = {state}
     while True:
         further = found.union(*(LEGAL_TRANSITIONS[each] for each in found))
@@ -37,7 +37,7 @@ def test_every_event_meets_every_state() -> None:
         assert set(answers) == set(Standing)
 
 
-def test_no_cell_leads_where_the_protocol_does_not() -> None:
+def test_every_cell_follows_a_legal_transition() -> None:
     for row in TABLE.values():
         for state, cell in row.items():
             assert cell.leads_to <= reachable(state)
@@ -45,7 +45,7 @@ def test_no_cell_leads_where_the_protocol_does_not() -> None:
 
 
 def test_legal_transitions_are_upstreams() -> None:
-    """73: by legal predecessors, as the reference lists them; nothing becomes what it is."""
+    """Scenario 73: by legal predecessors, as the reference lists them; no state leads to itself."""
     predecessors = {
         state: {before for before, after in LEGAL_TRANSITIONS.items() if state in after} for state in GroupState
     }
@@ -62,7 +62,7 @@ def test_legal_transitions_are_upstreams() -> None:
 @pytest.mark.parametrize("before", GroupState)
 @pytest.mark.parametrize("after", GroupState)
 def test_a_draft_makes_only_legal_transitions(before: GroupState, after: GroupState) -> None:
-    """73."""
+    """Scenario 73."""
     draft = Draft(Group("g", before), 0, Settings())
     if after in LEGAL_TRANSITIONS[before]:
         draft.transition(after)
@@ -90,7 +90,7 @@ def test_sealing_an_untouched_draft_gives_an_equal_group() -> None:
 
 
 def test_moving_a_session_deadline_moves_nothing_else() -> None:
-    """`with_session_deadline` names every field by hand: each is given a value of its own here."""
+    """`with_session_deadline` names every field explicitly, so each field has a value of its own here."""
     scene = Scene(delay_ms=3000)
     held = [scene.join("a"), scene.join("b", instance="ib")]
     scene.join("p", version=4)

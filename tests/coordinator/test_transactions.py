@@ -1,4 +1,6 @@
-"""What a transactional producer may do next, by the tables of upstream's TransactionCoordinator, and by property."""
+"""Permitted next steps of a transactional producer, by the tables of upstream's TransactionCoordinator, and by
+property.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,19 @@ def itself(producer_id: int = ID, epoch: int = EPOCH) -> InitProducer:
 # --- InitProducerId -----------------------------------------------------------------------------------------------
 
 
-def test_an_id_that_nobody_has_used_begins_at_epoch_0() -> None:
+def test_unused_transactional_id_begins_at_epoch_0() -> None:
     assert needs_producer_id(None)
     for asked in (ASKED, itself()):
         assert initialize(None, asked, FRESH) == Decision(after=Producer(FRESH, 0, 30_000))
 
 
 @pytest.mark.parametrize("producer", SETTLED)
-def test_whoever_comes_gets_the_next_epoch(producer: Producer) -> None:
+def test_new_producer_gets_the_next_epoch(producer: Producer) -> None:
     assert initialize(producer, ASKED, NO_ID) == Decision(after=Producer(ID, EPOCH + 1, 30_000))
 
 
 @pytest.mark.parametrize("producer", SETTLED)
-def test_who_names_itself_gets_the_next_epoch_and_is_answered_again(producer: Producer) -> None:
+def test_producer_that_names_its_epoch_gets_the_next_one_repeatably(producer: Producer) -> None:
     after = Producer(ID, EPOCH + 1, 30_000, last_producer_epoch=EPOCH)
     assert initialize(producer, itself(), NO_ID) == Decision(after=after)
     assert initialize(after, itself(), NO_ID) == Decision(after=after)
@@ -69,7 +71,7 @@ def test_who_names_itself_gets_the_next_epoch_and_is_answered_again(producer: Pr
     )
 
 
-def test_an_answer_is_not_given_again_once_the_epoch_was_used() -> None:
+def test_answer_is_not_repeated_after_the_epoch_was_used() -> None:
     after = initialize(EMPTY, itself(), NO_ID).after
     assert after is not None
     used = replace(after, state=TransactionState.ONGOING)
@@ -78,12 +80,12 @@ def test_an_answer_is_not_given_again_once_the_epoch_was_used() -> None:
 
 @pytest.mark.parametrize("producer", [*SETTLED, ONGOING])
 @pytest.mark.parametrize("asked", [itself(epoch=EPOCH - 1), itself(epoch=EPOCH + 1), itself(producer_id=ID + 1)])
-def test_who_names_another_epoch_or_id_is_fenced(producer: Producer, asked: InitProducer) -> None:
+def test_producer_with_another_epoch_or_id_is_fenced(producer: Producer, asked: InitProducer) -> None:
     assert initialize(producer, asked, NO_ID) == Decision(ErrorCode.PRODUCER_FENCED)
 
 
 @pytest.mark.parametrize("asked", [ASKED, itself()])
-def test_what_was_left_open_is_aborted_by_markers_of_the_next_epoch(asked: InitProducer) -> None:
+def test_open_transaction_is_aborted_by_markers_of_the_next_epoch(asked: InitProducer) -> None:
     decision = initialize(ONGOING, asked, NO_ID)
     assert decision.end == End(committed=False, marker_epoch=EPOCH + 1)
     assert decision.after is not None
@@ -92,7 +94,7 @@ def test_what_was_left_open_is_aborted_by_markers_of_the_next_epoch(asked: InitP
 
 @pytest.mark.parametrize("state", [ONGOING.state, *(producer.state for producer in SETTLED)])
 @pytest.mark.parametrize("epoch", [EXHAUSTED_FROM_EPOCH, MAX_EPOCH])
-def test_epochs_that_are_used_up_bring_another_id(state: TransactionState, epoch: int) -> None:
+def test_exhausted_epochs_lead_to_another_producer_id(state: TransactionState, epoch: int) -> None:
     exhausted = Producer(ID, epoch, 60_000, state)
     assert needs_producer_id(exhausted)
     assert not needs_producer_id(replace(exhausted, producer_epoch=EXHAUSTED_FROM_EPOCH - 1))
@@ -112,12 +114,12 @@ def test_epochs_that_are_used_up_bring_another_id(state: TransactionState, epoch
 
 
 @pytest.mark.parametrize("producer", [*SETTLED, ONGOING])
-def test_a_transaction_begins_with_what_it_takes_in(producer: Producer) -> None:
+def test_first_enlisted_partition_begins_the_transaction(producer: Producer) -> None:
     assert add(producer, ID, EPOCH) == Decision(after=ONGOING)
 
 
 @pytest.mark.parametrize("producer", [None, *SETTLED, ONGOING])
-def test_nobody_else_adds_or_ends(producer: Producer | None) -> None:
+def test_only_the_current_producer_adds_or_ends(producer: Producer | None) -> None:
     unknown, fenced = Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING), Decision(ErrorCode.PRODUCER_FENCED)
     for epoch in (EPOCH - 1, EPOCH + 1):
         assert add(producer, ID, epoch) == (unknown if producer is None else fenced)
@@ -142,7 +144,7 @@ def test_nobody_else_adds_or_ends(producer: Producer | None) -> None:
         (ABORTED, False, Decision(after=ABORTED)),
     ],
 )
-def test_how_a_transaction_ends(producer: Producer, committed: bool, expected: Decision) -> None:
+def test_end_of_a_transaction_follows_its_state(producer: Producer, committed: bool, expected: Decision) -> None:
     assert end(producer, ID, EPOCH, committed=committed) == expected
 
 
@@ -151,7 +153,7 @@ def test_a_timed_out_transaction_is_aborted_at_the_next_epoch() -> None:
 
 
 @pytest.mark.parametrize("epoch", [EXHAUSTED_FROM_EPOCH, MAX_EPOCH])
-def test_a_timed_out_transaction_at_the_last_epoch_brings_another_id(epoch: int) -> None:
+def test_timeout_at_the_last_epoch_leads_to_another_id(epoch: int) -> None:
     after = Producer(FRESH, 0, 60_000, TransactionState.COMPLETE_ABORT, epoch, previous_producer_id=ID)
     decision = time_out(replace(ONGOING, producer_epoch=epoch), FRESH)
     assert decision == Decision(after=after, end=End(committed=False, marker_epoch=MAX_EPOCH))
@@ -176,7 +178,7 @@ def test_nothing_is_decided_until_every_partition_has_its_marker(state: Transact
 
 
 @pytest.mark.parametrize("producer", [None, *SETTLED])
-def test_what_has_ended_meanwhile_does_not_time_out(producer: Producer | None) -> None:
+def test_ended_transaction_does_not_time_out(producer: Producer | None) -> None:
     assert time_out(producer, FRESH).error is ErrorCode.INVALID_TXN_STATE
 
 
@@ -186,7 +188,7 @@ INVALID, FENCED = ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED
 
 
 def came_of_the_epoch_before(producer: Producer) -> Producer:
-    """As a request with (ID, EPOCH) has left it."""
+    """Return the producer as a request with (ID, EPOCH) has left it."""
     return replace(producer, producer_epoch=EPOCH + 1, last_producer_epoch=EPOCH)
 
 
@@ -199,7 +201,7 @@ def test_a_transactions_end_raises_the_epoch_and_its_markers_have_the_new_one(co
 
 
 @pytest.mark.parametrize("producer", SETTLED)
-def test_what_has_not_begun_can_be_aborted_but_not_committed(producer: Producer) -> None:
+def test_transaction_not_begun_can_be_aborted_but_not_committed(producer: Producer) -> None:
     assert end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=True) == Decision(INVALID)
     after = Producer(ID, EPOCH + 1, 60_000, TransactionState.COMPLETE_ABORT, last_producer_epoch=EPOCH)
     assert end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=False) == Decision(after=after)
@@ -214,7 +216,7 @@ def test_what_has_not_begun_can_be_aborted_but_not_committed(producer: Producer)
         (ABORTED, INVALID, ErrorCode.NONE),
     ],
 )
-def test_who_asks_again_is_answered_by_what_was_done(
+def test_repeated_end_is_answered_by_the_first_outcome(
     producer: Producer, of_commit: ErrorCode, of_abort: ErrorCode
 ) -> None:
     now = came_of_the_epoch_before(producer)
@@ -223,7 +225,7 @@ def test_who_asks_again_is_answered_by_what_was_done(
         assert answered == (Decision(after=now) if code is ErrorCode.NONE else Decision(code))
 
 
-def test_the_last_epoch_is_followed_by_another_id_also_for_who_asks_again() -> None:
+def test_repeated_end_at_the_last_epoch_receives_the_same_new_id() -> None:
     assert [needs_producer_id(replace(ONGOING, producer_epoch=epoch)) for epoch in (32765, 32766)] == [False, True]
     last = replace(ONGOING, producer_epoch=EXHAUSTED_FROM_EPOCH)
     decision = end_and_raise_epoch(last, ID, EXHAUSTED_FROM_EPOCH, FRESH, committed=True)
@@ -246,7 +248,7 @@ def test_the_last_epoch_is_followed_by_another_id_also_for_who_asks_again() -> N
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("producer", [*SETTLED, ONGOING])
-def test_who_raises_an_epoch_that_it_does_not_have_is_refused(producer: Producer, committed: bool) -> None:
+def test_end_at_a_foreign_epoch_is_refused(producer: Producer, committed: bool) -> None:
     for other in (ID + 1, ID - 1):
         decision = end_and_raise_epoch(producer, other, EPOCH, NO_ID, committed=committed)
         assert decision == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -269,7 +271,8 @@ def test_an_id_that_was_replaced_is_fenced_from_ending() -> None:
     assert end(replaced, ID, EXHAUSTED_FROM_EPOCH, committed=False) == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
-# --- What a producer at an earlier epoch hears, by what has raised the epoch since (asked of Apache Kafka 4.2) ------
+# --- answers to a producer at an earlier epoch, by what has raised the epoch since (as Apache Kafka 4.2 answers)
+# -------
 
 NONE = ErrorCode.NONE
 
@@ -288,7 +291,7 @@ NONE = ErrorCode.NONE
         ),
     ],
 )
-def test_a_producer_at_the_epoch_before_may_continue_unless_another_has_taken_over(
+def test_producer_at_the_previous_epoch_may_continue_unless_replaced(
     producer: Producer,
     initialized: ErrorCode,
     added: ErrorCode,
@@ -334,9 +337,10 @@ def test_a_transaction_of_a_lost_history_times_out_for_the_epoch_that_its_owner_
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_many_producers_only_the_newest_continues(seed: int) -> None:
-    """Whatever the requests, their order and what times out: no identity is given to two producers, a request that says
-    it has ended a transaction has ended exactly one, and a producer that another has replaced changes nothing."""
+def test_only_the_newest_of_many_producers_continues(seed: int) -> None:
+    """For any requests, in any order, with any timeouts: no identity is given to two producers, a request that reports
+    the end of a transaction has ended exactly one, and a replaced producer changes nothing.
+    """
     chance = random.Random(seed)
     producer: Producer | None = None
     fresh = 100
@@ -415,7 +419,7 @@ def test_of_many_producers_only_the_newest_continues(seed: int) -> None:
         (EPOCH + 1, 2, 2, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
     ],
 )
-def test_a_marker_is_taken_by_its_epochs(
+def test_marker_is_accepted_by_its_epochs(
     epoch: int, coordinator_epoch: int, version: int, is_open: bool, code: ErrorCode
 ) -> None:
     sent = SentMarker(epoch, committed=True, coordinator_epoch=coordinator_epoch, transaction_version=version)

@@ -1,1 +1,1 @@
-"""Frames against a real gateway in its own process: what a client sees on the wire, at every version."""
+"""Frames against a real gateway in its own process: the bytes that a client sees, at every version."""

@@ -1,6 +1,6 @@
-"""A group member as frames: one connection, one member id, every step taken by hand.
+"""A group member as frames: one connection, one member id, every step taken explicitly.
 
-Nothing is retried and no answer is judged; a test says which step it takes and looks at what comes back.
+The member retries nothing and judges no answer. A test chooses each step and checks the answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _serial = itertools.count(1)
 
 
 def fresh(name: str) -> str:
-    """A group or topic name that no other test of this process uses."""
+    """Return a group or topic name that no other test of this process uses."""
     return f"{name}-{next(_serial)}"
 
 
@@ -67,7 +67,7 @@ class Member:
         self.members: tuple[str, ...] = ()
 
     def join_nowait(self) -> asyncio.Task[JoinGroupResponse]:
-        """One JoinGroup frame, sent before this returns; no second step is taken."""
+        """Send one JoinGroup frame before returning, without a second step."""
         answer = self.client.send_nowait(
             JoinGroupRequest(
                 group_id=self.group_id,
@@ -93,12 +93,14 @@ class Member:
         return response
 
     async def knock(self) -> None:
-        """The first step of KIP-394: get a member id."""
+        """Take the first step of KIP-394: receive a member id."""
         response = await self.join_nowait()
         assert response.error_code == ErrorCode.MEMBER_ID_REQUIRED, response
 
     async def join(self) -> JoinGroupResponse:
-        """Joins with an id, asking for one first where the version needs it; held until the join phase ends."""
+        """Join with an id, and ask for one first if the version requires it. The answer is held until the join phase
+        ends.
+        """
         if not self.member_id and self.version >= 4 and self.group_instance_id is None:
             await self.knock()
         return await self.join_nowait()
@@ -153,7 +155,7 @@ class Member:
         topic_id: UUID = NO_TOPIC_ID,
         seconds: float = ANSWER_SECONDS,
     ) -> int:
-        """The code of the one partition."""
+        """Return the code of the one partition."""
         response = await self.client.send(
             OffsetCommitRequest(
                 group_id=self.group_id,
@@ -190,9 +192,9 @@ async def member(
 
 
 async def join_all(*members: Member) -> list[JoinGroupResponse]:
-    """Brings all of them into one generation, whatever rounds it takes, and gives their last join answers.
+    """Bring all members into one generation, in as many rounds as it takes, and return their last join answers.
 
-    The first to be there may be answered alone before the others arrive: whoever is asked to join again does.
+    The first member may be answered alone before the others arrive. A member that is asked to join again does.
     """
     for one in members:
         if not one.member_id and one.version >= 4 and one.group_instance_id is None:
@@ -211,13 +213,15 @@ async def join_all(*members: Member) -> list[JoinGroupResponse]:
 
 
 def leader_of(*members: Member) -> Member:
-    """The one whom the last join answers gave the member list."""
+    """Return the member to which the last join answers gave the member list."""
     (leader,) = [one for one in members if one.members]
     return leader
 
 
 async def settle(*members: Member) -> dict[str, bytes]:
-    """All members in one Stable generation, each with its own assignment, by member id."""
+    """Bring all members into one Stable generation, each with its own assignment. Return the
+    assignments by member id.
+    """
     await join_all(*members)
     leader = leader_of(*members)
     assignments = {member_id: f"assignment of {member_id}".encode() for member_id in leader.members}
@@ -249,7 +253,7 @@ async def topic_id_of(client: WireClient, name: str) -> UUID:
 
 
 async def in_state(client: WireClient, group_id: str, state: str, *, seconds: float = 10.0) -> DescribedGroup:
-    """The group once it shows `state`: the only way to see from outside that a request is being held."""
+    """Return the group once it shows `state`: only this shows from outside that the gateway is holding a request."""
     async with asyncio.timeout(seconds):
         while True:
             group = await describe(client, group_id)

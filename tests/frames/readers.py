@@ -1,8 +1,8 @@
 """Readers of a consumer group on a real gateway, frame by frame: heartbeats, fetches and commits as stock clients send
-them, at the moment that a scenario names.
+them, at the moments that a scenario names.
 
-The one idea: they fetch as Java's consumer does, which asks for no more of a partition while it holds some: so what
-its next fetch asks for is what its application has been given, and the gateway knows it.
+The readers fetch as Java's consumer does. It requests no more of a partition while it holds records of it. So its next
+fetch shows the gateway which records the application has received.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WireReaders(GatewayReaders):
         super().__init__(gateway, partitions, topics, configs)
         self._clients: dict[str, WireClient] = {}
         self._held: dict[tuple[str, Partition], list[int]] = {}
-        """Offsets that were fetched and that the application has not been given."""
+        """Offsets that were fetched and not yet delivered to the application."""
         self._ended_before = counted(gateway, "group_handoffs_total")
 
     def member_id(self, name: str) -> str:
@@ -109,7 +109,7 @@ class WireReaders(GatewayReaders):
             await self._fetch(name, *gained)
 
     async def _committed(self, name: str, partitions: set[Partition]) -> Mapping[Partition, int]:
-        """Where to begin."""
+        """Return the positions at which the reader begins."""
         asked = OffsetFetchRequestGroup(
             group_id=self._group_id,
             member_id=name,
@@ -131,7 +131,7 @@ class WireReaders(GatewayReaders):
         return found
 
     async def _fetch(self, name: str, *partitions: Partition) -> None:
-        """The next batch of each, of which each record is one."""
+        """Fetch the next batch of each partition. Each record is a batch."""
         reader, client = self.readers[name], self._clients[name]
         answers = [
             client.send_nowait(

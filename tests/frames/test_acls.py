@@ -1,6 +1,7 @@
-"""ACLs on a running cluster: every API asks, who is refused is told so, and who is allowed is served.
+"""ACLs on a running cluster: every API checks them, refuses clients without permission, and serves clients with
+permission.
 
-Clients of the one node are super users, those of the other are what ACLs make of them: both are `User:ANONYMOUS`.
+Clients of one node are super users. ACLs decide what clients of the other node may do. Both are `User:ANONYMOUS`.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ TOPIC, GROUP, CLUSTER, TRANSACTION = (
 )
 REFUSED = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTION})
 SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_CLUSTER})
-"""What they may not show they leave out, without a word; a broker tells everybody who is there."""
+"""APIs that silently omit what the client may not see. A broker shows every client the live brokers."""
 OF_THE_KNOWN = frozenset({ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN})
-"""Nobody is heard who has not said who they are (`test_delegation_tokens.py`)."""
+"""APIs that refuse every client that has not authenticated (`test_delegation_tokens.py`)."""
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Cluster:
     admin: WireClient
     """A super user, on a node of its own."""
     client: WireClient
-    """On the other node."""
+    """On the node that checks ACLs."""
     guarded: GatewayProcess
 
     async def create(self, *acls: AclCreation) -> None:
@@ -111,7 +112,7 @@ class Cluster:
         await self.follow()
 
     async def follow(self) -> None:
-        """Until the other node knows what there is: it looks when it is asked for settings."""
+        """Wait until the other node has the newest catalog: it refreshes when a client asks for settings."""
         await self.client.send(DescribeConfigsRequest(), 4)
 
     @asynccontextmanager
@@ -185,7 +186,7 @@ async def cluster(processes: tuple[GatewayProcess, GatewayProcess]) -> AsyncIter
 
 
 def codes_in(answer: Any) -> Iterator[int]:
-    """Every error code of an answer, at whatever depth."""
+    """Yield every error code of an answer, at every depth."""
     for field in dataclasses.fields(answer):
         value = getattr(answer, field.name)
         if field.name.endswith("error_code"):
@@ -196,7 +197,7 @@ def codes_in(answer: Any) -> Iterator[int]:
 
 
 def about(request: Any, topic_id: UUID) -> Any:
-    """With this id wherever it has one."""
+    """Return the request with this topic id in every field that has one."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -223,7 +224,7 @@ def test_every_served_api_is_in_the_table_or_free() -> None:
     [line for line in SERVED if line.api_key not in FREE | SHOWING | OF_THE_KNOWN],
     ids=lambda line: line.api_key.name,
 )
-async def test_who_has_no_acl_is_refused_and_a_super_user_is_not(cluster: Cluster, line: Any) -> None:
+async def test_client_without_acl_is_refused_and_super_user_is_not(cluster: Cluster, line: Any) -> None:
     topic_id = await create_topic(cluster.admin, fresh("identified"))
     for version in range(line.min_version, line.max_version + 1):
         request = addressed(filled(request_class(line.api_key), version, (), 1), line.api_key)
@@ -236,7 +237,7 @@ async def test_who_has_no_acl_is_refused_and_a_super_user_is_not(cluster: Cluste
         assert not REFUSED.intersection(codes_in(answer)), (version, answer)
 
 
-async def test_what_is_refused_is_counted(cluster: Cluster) -> None:
+async def test_refused_requests_are_counted(cluster: Cluster) -> None:
     async def count() -> float:
         return await metric(cluster.guarded, 'sluice_authorizer_denials_total{operation="DESCRIBE",resource="TOPIC"}')
 
@@ -304,7 +305,7 @@ async def test_topics_page_by_page(cluster: Cluster) -> None:
         assert [each.name for each in answer.topics] == [seen]
 
 
-async def test_what_may_be_done_is_what_acls_allow(cluster: Cluster) -> None:
+async def test_authorized_operations_are_those_that_acls_allow(cluster: Cluster) -> None:
     name = fresh("operations")
     await create_topic(cluster.admin, name)
     asked = MetadataRequest(topics=(MetadataRequestTopic(name=name),), include_topic_authorized_operations=True)
@@ -318,7 +319,7 @@ async def test_what_may_be_done_is_what_acls_allow(cluster: Cluster) -> None:
         assert allowed == (1 << Op.ALTER) + (1 << Op.DESCRIBE)
 
 
-async def test_topics_are_created_by_who_may(cluster: Cluster) -> None:
+async def test_topic_creation_needs_the_create_operation(cluster: Cluster) -> None:
     mine, other = fresh("mine"), fresh("other")
     asked = CreateTopicsRequest(
         topics=tuple(
@@ -344,7 +345,7 @@ async def test_topics_are_created_by_who_may(cluster: Cluster) -> None:
         assert (await created())[other] == (OK, None, OK)
 
 
-async def test_how_many_partitions_a_topic_has_is_not_told_by_a_refusal(cluster: Cluster) -> None:
+async def test_refusal_does_not_reveal_the_number_of_partitions(cluster: Cluster) -> None:
     name = fresh("secret")
     await create_topic(cluster.admin, name)
     grow = CreatePartitionsRequest(topics=(CreatePartitionsTopic(name=name, count=1_000_000, assignments=None),))
@@ -357,7 +358,7 @@ async def test_how_many_partitions_a_topic_has_is_not_told_by_a_refusal(cluster:
         assert answer.error_code == ErrorCode.POLICY_VIOLATION
 
 
-async def test_topics_are_deleted_by_who_may(cluster: Cluster) -> None:
+async def test_topic_deletion_needs_the_delete_operation(cluster: Cluster) -> None:
     names = mine, seen, hidden, missing = fresh("mine"), fresh("seen"), fresh("hidden"), fresh("missing")
     ids = {name: await create_topic(cluster.admin, name) for name in (mine, seen, hidden)}
 
@@ -420,7 +421,7 @@ def to(**named: Any) -> TopicProduceData:
     return TopicProduceData(**named, partition_data=(PartitionProduceData(index=0, records=batch),))
 
 
-async def test_records_are_written_by_who_may(cluster: Cluster) -> None:
+async def test_produce_needs_the_write_operation(cluster: Cluster) -> None:
     mine, other, missing = fresh("mine"), fresh("other"), fresh("missing")
     ids = [await create_topic(cluster.admin, name) for name in (mine, other)]
 
@@ -442,7 +443,7 @@ async def test_records_are_written_by_who_may(cluster: Cluster) -> None:
             await unheard.closed_by_peer()
 
 
-async def test_records_are_read_by_who_may(cluster: Cluster) -> None:
+async def test_fetch_needs_the_read_operation(cluster: Cluster) -> None:
     mine, other = fresh("mine"), fresh("other")
     ids = [await create_topic(cluster.admin, name) for name in (mine, other)]
     await cluster.admin.send(producing(to(name=mine), to(name=other)), 9)
@@ -461,7 +462,7 @@ async def test_records_are_read_by_who_may(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("deny_all", [False, True])
-async def test_an_idempotent_producer_is_who_may_write_somewhere(cluster: Cluster, deny_all: bool) -> None:
+async def test_idempotent_producer_needs_write_on_any_topic(cluster: Cluster, deny_all: bool) -> None:
     async def begun() -> int:
         return (await cluster.client.send(InitProducerIdRequest(transactional_id=None), 5)).error_code
 
@@ -557,7 +558,7 @@ async def test_groups(cluster: Cluster) -> None:
 
 
 async def coordinated_by_the_guarded(cluster: Cluster) -> str:
-    """A group of which the other node is the coordinator."""
+    """Return a group whose coordinator is the other node."""
     port = int(cluster.guarded.bootstrap.rpartition(":")[2])
     async with asyncio.timeout(30):
         while True:
@@ -567,7 +568,7 @@ async def coordinated_by_the_guarded(cluster: Cluster) -> str:
                 return name
 
 
-async def test_a_pattern_of_a_group_shows_what_may_be_described(cluster: Cluster) -> None:
+async def test_group_pattern_matches_only_topics_that_the_member_may_describe(cluster: Cluster) -> None:
     prefix = fresh("logs")
     allowed, hidden = f"{prefix}-a", f"{prefix}-b"
     for name in (allowed, hidden):
@@ -595,12 +596,12 @@ async def test_a_pattern_of_a_group_shows_what_may_be_described(cluster: Cluster
 
 
 async def group_of(cluster: Cluster) -> str:
-    """A group that the guarded node coordinates."""
+    """Return a group that the node with ACLs coordinates."""
     port = int(cluster.guarded.bootstrap.rpartition(":")[2])
     names = tuple(fresh("group") for _ in range(100))
     async with asyncio.timeout(30):
         while True:
-            # A node that has just come is given its share of them a moment later.
+            # A node that has just started receives its share of the groups a moment later.
             told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=names), 6)
             for each in told.coordinators:
                 if each.port == port:
@@ -617,8 +618,8 @@ async def coordinators(client: WireClient, *groups: str) -> list[int]:
     return [each.error_code for each in answer.coordinators]
 
 
-async def test_groups_that_may_not_be_described_are_not_listed(cluster: Cluster) -> None:
-    """Committed to on the admin's node and on the other, so that whichever coordinates has it."""
+async def test_group_without_describe_permission_is_not_listed(cluster: Cluster) -> None:
+    """Groups committed to on both nodes, so that the coordinator of a group has it on either node."""
     topic = fresh("topic")
     await create_topic(cluster.admin, topic)
     some = [fresh("listed") for _ in range(20)]
@@ -656,7 +657,7 @@ async def test_groups_that_may_not_be_described_are_not_listed(cluster: Cluster)
 # --- the ACLs themselves ------------------------------------------------------------------------------------------
 
 
-async def test_who_may_alter_the_cluster_changes_acls_and_obeys_at_once(cluster: Cluster) -> None:
+async def test_changed_acls_apply_at_once_to_the_client_that_changed_them(cluster: Cluster) -> None:
     name = fresh("topic")
     await create_topic(cluster.admin, name)
     granted = on_topic(Op.DESCRIBE, name)
@@ -686,7 +687,7 @@ async def test_who_may_alter_the_cluster_changes_acls_and_obeys_at_once(cluster:
         assert await topics_of(cluster.client, name) == {name: TOPIC}
 
 
-# --- groups on one node, to whom everything is allowed that is not denied -------------------------------------------
+# --- groups on one node that allows everything that is not denied ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -701,7 +702,7 @@ async def deny(client: WireClient, *acls: tuple[Op, ResourceType, str]) -> None:
     assert [each.error_code for each in answer.results] == [OK] * len(acls), answer
 
 
-async def test_who_may_not_describe_a_topic_neither_subscribes_to_it_nor_sees_who_does(alone: GatewayProcess) -> None:
+async def test_topic_without_describe_permission_is_hidden_from_group_members(alone: GatewayProcess) -> None:
     async with await WireClient.connect(alone.bootstrap) as client:
         group, topic = fresh("group"), fresh("topic")
         await create_topic(client, topic)
@@ -727,13 +728,13 @@ async def test_who_may_not_describe_a_topic_neither_subscribes_to_it_nor_sees_wh
         assert (hidden.error_code, hidden.error_message, hidden.members) == (TOPIC, told, ())
 
 
-async def test_internal_topics_of_a_topology_are_made_for_who_may_create_them(alone: GatewayProcess) -> None:
+async def test_internal_topics_of_a_topology_need_the_create_operation(alone: GatewayProcess) -> None:
     async with await WireClient.connect(alone.bootstrap) as client:
         group, topic = fresh("group"), fresh("topic")
         await create_topic(client, topic)
         one = Instance(client, group, counting(topic, group), "one")
         names = [name for name in of_topology(StreamsGroupHeartbeatRequest(topology=one.topology)) if name != topic]
-        # What has an ACL is not everybody's any more.
+        # A resource with an ACL is no longer open to all.
         granted = [on_cluster(Op.ALTER), *(on_topic(Op.DESCRIBE, name) for name in set(names))]
         answer = await client.send(CreateAclsRequest(creations=tuple(granted)), 3)
         assert [each.error_code for each in answer.results] == [OK] * len(granted)
@@ -752,7 +753,7 @@ async def test_internal_topics_of_a_topology_are_made_for_who_may_create_them(al
 
 
 async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
-    """The group is everybody's, the topic is not."""
+    """Every client may use the group, but not the topic."""
     async with await WireClient.connect(alone.bootstrap) as client:
         group, sharing, topic, other = fresh("group"), fresh("sharing"), fresh("topic"), fresh("other")
         topic_id = await create_topic(client, topic)
@@ -783,7 +784,7 @@ async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
         ):
             asked = named_as(request, topic, sharing)
             if isinstance(request, ShareAcknowledgeRequest):
-                # Of a session: the fetch before it has begun one.
+                # This fetch belongs to a session that an earlier fetch has begun.
                 asked = dataclasses.replace(asked, group_id=sharing, member_id=MEMBER, share_session_epoch=1)
             answer = await client.send(asked, version)
             assert TOPIC in set(codes_in(answer)), (request, answer)
@@ -791,7 +792,7 @@ async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
 
 
 def named_as(request: Any, topic: str, group: str) -> Any:
-    """About this topic, wherever a topic is named; of groups of a list, about this one."""
+    """Return the request with this topic in every field that names a topic, and with this group in lists of groups."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -805,10 +806,10 @@ def named_as(request: Any, topic: str, group: str) -> Any:
     return dataclasses.replace(request, **changed)
 
 
-# --- what a node is asked as a controller, and two-phase commit -----------------------------------------------------
+# --- requests to a controller, and two-phase commit ------------------------------------------------------------------
 
 
-async def test_controllers_are_shown_to_who_may_alter_the_cluster(gateway_factory: GatewayFactory) -> None:
+async def test_describing_controllers_needs_alter_on_the_cluster(gateway_factory: GatewayFactory) -> None:
     broker, controller = free_ports(2)
     listeners = {
         "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",

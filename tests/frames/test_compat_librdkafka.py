@@ -15,15 +15,15 @@ CLEANED_SECONDS = 20.0
 POLL_SECONDS = 0.1
 
 
-async def test_a_reader_of_recent_records_sees_them_compacted(gateway: GatewayProcess) -> None:
-    """librdkafka's 0077: what was just produced is in memory, and has to go from there once the log is clean."""
+async def test_reader_of_recent_records_sees_them_compacted(gateway: GatewayProcess) -> None:
+    """librdkafka's 0077: records just produced are in memory, and must leave it once the log is clean."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         configs = {"cleanup_policy": "compact", "segment_ms": "500", "min_cleanable_dirty_ratio": "0.01"}
         topic = await create(client, fresh("compacted"), **configs)
         now_ms = int(time.time() * 1000)
         for value in (b"1", b"2", b"3"):
             await produce(client, topic, batch(Record(0, now_ms, b"k", value)))
-        # The newest batch always stays as it is, so it takes another to have all of "k" judged.
+        # The newest batch is never compacted, so another batch must follow before all records of "k" are.
         await produce(client, topic, batch(Record(0, now_ms, b"end", b"1")))
         deadline = time.monotonic() + CLEANED_SECONDS
         while (found := await _content(client, topic)) != [(2, b"k", b"3"), (3, b"end", b"1")]:

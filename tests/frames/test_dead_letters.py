@@ -67,7 +67,7 @@ async def written(client: WireClient, topic: str, count: int, partition: int = 0
 
 
 async def settled_to(reader: Reader, start_offset: int) -> None:
-    """Wait until the group begins there: all before is settled."""
+    """Wait until the group begins at that offset: everything before it is settled."""
     request = DescribeShareGroupOffsetsRequest(
         groups=(DescribeShareGroupOffsetsRequestGroup(group_id=reader.group_id, topics=None),)
     )
@@ -119,7 +119,7 @@ async def test_records_delivered_too_often_are_written_with_key_and_value(gatewa
         await settled_to(one, 2)
 
 
-async def test_a_dead_letter_has_the_partition_of_its_record_by_the_number_of_partitions(
+async def test_dead_letter_goes_to_its_records_partition_modulo_the_topics(
     gateway: GatewayProcess,
 ) -> None:
     async with scene(gateway, records=1) as one:
@@ -130,7 +130,7 @@ async def test_a_dead_letter_has_the_partition_of_its_record_by_the_number_of_pa
         assert len(await written(one.client, topic, 1, partition=0)) == 1
 
 
-async def test_dead_letters_keep_to_the_size_of_their_topic_and_one_too_large_has_no_value(
+async def test_dead_letter_too_large_for_its_topic_has_no_value(
     gateway: GatewayProcess,
 ) -> None:
     async with scene(gateway) as one:
@@ -151,7 +151,7 @@ async def test_dead_letters_keep_to_the_size_of_their_topic_and_one_too_large_ha
     [("dlq.missing", None), ("dlq.closed", False), ("open", True)],
     ids=["there is none", "it is not enabled", "its name does not begin so"],
 )
-async def test_records_that_cannot_be_written_are_archived_and_told_of(
+async def test_records_whose_dead_letters_cannot_be_written_are_archived_and_logged(
     gateway: GatewayProcess, name: str, enabled: bool | None
 ) -> None:
     async with scene(gateway, records=2) as one:
@@ -171,7 +171,7 @@ async def test_records_that_cannot_be_written_are_archived_and_told_of(
         assert topic in told[0]
 
 
-async def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(gateway_factory: GatewayFactory) -> None:
+async def test_dead_letter_topic_is_created_if_the_broker_allows_it(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"errors.deadletterqueue.auto.create.topics.enable": "true"})
     async with scene(gateway, records=1) as one:
         topic = fresh("dlq.made")
@@ -185,7 +185,7 @@ async def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(gateway
         assert len(await written(one.client, topic, 1)) == 1
 
 
-async def test_a_lower_share_version_keeps_no_dead_letters(gateway_factory: GatewayFactory) -> None:
+async def test_lower_share_version_writes_no_dead_letters(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory()
     async with scene(gateway, records=1) as one:
         lower = FeatureUpdateKey(feature="share.version", max_version_level=1, upgrade_type=2)
@@ -199,10 +199,10 @@ async def test_a_lower_share_version_keeps_no_dead_letters(gateway_factory: Gate
         assert await written(one.client, topic, 0) == []
 
 
-async def test_dead_letters_that_a_killed_gateway_left_are_written_by_the_next(
+async def test_dead_letters_of_a_killed_gateway_are_written_by_its_successor(
     gateway_factory: GatewayFactory, postgres: Databases
 ) -> None:
-    """A lock on the dead-letter topic holds its writer up until the gateway is dead."""
+    """A lock on the dead-letter topic keeps its writer waiting until the gateway is dead."""
     url = postgres.create()
     gateway = gateway_factory(database_url=url)
     async with scene(gateway, records=2) as one:

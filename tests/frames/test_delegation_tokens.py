@@ -1,4 +1,4 @@
-"""Delegation tokens: who may make, see, renew and end one, and logging in by it."""
+"""Delegation tokens: who may create, describe, renew and expire one, and authentication with one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def create(
 
 
 async def describe(client: WireClient, *owners: str, version: int = 3) -> dict[str, Any]:
-    """By id; of everybody where nobody is named."""
+    """Return the tokens by id; those of all owners if no owner is named."""
     asked = tuple(
         DescribeDelegationTokenOwner(principal_type=kind, principal_name=name)
         for kind, name in (owner.split(":") for owner in owners)
@@ -101,7 +101,7 @@ async def expire(client: WireClient, hmac: bytes, period_ms: int = -1) -> Any:
 async def log_in(
     client: WireClient, token: Any, mechanism: str = "SCRAM-SHA-256", extensions: str = BY_TOKEN
 ) -> tuple[int, str | None, int]:
-    """Code, message and lifetime of the session in milliseconds."""
+    """Return the code, the message and the session's lifetime in milliseconds."""
     password = base64.b64encode(token.hmac).decode()
     exchange = ScramClient(HASHES[mechanism], token.token_id, password, extensions=extensions)
     answer = await authenticate(client, exchange.first, mechanism=mechanism)
@@ -124,11 +124,11 @@ async def run_sql(secured: Secured, sql: str, *values: Any) -> list[Any]:
         await connection.close()
 
 
-# --- making, seeing, renewing, ending ---------------------------------------------------------------------------------
+# --- creating, describing, renewing, expiring -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_a_token_is_made_and_told_to_its_owner(secured: Secured, version: int) -> None:
+async def test_token_is_created_and_shown_to_its_owner(secured: Secured, version: int) -> None:
     async with known(secured, "alice") as alice:
         made = await create(alice, "User:bob", "User:bob", version=version)
         assert made.error_code == 0
@@ -212,17 +212,17 @@ async def test_renewals_are_bounded_by_the_settings(gateway_factory: GatewayFact
         assert (shown.value, shown.is_sensitive) == (None, True)
 
 
-# --- who is heard -----------------------------------------------------------------------------------------------------
+# --- clients that may use the APIs ------------------------------------------------------------------------------------
 
 
 async def codes(client: WireClient) -> list[int]:
-    """Of all four requests."""
+    """Return the codes of all four requests."""
     described = await client.send(DescribeDelegationTokenRequest(owners=None), 3)
     answers = [await create(client), await renew(client, b""), await expire(client, b""), described]
     return [answer.error_code for answer in answers]
 
 
-async def test_strangers_and_those_who_came_by_a_token_are_not_heard(secured: Secured) -> None:
+async def test_anonymous_and_token_authenticated_clients_are_refused(secured: Secured) -> None:
     async with await WireClient.connect(secured.open) as client:
         assert await codes(client) == [NOT_ALLOWED] * 4
     async with known(secured, "alice") as alice:
@@ -233,7 +233,7 @@ async def test_strangers_and_those_who_came_by_a_token_are_not_heard(secured: Se
         await expire(alice, made.hmac)
 
 
-async def test_without_a_key_there_are_none(gateway_factory: GatewayFactory) -> None:
+async def test_tokens_are_disabled_without_a_secret_key(gateway_factory: GatewayFactory) -> None:
     for key in ({}, {"delegation.token.secret.key": ""}):
         secured = start_secured(gateway_factory, {**SETTINGS, "delegation.token.secret.key": "", **key})
         async with known(secured, "alice") as alice:
@@ -265,7 +265,7 @@ def on(operation: Op, kind: ResourceType, name: str) -> AclCreation:
     )
 
 
-async def test_a_token_for_another_takes_a_permission(secured: Secured) -> None:
+async def test_token_for_another_principal_needs_permission(secured: Secured) -> None:
     """KIP-373, and KIP-48's permission to describe one token."""
     async with (
         known(secured, "root") as root,
@@ -301,11 +301,11 @@ async def test_a_token_for_another_takes_a_permission(secured: Secured) -> None:
             assert (await expire(dave, token.hmac)).error_code == 0
 
 
-# --- logging in -------------------------------------------------------------------------------------------------------
+# --- authentication ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mechanism", sorted(HASHES))
-async def test_who_logs_in_by_a_token_acts_for_its_owner(secured: Secured, mechanism: str) -> None:
+async def test_client_authenticated_by_token_acts_as_its_owner(secured: Secured, mechanism: str) -> None:
     refused = (ErrorCode.SASL_AUTHENTICATION_FAILED, GENERIC + mechanism)
     async with known(secured, "root") as root, known(secured, "alice") as alice:
         topic = f"of-root-{mechanism.lower()}"
@@ -342,8 +342,8 @@ def fields_of(made: Any) -> dict[str, Any]:
     return {name: getattr(made, name) for name in made.__dataclass_fields__}
 
 
-async def test_a_token_that_is_not_there_looks_like_one_that_is(secured: Secured) -> None:
-    """By the first answer nobody learns which tokens there are."""
+async def test_unknown_token_is_answered_like_an_existing_one(secured: Secured) -> None:
+    """The first answer must not show which tokens exist."""
     async with known(secured, "alice") as alice:
         made = await create(alice)
         shapes: dict[str, set[Any]] = {}
@@ -386,7 +386,7 @@ async def test_the_shorter_limit_of_a_session_counts(gateway_factory: GatewayFac
                 assert limit_ms - 20_000 < lifetime_ms <= limit_ms
 
 
-async def test_who_comes_again_by_a_token_must_be_its_owner(secured: Secured) -> None:
+async def test_reauthentication_by_token_must_keep_the_principal(secured: Secured) -> None:
     async with known(secured, "alice") as alice, known(secured, "bob") as bob:
         first, again, other = await create(alice), await create(alice), await create(bob)
         async with await connected(secured) as client:
@@ -404,7 +404,7 @@ async def test_who_comes_again_by_a_token_must_be_its_owner(secured: Secured) ->
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_are_one_clusters_and_one_keys(gateway_factory: GatewayFactory) -> None:
+async def test_token_is_valid_for_one_cluster_and_one_key(gateway_factory: GatewayFactory) -> None:
     one = start_secured(gateway_factory, SETTINGS)
     url = one.gateway.database_url
     same = start_secured(gateway_factory, SETTINGS, database_url=url)
@@ -424,7 +424,7 @@ async def test_tokens_are_one_clusters_and_one_keys(gateway_factory: GatewayFact
             assert (await log_in(client, made))[0] == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
-async def test_a_secret_is_neither_stored_nor_logged(gateway_factory: GatewayFactory) -> None:
+async def test_token_secret_is_neither_stored_nor_logged(gateway_factory: GatewayFactory) -> None:
     secured = start_secured(gateway_factory, SETTINGS)
     async with known(secured, "alice") as alice:
         made = await create(alice, "User:bob")

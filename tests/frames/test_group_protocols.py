@@ -51,17 +51,19 @@ ASKED: dict[str, tuple[tuple[Any, int], ...]] = {
         (StreamsGroupDescribeRequest(group_ids=("a", "b")), 0),
     ),
 }
-"""Feature → what is asked of its protocol, and at which version."""
+"""Feature → requests of its protocol, each with its version."""
 
 
 def told(answer: Any) -> set[tuple[int, str | None]]:
-    """The errors of a whole answer, or of each group of it."""
+    """Return the errors of a whole answer, or of each group in it."""
     parts: Iterable[Any] = getattr(answer, "groups", None) or (answer,)
     return {(part.error_code, part.error_message) for part in parts}
 
 
 async def what_is_off(client: WireClient) -> set[str]:
-    """The features of which every request is UNSUPPORTED_VERSION without words; the others have none that is."""
+    """Return the features whose every request is refused with UNSUPPORTED_VERSION and no message. No request of the
+    other features is.
+    """
     off: set[str] = set()
     for feature, requests in ASKED.items():
         refused = [told(await client.send(request, version)) == {OFF} for request, version in requests]
@@ -122,6 +124,6 @@ async def test_share_groups_that_the_setting_names_need_no_feature(client: WireC
 
 
 @pytest.mark.parametrize("protocols", ["consumer", "", "classic,connect"])
-def test_what_the_setting_cannot_be(protocols: str) -> None:
+def test_invalid_group_protocols_are_refused(protocols: str) -> None:
     with pytest.raises(ConfigError):
         parse_broker_configs({"group.coordinator.rebalance.protocols": protocols})

@@ -1,4 +1,6 @@
-"""Handing partitions over, frame by frame: who is held and for how long, and what OffsetFetch says meanwhile."""
+"""Handing partitions over, frame by frame: which member is held, for how long, and what OffsetFetch
+answers in between.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ REBALANCING = ErrorCode.REBALANCE_IN_PROGRESS
 GROUP_RESOURCE = 32
 RECORDS = 2
 MOVED = 1
-"""The partition that goes from a to b."""
+"""The partition that moves from a to b."""
 Sync = asyncio.Future[SyncGroupResponse]
 
 
@@ -67,7 +69,7 @@ async def configure(client: WireClient, group_id: str, **configs: str) -> list[i
 async def committed(
     client: WireClient, group_id: str, topic: str, *, stable: bool, partition: int = MOVED
 ) -> tuple[int, int]:
-    """The code and the offset of the partition that moves."""
+    """Return the code and the offset of the partition that moves."""
     asked = OffsetFetchRequestTopic(name=topic, partition_indexes=(partition,))
     response = await client.send(OffsetFetchRequest(group_id=group_id, topics=(asked,), require_stable=stable), 7)
     (found,) = response.topics[0].partitions
@@ -82,7 +84,7 @@ def produce(bootstrap: str, topic: str, *partitions: int) -> None:
 
 
 async def produce_in_a_transaction(client: WireClient, topic: str) -> None:
-    """The same to the partition that moves, and the marker."""
+    """Produce two records to the partition that moves, in a transaction that a marker ends."""
     producer, partition = Transactional(client, fresh("producer")), (topic, MOVED)
     assert await producer.initialize() is NONE
     assert await producer.add(partition) == [NONE]
@@ -109,7 +111,7 @@ async def fetch(client: WireClient, topic: str, offset: int, partition: int = MO
 
 @asynccontextmanager
 async def read_as_java_does(gateway: GatewayProcess, topic: str, end_offset: int) -> AsyncGenerator[None]:
-    """On a connection of its own it has been given all records, and waits for more."""
+    """On a connection of its own the consumer has received all records, and waits for more."""
     async with await WireClient.connect(gateway.bootstrap, client_id="a") as client:
         await client.send(ApiVersionsRequest(client_software_name="apache-kafka-java", client_software_version="4"), 3)
         await fetch(client, topic, 0)
@@ -135,7 +137,7 @@ class Scene:
     b: Member
 
     async def generation(self, offers: Mapping[Member, tuple[tuple[str, bytes], ...]]) -> None:
-        """Both join with what they claim."""
+        """Both members join with the partitions that they claim."""
         for each, offer in offers.items():
             each.protocols = offer
         joins = [each.join_nowait() for each in offers]
@@ -181,8 +183,11 @@ async def moving(
     group_id: str | None = None,
     elsewhere: GatewayProcess | None = None,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held. `elsewhere`: another node,
-    by which a is served as many records again. `in_a_transaction`: so they were produced, and a marker ends them."""
+    """Assign partition 1 of a to b. The sync of a is answered; that of b may be held.
+
+    `elsewhere` names another node that serves a as many records again. `in_a_transaction`: the records were produced in
+    a transaction, and a marker ends it.
+    """
     instances = ("instance a", "instance b") if static else (None, None)
     group_id, topic = group_id or fresh("handoff"), fresh("topic")
     name = "range" if keeps_the_rule else "cooperative-sticky"
@@ -223,8 +228,10 @@ async def moving(
         yield scene, second
 
 
-async def test_a_target_is_held_and_the_source_is_not(gateway: GatewayProcess) -> None:
-    """27, 29: the source commits in the generation that took the partition from it; the target is told to ask again."""
+async def test_sync_of_the_target_is_held_and_of_the_source_is_not(gateway: GatewayProcess) -> None:
+    """Scenarios 27 and 29: the source commits in the generation that revoked the partition; the
+    target must ask again.
+    """
     async with moving(gateway, "ack", keeps_the_rule=False) as (scene, held):
         a, b = scene.a, scene.b
         assert await a.commit(scene.topic, 3, partition=MOVED) == NONE
@@ -257,13 +264,13 @@ async def test_a_held_sync_is_answered_within_half_a_session_and_offsets_are_not
             assert await committed(admin.client, a.group_id, scene.topic, stable=True) == (NONE, 3)
         assert await committed(b.client, b.group_id, scene.topic, stable=False) == (NONE, 3)
         async with asyncio.timeout(10):
-            # Once it is stored that the target goes on from there.
+            # Stored once the target may continue from there.
             while await committed(b.client, b.group_id, scene.topic, stable=True) != (NONE, 3):
                 pass
 
 
-async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayProcess) -> None:
-    """19, 20: what was served is two records."""
+async def test_commit_up_to_the_mark_releases_the_target(gateway: GatewayProcess) -> None:
+    """Scenarios 19 and 20: two records were served."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         assert await scene.a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
         assert not held.done()
@@ -271,8 +278,8 @@ async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayPro
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
 
 
-async def test_a_source_that_commits_by_transactions_has_drained_once_one_is_committed(gateway: GatewayProcess) -> None:
-    """What was aborted counts for nothing, and a target that goes on is told to wait for what is pending."""
+async def test_source_that_commits_in_transactions_drains_when_one_commits(gateway: GatewayProcess) -> None:
+    """Aborted offsets count for nothing, and a target that continues must wait for pending offsets."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         a, b, group_id = scene.a, scene.b, scene.a.group_id
         producer = Transactional(a.client, fresh("producer"))
@@ -286,13 +293,15 @@ async def test_a_source_that_commits_by_transactions_has_drained_once_one_is_com
             assert not held.done()
             assert await producer.end(committed=is_committed) is NONE
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
-        # Drained, not only held for as long as may be.
+        # The partition has drained; the target was not merely held for the maximum time.
         assert await committed(b.client, group_id, scene.topic, stable=True) == (NONE, RECORDS)
 
 
 @pytest.mark.parametrize("as_java", [False, True])
-async def test_markers_behind_what_was_served_are_not_waited_for(gateway: GatewayProcess, as_java: bool) -> None:
-    """Applications commit behind the last record that they were given."""
+async def test_drain_does_not_wait_for_markers_behind_the_served_records(
+    gateway: GatewayProcess, as_java: bool
+) -> None:
+    """Applications commit the offset behind the last record they received."""
     async with moving(gateway, "drain", keeps_the_rule=True, as_java=as_java, in_a_transaction=True) as (scene, held):
         a, b = scene.a, scene.b
         assert await a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
@@ -303,8 +312,10 @@ async def test_markers_behind_what_was_served_are_not_waited_for(gateway: Gatewa
         assert await committed(b.client, b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
 
 
-async def test_what_java_was_given_is_known_while_it_waits_for_more(gateway: GatewayProcess) -> None:
-    """It asks behind what it was given as soon as the application has that, and is not answered for half a second."""
+async def test_parked_fetch_shows_which_records_the_application_has(gateway: GatewayProcess) -> None:
+    """The consumer requests the next offset as soon as the application has the records, and that fetch waits for half a
+    second.
+    """
     async with moving(gateway, "drain", keeps_the_rule=True, as_java=True) as (scene, held):
         done, _ = await asyncio.wait((held,), timeout=1)
         assert not done
@@ -314,15 +325,17 @@ async def test_what_java_was_given_is_known_while_it_waits_for_more(gateway: Gat
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
 
 
-async def test_what_was_committed_before_is_not_waited_for(gateway: GatewayProcess) -> None:
-    """20: the sync would be held for five seconds."""
+async def test_drain_does_not_wait_for_records_committed_before(gateway: GatewayProcess) -> None:
+    """Scenario 20: without that commit the sync would be held for five seconds."""
     async with moving(gateway, "drain", keeps_the_rule=True, committed_before=RECORDS) as (scene, held):
         assert (await asyncio.wait_for(held, 4)).assignment == given(scene.topic, MOVED)
         assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
 
 
 async def test_members_that_swap_partitions_are_not_held(gateway: GatewayProcess) -> None:
-    """24b: each commits what it had in the generation that took it, and neither waits for the other's sync."""
+    """Scenario 24b: each member commits in the generation that revoked its partition, and neither waits for the other's
+    sync.
+    """
     group_id, topic = fresh("swap"), fresh("topic")
     async with (
         joining(gateway, group_id, "a", topic, "range") as a,
@@ -348,8 +361,8 @@ async def test_members_that_swap_partitions_are_not_held(gateway: GatewayProcess
                     pass
 
 
-async def test_heartbeats_behind_a_held_sync_come_after_it_and_the_member_lives(gateway: GatewayProcess) -> None:
-    """28: a client's requests share a connection, so nothing is heard of a member that is held."""
+async def test_member_with_heartbeats_queued_behind_a_held_sync_stays_alive(gateway: GatewayProcess) -> None:
+    """Scenario 28: a client's requests share a connection, so a held member can send no heartbeat."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         beats = [asyncio.create_task(scene.b.heartbeat()) for _ in range(3)]
         done, _ = await asyncio.wait((held, *beats), timeout=1)
@@ -361,7 +374,7 @@ async def test_heartbeats_behind_a_held_sync_come_after_it_and_the_member_lives(
 
 
 async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gateway: GatewayProcess) -> None:
-    """30: same host, client ids and topic."""
+    """Scenario 30: same host, client ids and topic."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         other = fresh("other")
         async with (
@@ -383,8 +396,8 @@ async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gate
             assert mine == (NONE, RECORDS)
 
 
-async def test_a_static_source_that_restarts_is_not_waited_for(gateway: GatewayProcess) -> None:
-    """31: the process that had the work is gone, and what still speaks for it is fenced."""
+async def test_drain_does_not_wait_for_a_restarted_static_source(gateway: GatewayProcess) -> None:
+    """Scenario 31: the process that had the work is gone, and later requests in its name are fenced."""
     async with (
         moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
         joining(gateway, scene.a.group_id, "a", scene.topic, "range", "instance a") as restarted,
@@ -396,8 +409,8 @@ async def test_a_static_source_that_restarts_is_not_waited_for(gateway: GatewayP
         assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == ErrorCode.FENCED_INSTANCE_ID
 
 
-async def test_a_static_target_that_restarts_waits_in_its_own_place(gateway: GatewayProcess) -> None:
-    """31."""
+async def test_restarted_static_target_waits_in_its_own_place(gateway: GatewayProcess) -> None:
+    """Scenario 31."""
     async with (
         moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
         joining(gateway, scene.b.group_id, "b", scene.topic, "range", "instance b") as restarted,
@@ -413,7 +426,7 @@ async def test_a_static_target_that_restarts_waits_in_its_own_place(gateway: Gat
         assert await scene.b.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
 
 
-async def test_describe_marks_partitions_that_their_owners_may_not_read_yet(
+async def test_describe_marks_partitions_that_owners_may_not_read_yet(
     gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
@@ -431,7 +444,7 @@ async def test_describe_marks_partitions_that_their_owners_may_not_read_yet(
         assert await marked() == {0: None, MOVED: None}
 
 
-async def test_a_lie_about_the_offset_releases_nothing(gateway: GatewayProcess) -> None:
+async def test_commit_of_a_false_offset_releases_nothing(gateway: GatewayProcess) -> None:
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         for offset in (-5, 0, 1):
             await fetch(scene.a.client, scene.topic, offset)
@@ -442,20 +455,21 @@ async def test_a_lie_about_the_offset_releases_nothing(gateway: GatewayProcess) 
         assert (await asyncio.wait_for(held, 10)).error_code == NONE
 
 
-async def test_who_leaves_is_not_waited_for(gateway: GatewayProcess) -> None:
-    """22."""
+async def test_drain_does_not_wait_for_a_source_that_left(gateway: GatewayProcess) -> None:
+    """Scenario 22."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         await scene.a.leave()
         assert (await asyncio.wait_for(held, 10)).error_code == REBALANCING
 
 
-async def test_who_is_lost_is_not_waited_for(gateway: GatewayProcess) -> None:
-    """22: killed, that is: its connection ends, and nothing comes on another."""
+async def test_drain_does_not_wait_for_a_killed_source(gateway: GatewayProcess) -> None:
+    """Scenario 22: the source is killed, so its connection ends and no other connection replaces it."""
     async with moving(gateway, "drain", keeps_the_rule=True, timeout_ms="120000") as (scene, held):
         await scene.a.client.close()
         sync = await asyncio.wait_for(held, 20)
         if sync.error_code == NONE:
-            # Held as long as a client can be; it is told to ask again for offsets until the source is gone.
+            # The target is held as long as a client can be held. Then its OffsetFetch must be repeated until the source
+            # is gone.
             assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (UNSTABLE, -1)
         await told_to_join_again(scene.b)
         assert (await scene.b.join_nowait()).error_code == NONE
@@ -463,8 +477,8 @@ async def test_who_is_lost_is_not_waited_for(gateway: GatewayProcess) -> None:
         assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, -1)
 
 
-async def test_a_target_that_leaves_is_answered(gateway: GatewayProcess) -> None:
-    """23: by an administrator, since its own connection is held."""
+async def test_held_sync_of_a_removed_target_is_answered(gateway: GatewayProcess) -> None:
+    """Scenario 23: an administrator removes the target, because its own connection is held."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         scene.a.member_id, mine = scene.b.member_id, scene.a.member_id
         await scene.a.leave()
@@ -472,15 +486,15 @@ async def test_a_target_that_leaves_is_answered(gateway: GatewayProcess) -> None
         assert (await asyncio.wait_for(held, 10)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-async def test_a_wait_ends_when_its_time_is_over(gateway: GatewayProcess) -> None:
-    """24."""
+async def test_drain_ends_after_its_timeout(gateway: GatewayProcess) -> None:
+    """Scenario 24."""
     async with moving(gateway, "drain", keeps_the_rule=True, timeout_ms="1000") as (scene, held):
         assert (await asyncio.wait_for(held, 20)).assignment == given(scene.topic, MOVED)
         assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, -1)
 
 
-async def test_a_deleted_topic_is_not_waited_for(gateway: GatewayProcess) -> None:
-    """32."""
+async def test_drain_does_not_wait_for_a_deleted_topic(gateway: GatewayProcess) -> None:
+    """Scenario 32."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         await scene.a.client.send(
             DeleteTopicsRequest(topics=(DeleteTopicState(name=scene.topic),), timeout_ms=10_000), 6

@@ -1,8 +1,8 @@
-"""A commit that would let a target go on, while its member or its target leaves or another rebalance begins.
+"""A commit that would release a partition to its target races with a leave, or with another rebalance.
 
-The one idea: Postgres decides the race, so it is held in Postgres. A row that a commit is to lock is locked by the
-test, and what the commit races with is done meanwhile; whichever way it ends, only a member of the current generation
-is given the partition, and only with what was committed before.
+Postgres decides the race, so the test holds the commit in Postgres. It locks a row that the commit must lock, and
+performs the competing step in between. However the race ends, only a member of the current generation receives the
+partition, and it begins at exactly the offset that was committed before.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
 PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
-"""A commit that is held in Postgres holds its shard's lease still, so that no lease is renewed meanwhile."""
+"""A commit held in Postgres also blocks its shard's lease, so no lease is renewed during that time."""
 QUICKLY_S = 4
-"""Less than a SyncGroup is held for."""
+"""Less than the time for which a SyncGroup is held."""
 A_WHILE_S = 1
 
 
 @asynccontextmanager
 async def locked(gateway: GatewayProcess, group_id: str) -> AsyncGenerator[asyncpg.Connection]:
-    """The group's row, which its commits share and its next generation writes."""
+    """Lock the group's row, which commits share and the next generation writes."""
     connection = await asyncpg.connect(gateway.database_url)
     try:
         async with connection.transaction():
@@ -66,14 +66,16 @@ async def until(connection: asyncpg.Connection, sql: str, *values: object) -> No
 
 
 async def waits_for_lock(connection: asyncpg.Connection) -> None:
-    """Until a transaction waits for what this connection holds."""
+    """Wait until a transaction waits for a lock that this connection holds."""
     sql = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
     await until(connection, sql)
 
 
 @asynccontextmanager
 async def draining(gateway: GatewayProcess) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """`moving`, once it is stored how far the source must commit: nothing else of the group waits to be stored."""
+    """`moving`, after the offset up to which the source must commit is stored. Nothing else of the group waits to be
+    stored.
+    """
     sql = "select document -> 'handoffs' -> 0 ->> 'mark' = $2 from sluice.consumer_group where group_id = $1"
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         connection = await asyncpg.connect(gateway.database_url)
@@ -92,7 +94,7 @@ async def nothing_of(*answers: Awaitable[Any]) -> None:
 async def assigned(
     topic: str, shares: Mapping[Member, tuple[int, ...]]
 ) -> Mapping[Member, asyncio.Future[SyncGroupResponse]]:
-    """All sync; the leader gives each its share."""
+    """Let all members sync; the leader assigns each its share."""
     leader = leader_of(*shares)
     by_id = {each.member_id: given(topic, *share) for each, share in shares.items()}
     return {each: each.sync_nowait(by_id if each is leader else None) for each in shares}
@@ -114,8 +116,9 @@ def on_another_connection(speaker: Member, of: Member) -> Member:
 async def queued_commit(
     gateway: GatewayProcess, source: Member, speaker: Member, topic: str
 ) -> AsyncGenerator[asyncio.Task[int]]:
-    """The source's commit of everything: the coordinator has let it pass, and it waits behind a commit of another group
-    until the context ends."""
+    """Send the source's commit of everything. The coordinator has accepted it, and it waits behind a commit of another
+    group until the context ends.
+    """
     async with member(gateway.bootstrap, fresh("busy")) as other:
         assert await other.commit(topic, 1) == NONE
         async with locked(gateway, other.group_id) as lock:
@@ -127,7 +130,7 @@ async def queued_commit(
         assert await before == NONE
 
 
-async def test_a_commit_that_comes_after_the_next_generation_stands_while_its_partition_is_awaited(
+async def test_commit_after_the_next_generation_counts_during_the_drain(
     gateway_factory: GatewayFactory,
 ) -> None:
     gateway = gateway_factory(environment=PATIENT)
@@ -154,8 +157,8 @@ async def test_a_commit_that_comes_after_the_next_generation_stands_while_its_pa
         assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
 
 
-async def test_a_commit_that_comes_after_its_member_has_left_is_refused(gateway_factory: GatewayFactory) -> None:
-    """Its partition has been given away by then, to be read from what was committed before."""
+async def test_commit_after_its_member_left_is_refused(gateway_factory: GatewayFactory) -> None:
+    """The partition has been assigned by then, and is read from what was committed before."""
     gateway = gateway_factory(environment=PATIENT)
     async with (
         draining(gateway) as (scene, held),
@@ -174,8 +177,8 @@ async def test_a_commit_that_comes_after_its_member_has_left_is_refused(gateway_
         assert await committed(b.client, b.group_id, topic, stable=True) == (NONE, -1)
 
 
-async def test_a_target_that_leaves_while_the_commit_is_made_is_given_nothing(gateway_factory: GatewayFactory) -> None:
-    """What was committed counts for whoever comes in its place."""
+async def test_target_that_leaves_during_the_commit_receives_no_partition(gateway_factory: GatewayFactory) -> None:
+    """The commit counts for the member that joins in its place."""
     gateway = gateway_factory(environment=PATIENT)
     async with (
         draining(gateway) as (scene, held),
@@ -199,7 +202,7 @@ async def test_a_target_that_leaves_while_the_commit_is_made_is_given_nothing(ga
         assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
 
 
-async def test_a_rebalance_that_begins_while_the_commit_is_made_goes_by_what_it_has_committed(
+async def test_rebalance_during_the_commit_uses_the_committed_offset(
     gateway_factory: GatewayFactory,
 ) -> None:
     gateway = gateway_factory(environment=PATIENT)
@@ -226,7 +229,7 @@ async def test_a_rebalance_that_begins_while_the_commit_is_made_goes_by_what_it_
 
 
 async def joined_at_once(each: Member) -> set[int]:
-    """Of a consumer group, which holds nobody: the partitions that the member is given."""
+    """Join a consumer group, which holds no member's answer. Return the assigned partitions."""
     each.members = ()
     assert (await each.join_nowait()).error_code == NONE
     answer = await each.sync()
@@ -234,7 +237,7 @@ async def joined_at_once(each: Member) -> set[int]:
     return {index for topic in decode_assignment(answer.assignment).assigned_partitions for index in topic.partitions}
 
 
-async def test_what_is_to_be_drained_is_waited_for_in_the_group_that_an_upgrade_makes(
+async def test_drain_continues_in_the_consumer_group_after_an_upgrade(
     gateway_factory: GatewayFactory,
 ) -> None:
     gateway = gateway_factory()
@@ -248,7 +251,7 @@ async def test_what_is_to_be_drained_is_waited_for_in_the_group_that_an_upgrade_
             return response
 
         async def has_it() -> bool:
-            """Whether b or c is given it: who is to have it is for the coordinator to say."""
+            """Return whether b or c has received the partition: the coordinator chooses the owner."""
             response = await beat(epoch)
             assigned = () if response.assignment is None else response.assignment.topic_partitions
             if any(MOVED in each.partitions for each in assigned):
@@ -268,7 +271,7 @@ async def test_what_is_to_be_drained_is_waited_for_in_the_group_that_an_upgrade_
                 pass
 
 
-async def test_who_was_told_its_share_too_early_is_told_to_wait_in_the_group_that_an_upgrade_makes(
+async def test_member_assigned_too_early_waits_after_an_upgrade(
     gateway_factory: GatewayFactory,
 ) -> None:
     gateway = gateway_factory()

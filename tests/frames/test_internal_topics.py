@@ -1,5 +1,8 @@
-"""Internal topics as clients meet them: groups have no coordinator before `__consumer_offsets` is there, and who reads
-it, by whichever node, finds the groups of all."""
+"""Internal topics as clients see them.
+
+No group has a coordinator before `__consumer_offsets` exists. A reader of it finds the groups of all nodes, through any
+node.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ COORDINATED: list[tuple[Any, int, Any]] = [
 ]
 
 
-async def test_no_group_has_a_coordinator_before_anybody_has_looked_for_one(gateway_factory: GatewayFactory) -> None:
+async def test_groups_have_no_coordinator_before_the_first_lookup(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory(coordinated=False)
     async with await WireClient.connect(gateway.bootstrap) as client:
         for request, version, code in COORDINATED:
@@ -77,10 +80,12 @@ async def test_no_group_has_a_coordinator_before_anybody_has_looked_for_one(gate
             assert code(await client.send(request, version)) != NOT_COORDINATOR, type(request).__name__
 
 
-async def test_a_node_that_was_not_told_looks_before_it_refuses(
+async def test_node_looks_for_the_offsets_topic_before_it_refuses(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """Whichever node made the topic: the other, which holds the leases, refuses nobody from then on."""
+    """Either node may have created the topic. From then on the other node, which holds the leases,
+    refuses no client.
+    """
     first = gateway_factory(coordinated=False, database_url=database_url)
     second = gateway_factory(coordinated=False, database_url=database_url)
     async with (
@@ -93,7 +98,7 @@ async def test_a_node_that_was_not_told_looks_before_it_refuses(
 
 
 async def test_a_database_that_has_groups_has_coordinators(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """Though somebody has deleted the topic."""
+    """Even if a client has deleted the topic."""
     gateway = gateway_factory(database_url=database_url)
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("orders")
@@ -110,7 +115,7 @@ async def test_a_database_that_has_groups_has_coordinators(gateway_factory: Gate
 
 
 @pytest.mark.parametrize("earliest", [True, False])
-async def test_whoever_reads_finds_the_groups_of_all_nodes(
+async def test_reader_of_the_offsets_topic_finds_groups_of_all_nodes(
     gateway_factory: GatewayFactory, database_url: str, earliest: bool
 ) -> None:
     settings = {"offsets.topic.num.partitions": str(PARTITIONS)}
@@ -122,7 +127,7 @@ async def test_whoever_reads_finds_the_groups_of_all_nodes(
         coordinators = await committed_everywhere(client, nodes, groups, topic)
         assert len(coordinators) == 2, "both nodes have some"
         if earliest:
-            # Asks where the log begins, and finds it begun by the node that it asks.
+            # Ask for the start of the log: the node that is asked begins the log.
             await client.send(list_offsets(-2), 7)
         found: dict[str, int] = {}
         offsets = [0] * PARTITIONS
@@ -137,8 +142,8 @@ async def test_whoever_reads_finds_the_groups_of_all_nodes(
         assert found == {group_id: number for number, group_id in enumerate(groups)}
 
 
-async def test_who_asks_for_the_end_is_told_it_behind_what_is_so(gateway_factory: GatewayFactory) -> None:
-    """Who reads from the end on sees what is committed then, and no snapshot."""
+async def test_end_of_an_internal_topic_lies_behind_the_current_state(gateway_factory: GatewayFactory) -> None:
+    """A client that reads from the end sees what is committed from then on, and no snapshot."""
     gateway = gateway_factory({"offsets.topic.num.partitions": "1"})
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("orders")
@@ -152,10 +157,10 @@ async def test_who_asks_for_the_end_is_told_it_behind_what_is_so(gateway_factory
         assert log.decode_value(log.OFFSET_COMMIT, record.value)[1].offset == 6
 
 
-async def test_a_transaction_is_coordinated_by_who_leads_its_partition(
+async def test_leader_of_the_partition_coordinates_its_transactions(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """As in Kafka, whose tools reckon so; all nodes say the same."""
+    """Kafka does the same, and its tools compute the partition themselves. All nodes agree."""
     count = 8
     settings = {"transaction.state.log.num.partitions": str(count)}
     nodes = [gateway_factory(settings, database_url=database_url) for _ in range(2)]
@@ -185,8 +190,10 @@ async def coordinators_and_leaders(bootstrap: str, ids: list[str]) -> tuple[dict
 async def committed_everywhere(
     client: WireClient, nodes: list[GatewayProcess], groups: list[str], topic: str
 ) -> set[int]:
-    """Each group commits its number, at its coordinator; the ports of those. Shards move to a node that has just come,
-    so a coordinator may be another by the time it is asked."""
+    """Let each group commit its number at its coordinator, and return the coordinators' ports.
+
+    Shards move to a node that has just started, so the coordinator may have changed by the time of the commit.
+    """
     async with asyncio.timeout(30):
         while True:
             found = (await client.send(FindCoordinatorRequest(coordinator_keys=tuple(groups)), 4)).coordinators
@@ -202,7 +209,7 @@ async def committed_everywhere(
 
 
 async def commit_at(bootstrap: str, group_id: str, topic: str, offset: int) -> bool:
-    """False: its coordinator is another node by now."""
+    """Commit the offset. Return False if another node coordinates the group by now."""
     async with await WireClient.connect(bootstrap) as client:
         code = await ask_to_commit(client, group_id, topic, offset)
     assert code in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)
@@ -230,7 +237,7 @@ def list_offsets(timestamp: int, partitions: int = PARTITIONS) -> ListOffsetsReq
 
 
 async def read(client: WireClient, offsets: list[int], *, wait_ms: int = 500) -> list[list[Any]]:
-    """Of each partition, what is there from its offset on."""
+    """Read each partition from its offset on."""
     asked = tuple(
         FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1_000_000)
         for index, offset in enumerate(offsets)

@@ -1,4 +1,4 @@
-"""What Apache Kafka 4.4 has brought to its protocol, as frames; each answer is what Apache Kafka 4.4.0 gave."""
+"""Additions of Apache Kafka 4.4 to its protocol, as frames. Each answer is the one that Apache Kafka 4.4.0 gave."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SOFTWARE: dict[str, Any] = {"client_software_name": "tests", "client_software_ve
         (False, True, ErrorCode.REBOOTSTRAP_REQUIRED),
     ],
 )
-async def test_a_client_at_the_wrong_broker_is_to_begin_anew(
+async def test_client_at_the_wrong_broker_must_rebootstrap(
     gateway: GatewayProcess, other_cluster: bool, other_node: bool, code: ErrorCode
 ) -> None:
     async with client_of(gateway) as client:
@@ -106,7 +106,7 @@ async def test_a_controller_that_is_not_registered_cannot_be_unregistered(gatewa
         assert answer.error_message == "Controller ID 77 is not currently registered."
 
 
-async def test_no_description_of_a_topology_is_asked_for_or_kept(gateway: GatewayProcess) -> None:
+async def test_topology_description_is_neither_requested_nor_stored(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         update = StreamsGroupTopologyDescriptionUpdateRequest(group_id=fresh("group"), member_id="m")
         answer = await client.send(update, 0)
@@ -115,7 +115,7 @@ async def test_no_description_of_a_topology_is_asked_for_or_kept(gateway: Gatewa
 
 
 class Static:
-    """A static member of a streams group; `member_id` is another with every process."""
+    """A static member of a streams group. Each process of it has another `member_id`."""
 
     def __init__(self, client: WireClient, group_id: str, topic: str) -> None:
         self.client, self.group_id, self.topology = client, group_id, reading(topic)
@@ -148,7 +148,7 @@ class Static:
 
 
 async def given_tasks(member: Static, joined: StreamsGroupHeartbeatResponse) -> StreamsGroupHeartbeatResponse:
-    """The answer that gives it its tasks: that to its first heartbeat, or a later one."""
+    """Return the heartbeat answer that assigns the member its tasks: the first one or a later one."""
     answer = joined
     async with asyncio.timeout(20):
         while not answer.active_tasks:
@@ -157,7 +157,7 @@ async def given_tasks(member: Static, joined: StreamsGroupHeartbeatResponse) -> 
     return answer
 
 
-async def test_a_static_member_of_a_streams_group_comes_back_to_its_tasks(gateway: GatewayProcess) -> None:
+async def test_restarted_static_streams_member_gets_its_tasks_back(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 2)

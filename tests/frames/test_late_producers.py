@@ -1,4 +1,4 @@
-"""What a producer hears whose transaction the server has ended, as frames. Apache Kafka 4.2 answered the same codes."""
+"""Answers to a producer whose transaction the server has ended, as frames. Apache Kafka 4.2 answered the same codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FENCED, OLD_EPOCH = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 TIMEOUT_MS = 500
 PATIENCE_S = 20.0
 VERSIONS = [pytest.param(1, id="named"), pytest.param(2, id="unnamed")]
-"""Of `transaction.version` that the client goes by."""
+"""Values of `transaction.version` that the client uses."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def wait_for_time_out(client: WireClient, producer: Transactional) -> None
 
 
 async def hears(producer: Transactional, partition: tuple[str, int], version: int) -> None:
-    """What the producer is answered, though it does not know that its transaction is over."""
+    """Return the codes that the producer receives, although it does not know that its transaction is over."""
     late = replace(producer, sequences=dict(producer.sequences))
     produce_version = 10 + version
     assert (await late.send(partition, b"late", version=produce_version)).error_code == OLD_EPOCH
@@ -154,7 +154,7 @@ async def test_a_producer_that_another_has_replaced_may_not_continue(client: Wir
 async def test_a_batch_that_is_repeated_after_its_transaction_is_refused(
     client: WireClient, version: int, code: ErrorCode, *, committed: bool
 ) -> None:
-    """Within a transaction, also within the next one, a repeated batch is answered with its first offset."""
+    """Within a transaction, and also within the next one, a repeated batch is answered with its first offset."""
     partition = (fresh("repeated"), 0)
     await create_topic(client, partition[0])
     producer = Transactional(client, fresh("repeating"))

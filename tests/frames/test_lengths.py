@@ -1,7 +1,7 @@
-"""Requests with few elements and very long strings: each is refused or answered briefly, and holds up no other client.
+"""Requests with few elements and very long strings: each is refused or answered briefly, and delays no other client.
 
 Every request is sent raw, because a client library would refuse to write it. A bystander on a connection of its own
-measures how long the gateway answers nobody; its bound leaves room for a busy machine.
+measures how long the gateway answers no request. Its bound leaves room for a busy machine.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.timeout(120)
 LONGEST = 32_767
 """Bytes of a string in the protocol; longer ones end the connection."""
 SILENCE_S = 1.0
-"""For how long a bystander may be left without an answer. The attacks took five seconds and more."""
+"""Seconds for which a bystander may go unanswered. The attacks took five seconds and more."""
 ANSWER_BYTES = 8 * 1024 * 1024
 
 
@@ -67,7 +67,7 @@ class Bystander:
 
 @asynccontextmanager
 async def bystander(gateway: GatewayProcess) -> AsyncIterator[Bystander]:
-    """Asks for the versions again and again, and notes the longest time until an answer."""
+    """Request the versions repeatedly, and record the longest time until an answer."""
     seen = Bystander()
     ending = asyncio.Event()
 
@@ -82,14 +82,14 @@ async def bystander(gateway: GatewayProcess) -> AsyncIterator[Bystander]:
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(ask())
         yield seen
-        # One more, so that a loop that is still held is seen.
+        # Send one more request, to notice a loop that is still blocked.
         ending.set()
         await asking
     assert seen.longest_s <= SILENCE_S, f"the gateway answered nobody for {seen.longest_s:.1f} s"
 
 
 async def answer_bytes(gateway: GatewayProcess, frame: bytes) -> int | None:
-    """How many bytes the gateway answers to one frame; None if it closes the connection."""
+    """Return how many bytes the gateway answers to one frame, or None if it closes the connection."""
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -113,7 +113,7 @@ async def ask(gateway: GatewayProcess, request: Any, version: int) -> Any:
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway with an authorizer, whose one client may do nothing, and with its log as a terminal shows it."""
+    """A gateway with an authorizer and a plain log, whose one client has no permissions."""
     with gateways(postgres) as start:
         authorizer = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
         yield start(authorizer, environment={"SLUICE_LOG_FORMAT": "console"}, coordinated=False)
@@ -198,7 +198,7 @@ async def test_producers_of_an_illegal_name_are_not_described_to_a_stranger(guar
     assert {(part.error_code, part.error_message) for part in parts} == {(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)}
 
 
-# --- ids above a kilobyte are refused before anything is asked of them -----------------------------------------------
+# --- ids above a kilobyte are refused before they cost anything -----------------------------------------------------
 
 ID = "i" * 1_025
 OTHER = "ok"
@@ -281,15 +281,15 @@ async def test_a_refused_transactional_id_is_not_kept(gateway: GatewayProcess) -
     assert long_id not in {each.transactional_id for each in listed.transaction_states}
 
 
-async def test_many_long_keys_hold_up_nobody(gateway: GatewayProcess) -> None:
-    """As many as one request of eight megabytes holds, each of its own."""
+async def test_many_long_keys_delay_no_other_client(gateway: GatewayProcess) -> None:
+    """Send as many keys as one request of eight megabytes holds, all different."""
     keys = tuple(f"{number:05}" + "k" * (LONGEST - 5) for number in range(240))
     async with bystander(gateway):
         answer = await ask(gateway, FindCoordinatorRequest(coordinator_keys=keys), 4)
     assert {each.error_code for each in answer.coordinators} == {NO_GROUP}
 
 
-# --- what a member offers is counted whole ----------------------------------------------------------------------------
+# --- a member's metadata counts as a whole ----------------------------------------------------------------------------
 
 
 async def test_a_member_whose_protocol_names_are_megabytes_is_refused(gateway: GatewayProcess) -> None:
@@ -306,7 +306,7 @@ async def test_a_member_whose_protocol_names_are_megabytes_is_refused(gateway: G
     assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-# --- the journal keeps no client's words for each of its partitions ---------------------------------------------------
+# --- the journal does not repeat a client's names for each partition --------------------------------------------------
 
 
 async def test_commits_for_a_topic_that_does_not_exist_are_one_row_of_the_journal(gateway: GatewayProcess) -> None:

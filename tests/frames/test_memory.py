@@ -1,4 +1,4 @@
-"""Peers that mean to fill a gateway's memory: what its process grows by stays within the bound of what a node holds."""
+"""Clients that try to fill a gateway's memory: its process grows by no more than the bound of what a node holds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from tests.gateway_process import GatewayFactory
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_peers_that_read_no_answers(gateway_factory: GatewayFactory) -> None:
-    """Each has asked for sixty-four megabytes forty times: what is read for all of them at once counts together."""
+async def test_memory_stays_bounded_if_clients_read_no_answers(gateway_factory: GatewayFactory) -> None:
+    """Each client has requested sixty-four megabytes forty times. The bound covers what is read for all of them
+    together.
+    """
     grown = await unread_answers(gateway_factory(embedded=True), seconds=6)
     assert_within(grown)
 
 
-async def test_producers_while_postgres_stands_still(gateway_factory: GatewayFactory) -> None:
-    """Small frames pass no bound by their number."""
+async def test_memory_stays_bounded_if_producers_send_while_postgres_is_stopped(
+    gateway_factory: GatewayFactory,
+) -> None:
+    """Many small frames do not pass the bound either."""
     assert_within(await stalled_storage(gateway_factory(embedded=True), seconds=6))
 
 

@@ -1,4 +1,4 @@
-"""OAUTHBEARER frame by frame: who is let in for how long, and how who is not is told."""
+"""OAUTHBEARER frame by frame: which clients authenticate, for how long, and how a refused client is answered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def secured(postgres: Databases, issuer: Issuer) -> Iterator[Secured]:
         yield start_secured(factory, {**oauth_settings(path.as_uri()), **more})
 
 
-async def test_who_has_a_token_is_let_in_until_it_expires(secured: Secured, issuer: Issuer) -> None:
+async def test_client_with_a_token_is_served_until_the_token_expires(secured: Secured, issuer: Issuer) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         first = client_first(issuer.token(), "alice", "traceId=1\x01")
         answer = await authenticate(client, first, mechanism=MECHANISM)
@@ -53,7 +53,7 @@ async def test_who_has_a_token_is_let_in_until_it_expires(secured: Secured, issu
         assert 90_000 < answer.session_lifetime_ms <= 100_000, "the token ends before"
 
 
-async def test_of_an_expired_token_nothing_is_left_but_the_skew(secured: Secured, issuer: Issuer) -> None:
+async def test_expired_token_is_accepted_within_the_clock_skew_alone(secured: Secured, issuer: Issuer) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         first = client_first(issuer.token(exp=int(time.time()) - 1, iat=1))
         answer = await authenticate(client, first, mechanism=MECHANISM)
@@ -63,7 +63,9 @@ async def test_of_an_expired_token_nothing_is_left_but_the_skew(secured: Secured
 
 
 @pytest.mark.parametrize("last", [b"\x01", b"a token that is taken"])
-async def test_who_is_refused_reads_why_before_it_is_closed(secured: Secured, issuer: Issuer, last: bytes) -> None:
+async def test_refused_client_receives_the_reason_before_the_close(
+    secured: Secured, issuer: Issuer, last: bytes
+) -> None:
     token = issuer.token(iss="https://somebody-else")
     async with await WireClient.connect(secured.sasl) as client:
         answer = await authenticate(client, client_first(token), mechanism=MECHANISM)
@@ -77,7 +79,7 @@ async def test_who_is_refused_reads_why_before_it_is_closed(secured: Secured, is
     assert not any(part in said for part in token.split("."))
 
 
-async def test_nothing_else_is_taken_behind_a_refused_token(secured: Secured) -> None:
+async def test_another_request_after_a_refused_token_closes_the_connection(secured: Secured) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         answer = await authenticate(client, client_first("x.y.z"), mechanism=MECHANISM)
         assert answer.auth_bytes == INVALID.encode()
@@ -110,10 +112,10 @@ async def test_malformed_messages_and_other_names(secured: Secured, issuer: Issu
             await client.closed_by_peer()
 
 
-async def test_who_cannot_be_checked_is_closed_and_not_refused(
+async def test_connection_is_closed_without_a_refusal_if_the_token_cannot_be_checked(
     gateway_factory: GatewayFactory, issuer: Issuer, tmp_path: Path
 ) -> None:
-    """A client that is told of a failed authentication gives up; one whose connection ends comes back."""
+    """A client that receives an authentication failure gives up; a client whose connection ends tries again."""
     path = tmp_path / "keys"
     more = {"listener.name.asking.oauthbearer.sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "1"}
     secured = start_secured(gateway_factory, {**oauth_settings(path.as_uri()), **more})

@@ -1,5 +1,7 @@
-"""Postgres goes away, or its disk is full, and comes back: what each API answers meanwhile, in frames. Each code is one
-with which stock clients try again, and the batch that they repeat is in the log once."""
+"""Postgres is stopped, or its disk is full, and recovers: the answers of each API in between, in frames.
+
+Each code is one after which stock clients try again, and the batch that they repeat is in the log once.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ async def postgres(directory: Path) -> AsyncGenerator[EmbeddedPostgres]:
 
 
 async def produce(client: WireClient, topic: str, sequence: int, value: bytes = b"x") -> int:
-    """The code for one batch of the idempotent producer."""
+    """Produce one batch of the idempotent producer. Return its code."""
     records = batch_of(value, producer=(PRODUCER, 0, sequence))
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
     answer = await client.send(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=(data,)), 9)
@@ -70,7 +72,9 @@ async def end_of(client: WireClient, topic: str) -> tuple[int, int]:
 
 
 def asks(topic: str, member: Member) -> dict[str, Ask]:
-    """One question of each kind that has to ask Postgres, and Metadata, which need not for a topic that it knows."""
+    """Return one request of each kind that needs Postgres, and Metadata, which does not for a topic that the node
+    knows.
+    """
 
     async def fetched(client: WireClient) -> int:
         return int((await fetch(client, topic)).error_code)
@@ -107,14 +111,14 @@ def asks(topic: str, member: Member) -> dict[str, Ask]:
 
 
 def _on(member: Member, client: WireClient) -> Member:
-    """The same member on another connection."""
+    """Return the same member on another connection."""
     moved = Member(client, member.group_id)
     moved.member_id, moved.generation_id = member.member_id, member.generation_id
     return moved
 
 
 async def answers(gateway: GatewayProcess, questions: dict[str, Ask]) -> dict[str, ErrorCode]:
-    """All at once, each on a connection of its own."""
+    """Send all requests concurrently, each on a connection of its own."""
 
     async def one(ask: Ask) -> ErrorCode:
         async with await WireClient.connect(gateway.bootstrap) as client:
@@ -136,7 +140,7 @@ AWAY = {
     "Metadata": {ErrorCode.NONE},
     "Metadata of an unknown topic": {ErrorCode.LEADER_NOT_AVAILABLE},
     "ListOffsets": {ErrorCode.NOT_LEADER_OR_FOLLOWER},
-    # The second once the node's leases have run out.
+    # The second code once the node's leases have expired.
     "OffsetCommit": {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR},
     "OffsetFetch": {ErrorCode.NOT_COORDINATOR},
     "InitProducerId": {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS},
@@ -144,7 +148,7 @@ AWAY = {
 }
 
 
-async def test_postgres_is_away_and_comes_back(gateway_factory: GatewayFactory) -> None:
+async def test_requests_during_a_stop_of_postgres_are_answered_as_retriable(gateway_factory: GatewayFactory) -> None:
     with short_directory() as directory:
         async with postgres(directory) as server:
             gateway = gateway_factory(database_url=server.url)
@@ -152,7 +156,7 @@ async def test_postgres_is_away_and_comes_back(gateway_factory: GatewayFactory) 
             async with await WireClient.connect(gateway.bootstrap) as client:
                 await create_topic(client, topic)
                 assert await produce(client, topic, 0) == ErrorCode.NONE
-            gateway.restart()  # So that it has no records in memory.
+            gateway.restart()  # so that the gateway has no records in memory
             async with await WireClient.connect(gateway.bootstrap) as client:
                 assert await metadata(client, topic) == ErrorCode.NONE
                 member = Member(client, fresh("g"), session_timeout_ms=60_000)
@@ -178,7 +182,9 @@ async def test_postgres_is_away_and_comes_back(gateway_factory: GatewayFactory) 
             gateway.close()
 
 
-async def test_the_disk_of_postgres_is_full_and_has_room_again(gateway_factory: GatewayFactory) -> None:
+async def test_requests_during_a_full_disk_of_postgres_are_answered_as_retriable(
+    gateway_factory: GatewayFactory,
+) -> None:
     value = bytes(30_000)
     with mounted() as disk:
         async with postgres(disk.directory) as server:

@@ -1,7 +1,7 @@
-"""Thirteen defects that a peer on Postgres was seen to have: each as frames against a running gateway.
+"""Thirteen defects of a peer on Postgres, each as frames against a running gateway.
 
-The tests that need a clock or a background pass wait for its visible effect on a topic that must change, and only then
-look at the topic that must not.
+Tests that need a clock or a background pass first wait for the visible effect on a topic that must change. Only then
+they check the topic that must not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def batch(*records: Record, **head: Any) -> bytes:
 async def produce(
     client: WireClient, topic: str, records: bytes, version: int = 9, *, of: str | None = None
 ) -> PartitionProduceResponse:
-    """`of`: the transactional id, if the batch belongs to a transaction."""
+    """Produce a batch. `of` is the transactional id, if the batch belongs to a transaction."""
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
     asked = ProduceRequest(transactional_id=of, acks=-1, timeout_ms=10_000, topic_data=(data,))
     response = await client.send(asked, version)
@@ -87,7 +87,7 @@ async def create(client: WireClient, name: str, **configs: str) -> str:
 
 
 async def emptied(client: WireClient, topic: str) -> None:
-    """Waits, by asking, until the topic's log starts at its end."""
+    """Wait until the topic's log starts at its end."""
     async with asyncio.timeout(30):
         while True:
             if await list_offset(client, topic, EARLIEST) == await list_offset(client, topic, LATEST):
@@ -96,7 +96,7 @@ async def emptied(client: WireClient, topic: str) -> None:
 
 
 async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factory: GatewayFactory) -> None:
-    """−1 keeps for ever, thirty days do not overflow, and without any setting the default of seven days holds."""
+    """−1 keeps for ever, thirty days do not overflow, and without any setting the default of seven days applies."""
     gateway = gateway_factory({"log.retention.check.interval.ms": "100"})
     async with await WireClient.connect(gateway.bootstrap) as client:
         for_ever = await create(client, "for-ever", retention_ms="-1")
@@ -106,7 +106,7 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
         for topic in (for_ever, thirty_days, default):
             assert (await produce(client, topic, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
         await emptied(client, default)
-        # The pass that emptied the default topic has a successor, and that one has seen all three.
+        # The pass after the one that emptied the default topic has seen all three topics.
         again = await create(client, "again")
         assert (await produce(client, again, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
         await emptied(client, again)
@@ -114,8 +114,10 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
         assert await list_offset(client, thirty_days, EARLIEST) == 0
 
 
-async def test_nothing_of_a_transaction_that_nobody_began_enters_the_log(gateway: GatewayProcess) -> None:
-    """So no record holds read_committed consumers back for ever. A client's own markers are refused, too."""
+async def test_batch_of_a_transaction_that_has_not_begun_is_refused(gateway: GatewayProcess) -> None:
+    """Otherwise such a record would block read_committed consumers for ever. A client's own markers
+    are refused, too.
+    """
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("transactional")
         await create_topic(client, topic)
@@ -143,7 +145,7 @@ async def test_two_headers_of_one_key(gateway: GatewayProcess) -> None:
 
 
 async def test_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayProcess) -> None:
-    """And both are answered with its offset; sequences go on after 2^31 − 1."""
+    """Both are answered with the same offset. Sequences continue after 2^31 − 1."""
     async with (
         await WireClient.connect(gateway.bootstrap) as one,
         await WireClient.connect(gateway.bootstrap) as other,
@@ -160,8 +162,8 @@ async def test_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayP
         assert await list_offset(one, topic, LATEST) == 4
 
 
-async def test_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) -> None:
-    """A transaction that nobody ends is aborted when its time is up, and its producer fenced."""
+async def test_transaction_of_a_dead_producer_is_aborted(gateway: GatewayProcess) -> None:
+    """A transaction without an end is aborted after its timeout, and its producer is fenced."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic, name = fresh("dead"), fresh("dead-producer")
         await create_topic(client, topic)
@@ -191,7 +193,7 @@ async def test_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) ->
         assert (await produce(client, topic, more, of=name)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-async def test_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) -> None:
+async def test_fetch_out_of_range_is_refused_with_that_code(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("range")
         await create_topic(client, topic)
@@ -202,8 +204,8 @@ async def test_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) 
             assert (answer.log_start_offset, answer.high_watermark) == (0, 1)
 
 
-async def test_no_security_is_pretended(gateway: GatewayProcess) -> None:
-    """Whoever wants to log in where nobody is asked who he is learns that he cannot."""
+async def test_sasl_on_a_plain_listener_is_refused(gateway: GatewayProcess) -> None:
+    """A client that tries to authenticate on a listener without authentication learns that it cannot."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         for version in (0, 1):
             shaken = await client.send(SaslHandshakeRequest(mechanism="PLAIN"), version)
@@ -212,7 +214,7 @@ async def test_no_security_is_pretended(gateway: GatewayProcess) -> None:
         assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
-async def test_a_zombies_offset_is_not_written_before_it_is_refused(gateway: GatewayProcess) -> None:
+async def test_offset_of_a_zombie_is_refused_and_not_written(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic, group_id = fresh("zombie"), fresh("zombies")
         await create_topic(client, topic)
@@ -230,8 +232,8 @@ async def test_a_zombies_offset_is_not_written_before_it_is_refused(gateway: Gat
         assert answer.groups[0].topics[0].partitions[0].committed_offset == 1
 
 
-async def test_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> None:
-    """InitProducerId with an id it has; settings that are lists, grown and shrunk; a torn AddPartitionsToTxn."""
+async def test_requests_that_crashed_the_peer_are_answered(gateway: GatewayProcess) -> None:
+    """InitProducerId with an existing id; list settings, extended and shortened; a torn AddPartitionsToTxn."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         first = await client.send(InitProducerIdRequest(transactional_id=None), 4)
         again = await client.send(
@@ -260,7 +262,7 @@ async def test_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> 
 
 @pytest.mark.parametrize("version", [4, 11, 12])
 async def test_a_fetch_never_hangs(gateway: GatewayProcess, version: int) -> None:
-    """It ends empty at its deadline, and with the record as soon as there is one."""
+    """The fetch returns empty at its deadline, and returns the record as soon as one is there."""
     async with (
         await WireClient.connect(gateway.bootstrap) as consumer,
         await WireClient.connect(gateway.bootstrap) as producer,

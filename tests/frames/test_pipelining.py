@@ -1,4 +1,4 @@
-"""A client may send its next request before it has seen the last answer: each sees what those before it did."""
+"""A client may send its next request before the last answer arrives: each request sees the effects of earlier ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def commit_of(one: Member, topic: str, offset: int) -> OffsetCommitRequest:
 
 
 def commit_to(one: Member, *topics: tuple[str, int, int]) -> OffsetCommitRequest:
-    """A commit of (topic, partition, offset) each."""
+    """Return a commit of each (topic, partition, offset)."""
     return OffsetCommitRequest(
         group_id=one.group_id,
         generation_id_or_member_epoch=one.generation_id,
@@ -56,7 +56,7 @@ def everything_of(group_id: str) -> OffsetFetchRequest:
 
 
 async def until_waiting_for_locks(connection: asyncpg.Connection) -> None:
-    """Waits until another session of this database waits for a lock."""
+    """Wait until another session of this database waits for a lock."""
     waiting = (
         "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
     )
@@ -67,8 +67,8 @@ async def until_waiting_for_locks(connection: asyncpg.Connection) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_commit_stands_though_the_join_behind_it_ends_its_generation(gateway: GatewayProcess) -> None:
-    """librdkafka commits when it revokes and joins again without waiting for the answer."""
+async def test_commit_counts_if_the_join_behind_it_ends_its_generation(gateway: GatewayProcess) -> None:
+    """librdkafka commits when it revokes, and joins again without waiting for the answer."""
     topic, group_id = fresh("behind"), fresh("behind")
     async with member(gateway.bootstrap, group_id) as one:
         await create_topic(one.client, topic)
@@ -84,8 +84,8 @@ async def test_a_commit_stands_though_the_join_behind_it_ends_its_generation(gat
             assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
 
 
-async def test_a_commit_stands_though_its_member_leaves_at_once(gateway: GatewayProcess) -> None:
-    """And goes without waiting for either answer."""
+async def test_commit_counts_if_its_member_leaves_at_once(gateway: GatewayProcess) -> None:
+    """The member leaves without waiting for either answer."""
     topic = fresh("leaving")
     async with await WireClient.connect(gateway.bootstrap) as onlooker:
         await create_topic(onlooker, topic)
@@ -106,7 +106,7 @@ async def test_a_commit_stands_though_its_member_leaves_at_once(gateway: Gateway
             assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
 
 
-async def test_an_offset_is_there_for_the_fetch_behind_its_commit(gateway: GatewayProcess) -> None:
+async def test_offset_fetch_behind_a_commit_sees_the_offset(gateway: GatewayProcess) -> None:
     topic, group_id = fresh("read"), fresh("read")
     async with member(gateway.bootstrap, group_id) as one:
         await create_topic(one.client, topic)
@@ -119,7 +119,9 @@ async def test_an_offset_is_there_for_the_fetch_behind_its_commit(gateway: Gatew
 
 
 async def test_pipelined_commits_share_transactions_and_are_answered_in_order(gateway: GatewayProcess) -> None:
-    """One is in Postgres while the others arrive; they and the heartbeats between them wait for two in all."""
+    """One commit is in Postgres while the others arrive. They, and the heartbeats between them, need two transactions
+    in all.
+    """
     topic, group_id = fresh("shared"), fresh("shared")
     async with member(gateway.bootstrap, group_id) as one:
         await create_topic(one.client, topic, ROUNDS)
@@ -138,7 +140,7 @@ async def test_pipelined_commits_share_transactions_and_are_answered_in_order(ga
                     beaten = one.client.send_nowait(alive, 4)
                     beaten.add_done_callback(lambda _, number=2 * partition + 1: answered.append(number))
                     waiting += [committed, beaten]
-                # Another connection's request is answered behind them, so the node has read them all.
+                # Another connection's request is answered after them, so the node has read them all.
                 await until_waiting_for_locks(database)
                 async with await WireClient.connect(gateway.bootstrap) as other:
                     await other.send(everything_of(group_id), 8)
@@ -157,7 +159,7 @@ async def test_pipelined_commits_share_transactions_and_are_answered_in_order(ga
         }
 
 
-async def test_the_later_of_two_pipelined_commits_wins_though_the_first_looks_up_a_topic(
+async def test_later_of_two_pipelined_commits_wins_if_the_first_is_slower(
     gateway: GatewayProcess,
 ) -> None:
     topic, group_id = fresh("overtaken"), fresh("overtaken")
@@ -175,7 +177,7 @@ async def test_the_later_of_two_pipelined_commits_wins_though_the_first_looks_up
             assert stored.groups[0].topics[0].partitions[0].committed_offset == offset + 1
 
 
-async def test_a_fetch_of_offsets_does_not_see_the_commit_behind_it(gateway: GatewayProcess) -> None:
+async def test_offset_fetch_does_not_see_a_commit_behind_it(gateway: GatewayProcess) -> None:
     topic, group_id = fresh("unseen"), fresh("unseen")
     async with member(gateway.bootstrap, group_id) as one:
         await create_topic(one.client, topic)
@@ -191,7 +193,7 @@ async def test_a_fetch_of_offsets_does_not_see_the_commit_behind_it(gateway: Gat
                 assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
 
 
-async def test_a_topic_is_there_for_the_metadata_behind_its_creation(gateway: GatewayProcess) -> None:
+async def test_metadata_behind_a_creation_shows_the_topic(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         for _ in range(ROUNDS):
             name = fresh("created")

@@ -1,4 +1,4 @@
-"""Quotas on a running gateway: who is above one is answered at once, and then not heard for a while."""
+"""Quotas on a running gateway: a client above its quota is answered at once, and then muted for a while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.wire import WireClient
 
 BYTES = 60_000
 WINDOW_S = 10
-"""What comes at once counts as the rate of so long."""
+"""Seconds over which a burst counts as a rate."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def limit(admin: WireClient, client_id: str | None, **values: float) -> No
 
 
 async def produce(client: WireClient, topic: str) -> Any:
-    """A batch of about BYTES."""
+    """Produce a batch of about BYTES."""
     records = build_batch([Record(0, 1_000, None, os.urandom(BYTES))])
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
     asked = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=(data,))
@@ -61,9 +61,7 @@ async def fetch(client: WireClient, topic: str) -> Any:
     return answer
 
 
-async def test_who_produces_too_much_is_told_and_not_heard_for_as_long(
-    gateway: GatewayProcess, admin: WireClient
-) -> None:
+async def test_producer_above_its_quota_is_answered_and_muted(gateway: GatewayProcess, admin: WireClient) -> None:
     topic, name = fresh("quota"), fresh("client")
     await create_topic(admin, topic)
     await limit(admin, name, producer_byte_rate=BYTES / WINDOW_S * 0.9)
@@ -78,7 +76,7 @@ async def test_who_produces_too_much_is_told_and_not_heard_for_as_long(
         assert (await produce(again, topic)).throttle_time_ms > 1_000, "the client's, not the connection's"
 
 
-async def test_who_fetches_too_much_is_told(gateway: GatewayProcess, admin: WireClient) -> None:
+async def test_fetch_above_the_quota_reports_the_throttle_time(gateway: GatewayProcess, admin: WireClient) -> None:
     topic, name = fresh("quota"), fresh("client")
     await create_topic(admin, topic)
     await limit(admin, name, consumer_byte_rate=BYTES / WINDOW_S * 2.9)
@@ -88,7 +86,7 @@ async def test_who_fetches_too_much_is_told(gateway: GatewayProcess, admin: Wire
         assert (await fetch(client, topic)).throttle_time_ms > 100
 
 
-async def test_each_client_has_the_default_for_itself_and_others_their_own(
+async def test_default_quota_applies_per_client_unless_it_has_its_own(
     gateway: GatewayProcess, admin: WireClient
 ) -> None:
     topic, named = fresh("quota"), fresh("client")
@@ -107,7 +105,7 @@ async def test_each_client_has_the_default_for_itself_and_others_their_own(
         await limit(admin, None, producer_byte_rate=2.0**62)
 
 
-async def test_who_makes_the_node_work_too_long_is_told(gateway: GatewayProcess, admin: WireClient) -> None:
+async def test_client_above_its_request_quota_is_throttled(gateway: GatewayProcess, admin: WireClient) -> None:
     name = fresh("client")
     await limit(admin, name, request_percentage=0.000_1)
     async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
@@ -117,7 +115,7 @@ async def test_who_makes_the_node_work_too_long_is_told(gateway: GatewayProcess,
         assert (await client.send(MetadataRequest(topics=None), 9)).throttle_time_ms == 0
 
 
-async def test_who_makes_too_many_partitions_is_refused_until_nothing_is_owed(
+async def test_creation_above_the_partition_quota_is_refused_until_the_debt_is_paid(
     gateway: GatewayProcess, admin: WireClient
 ) -> None:
     name = fresh("client")
@@ -160,7 +158,7 @@ async def test_who_makes_too_many_partitions_is_refused_until_nothing_is_owed(
     assert deleted.responses[0].error_code == ErrorCode.NONE
 
 
-async def test_who_connects_too_often_is_kept_waiting_and_closed(gateway: GatewayProcess, admin: WireClient) -> None:
+async def test_connections_above_the_rate_are_delayed_and_closed(gateway: GatewayProcess, admin: WireClient) -> None:
     async def set_rate(**ops: Any) -> None:
         entry = EntryData(
             entity=(EntityData(entity_type="ip", entity_name="127.0.0.1"),),

@@ -1,4 +1,4 @@
-"""SASL frame by frame: what is taken when, what is answered, and what ends the connection."""
+"""SASL frame by frame: which requests are accepted when, what is answered, and what ends the connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.secured import MECHANISMS, USERS, ScramClient, Secured, authenticate,
 from tests.wire import WireClient, encode_frame
 
 DELAY_S = 0.095
-"""`connection.failed.authentication.delay.ms`, but for what a timer may be early."""
+"""`connection.failed.authentication.delay.ms`, less the time by which a timer may be early."""
 SALTED = bytes(range(32))
 GENERIC = "Authentication failed during authentication due to invalid credentials with SASL mechanism "
 ALICE = plain_token("alice", USERS["alice"])
@@ -68,7 +68,7 @@ async def end_offset(bootstrap: str, topic: str) -> int:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_a_known_user_is_let_in(secured: Secured, version: int) -> None:
+async def test_known_user_is_authenticated(secured: Secured, version: int) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         versions = await client.send(ApiVersionsRequest(client_software_name="a", client_software_version="1"), 4)
         assert {17, 36, 50, 51} <= {line.api_key for line in versions.api_keys}
@@ -102,7 +102,7 @@ async def test_the_handshake_names_what_is_enabled(secured: Secured) -> None:
         ),
     ],
 )
-async def test_who_fails_is_told_after_a_while_and_closed(secured: Secured, token: bytes, message: str) -> None:
+async def test_failed_authentication_is_answered_late_and_closed(secured: Secured, token: bytes, message: str) -> None:
     failed = total(secured.gateway, "failed_authentication_total")
     async with await WireClient.connect(secured.sasl) as client:
         began_s = time.monotonic()
@@ -113,7 +113,7 @@ async def test_who_fails_is_told_after_a_while_and_closed(secured: Secured, toke
     assert total(secured.gateway, "failed_authentication_total") == failed + 1
 
 
-async def test_nothing_is_taken_that_comes_in_one_segment_before_authentication(secured: Secured) -> None:
+async def test_produce_in_one_segment_is_not_served_before_authentication(secured: Secured) -> None:
     topic = fresh("smuggled")
     async with await WireClient.connect(secured.open) as opened:
         await create_topic(opened, topic)
@@ -146,7 +146,7 @@ async def test_other_requests_before_the_handshake_end_the_connection(secured: S
         await closed_unanswered(client)
 
 
-async def test_versions_may_be_asked_once_and_again_only_where_they_were_not_told(secured: Secured) -> None:
+async def test_api_versions_may_be_repeated_only_after_an_unsupported_version(secured: Secured) -> None:
     asked = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     async with await WireClient.connect(secured.sasl) as client:
         client.send_bytes(struct.pack(">ihhih", 10, 18, 99, 1, -1))
@@ -164,7 +164,7 @@ async def test_versions_may_be_asked_once_and_again_only_where_they_were_not_tol
     writer.close()
 
 
-async def test_another_request_in_the_place_of_a_token_is_told_so(secured: Secured) -> None:
+async def test_other_request_in_place_of_a_token_is_refused_by_its_code(secured: Secured) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         await client.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
         began_s = time.monotonic()
@@ -178,7 +178,7 @@ async def test_another_request_in_the_place_of_a_token_is_told_so(secured: Secur
         assert answer.responses[0].partition_responses[0].error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
-async def test_after_a_handshake_of_version_0_tokens_come_as_they_are(secured: Secured) -> None:
+async def test_tokens_are_unframed_after_a_handshake_of_version_0(secured: Secured) -> None:
     host, _, port = secured.sasl.rpartition(":")
     for token, is_in in ((ALICE, True), (plain_token("alice", "wrong"), False)):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -211,7 +211,7 @@ async def test_requests_before_authentication_are_bounded(gateway_factory: Gatew
             await client.closed_by_peer(seconds=0.3)
 
 
-async def test_where_nobody_is_asked_authentication_is_out_of_place(secured: Secured) -> None:
+async def test_sasl_on_a_listener_without_authentication_is_refused(secured: Secured) -> None:
     async with await WireClient.connect(secured.open) as client:
         answer = await client.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
         assert (answer.error_code, answer.mechanisms) == (ErrorCode.ILLEGAL_SASL_STATE, ())
@@ -244,7 +244,7 @@ async def set_password(bootstrap: str, user: str, password: str, mechanism: int,
 
 
 async def scram(client: WireClient, mechanism: str, hash_name: str, user: str, password: str) -> tuple[int, str | None]:
-    """The last answer's code and message."""
+    """Return the last answer's code and message."""
     exchange = ScramClient(hash_name, user, password)
     answer = await authenticate(client, exchange.first, mechanism=mechanism)
     if answer.error_code:
@@ -282,8 +282,10 @@ async def test_scram_holds_on_every_node_at_once(postgres: Databases, gateway_fa
         assert await outcome("second") == (refused, GENERIC + mechanism)
 
 
-async def test_who_cannot_be_looked_up_is_closed_and_not_refused(gateway_factory: GatewayFactory) -> None:
-    """A client that is told of a failed authentication gives up; one whose connection ends comes back."""
+async def test_connection_is_closed_without_a_refusal_if_the_user_cannot_be_read(
+    gateway_factory: GatewayFactory,
+) -> None:
+    """A client that receives an authentication failure gives up; a client whose connection ends tries again."""
     secured = start_secured(gateway_factory, embedded=True)
     await set_password(secured.open, "carol", "password", 1)
     secured.gateway.pause_postgres()
@@ -316,7 +318,7 @@ def short(postgres: Databases) -> Iterator[Secured]:
         yield start_secured(factory, {"listener.name.asking.plain.connections.max.reauth.ms": "1500"})
 
 
-async def test_a_session_is_told_its_end_and_ends(short: Secured) -> None:
+async def test_session_announces_its_lifetime_and_ends(short: Secured) -> None:
     expired = total(short.gateway, "expired_connections_killed_total")
     async with await WireClient.connect(short.sasl) as client:
         assert (await authenticate(client, ALICE)).session_lifetime_ms == 1500
@@ -328,7 +330,7 @@ async def test_a_session_is_told_its_end_and_ends(short: Secured) -> None:
     assert total(short.gateway, "expired_connections_killed_total") == expired + 1
 
 
-async def test_who_authenticates_again_goes_on(short: Secured) -> None:
+async def test_session_continues_after_reauthentication(short: Secured) -> None:
     again = total(short.gateway, "successful_reauthentication_total")
     async with await WireClient.connect(short.sasl) as client:
         await authenticate(client, ALICE)
@@ -343,7 +345,7 @@ async def test_who_authenticates_again_goes_on(short: Secured) -> None:
     assert total(short.gateway, "successful_reauthentication_total") == again + 2
 
 
-async def test_nobody_becomes_somebody_else(short: Secured) -> None:
+async def test_reauthentication_as_another_principal_is_refused(short: Secured) -> None:
     async with await WireClient.connect(short.sasl) as client:
         await authenticate(client, ALICE)
         answer = await authenticate(client, plain_token("bob", USERS["bob"]))
@@ -352,7 +354,7 @@ async def test_nobody_becomes_somebody_else(short: Secured) -> None:
         await client.closed_by_peer()
 
 
-async def test_nobody_changes_the_mechanism(short: Secured) -> None:
+async def test_reauthentication_with_another_mechanism_is_refused(short: Secured) -> None:
     async with await WireClient.connect(short.sasl) as client:
         await authenticate(client, ALICE)
         assert (await client.send(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)).error_code == 0
@@ -360,7 +362,7 @@ async def test_nobody_changes_the_mechanism(short: Secured) -> None:
         await closed_unanswered(client, after_s=DELAY_S * 0.9)
 
 
-async def test_who_authenticates_again_is_not_known_meanwhile(short: Secured) -> None:
+async def test_requests_during_reauthentication_are_refused(short: Secured) -> None:
     async with await WireClient.connect(short.sasl) as client:
         await authenticate(client, ALICE)
         handshake = client.send_nowait(SaslHandshakeRequest(mechanism="PLAIN"), 1)

@@ -1,5 +1,7 @@
-"""What went wrong with consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), as far as it shows on
-the wire only; the rest is in `tests/coordinator/test_seaweed.py`, and with stock clients in `tests/clients/`."""
+"""Defects of consumer groups of another gateway (SeaweedFS #9143 and its follow-ups) that show on the wire.
+
+The others are in `tests/coordinator/test_seaweed.py`, and with stock clients in `tests/clients/`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gatew
         async with member(gateway.bootstrap, group_id, version=3) as again:
             again.member_id, again.generation_id = first.member_id, first.generation_id
             assert await again.heartbeat() == NONE
-            # The id has moved to this connection, so an empty id here is that member, and on the old one a new member.
+            # The id now belongs to this connection, so an empty id here means that member, and on the old connection a
+            # new member.
             again.member_id = ""
             assert (await again.join_nowait()).member_id == first.member_id
             first.member_id = ""
@@ -90,7 +93,7 @@ LEAVE_ANSWERS = {
     4: "00 00000000 0000 02 02 6d 00 0019 00 00",
     5: "00 00000000 0000 02 02 6d 00 0019 00 00",
 }
-"""The bytes after the correlation id when member `m`, without instance id, is unknown."""
+"""The bytes after the correlation id if member `m`, without an instance id, is unknown."""
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -106,8 +109,8 @@ async def test_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) 
     assert bytes(frame) == (77).to_bytes(4) + bytes.fromhex(LEAVE_ANSWERS[version])
 
 
-async def test_held_requests_of_one_member_do_not_hold_up_another(gateway: GatewayProcess) -> None:
-    """One connection waits for minutes, every other goes on."""
+async def test_held_requests_of_one_member_do_not_delay_another(gateway: GatewayProcess) -> None:
+    """One connection waits for minutes; every other one continues."""
     group_id, topic = fresh("held"), fresh("topic")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await create_topic(first.client, topic)

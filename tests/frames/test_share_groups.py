@@ -1,4 +1,4 @@
-"""Share groups on the wire (KIP-932): records acquired, acknowledged, released, and there after a kill."""
+"""Share groups on the wire (KIP-932): records are acquired, acknowledged and released, and survive a kill."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.wire import WireClient
 NONE = ErrorCode.NONE
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 Acknowledged = tuple[int, int, int]
-"""First and last offset, and how."""
+"""First offset, last offset and acknowledgement type."""
 
 
 def member_name() -> str:
@@ -77,7 +77,7 @@ class Reader:
         self.session_epoch = 0
 
     async def join(self) -> None:
-        """Until it is told to read the topic."""
+        """Send heartbeats until the group assigns the topic."""
         async with asyncio.timeout(10):
             while True:
                 names = (self.topic,) if self.member_epoch == 0 else None
@@ -139,7 +139,7 @@ class Reader:
         return answer
 
     async def fetch(self, *acknowledged: Acknowledged, **more: Any) -> list[tuple[int, int, int]]:
-        """What it has acquired of partition 0: first and last offset, and how often they were delivered."""
+        """Return the acquired ranges of partition 0: first offset, last offset and delivery count."""
         data = part_of(await self.ask(*acknowledged, **more))
         if data is None:
             return []
@@ -147,7 +147,7 @@ class Reader:
         return [(each.first_offset, each.last_offset, each.delivery_count) for each in data.acquired_records]
 
     async def acknowledge(self, *acknowledged: Acknowledged, epoch: int | None = None, renews: bool = False) -> int:
-        """The error of partition 0, or of the request."""
+        """Return the error of partition 0, or of the request."""
         batches = tuple(
             AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=(how,))
             for first, last, how in acknowledged
@@ -181,7 +181,7 @@ def part_of(answer: ShareFetchResponse, index: int = 0) -> PartitionData | None:
 
 @asynccontextmanager
 async def reading(gateway: GatewayProcess, group_id: str, topic: str, topic_id: UUID) -> AsyncGenerator[Reader]:
-    """A member on a connection of its own."""
+    """Join with a member on a connection of its own."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         reader = Reader(client, group_id, topic, topic_id)
         await reader.join()
@@ -190,7 +190,7 @@ async def reading(gateway: GatewayProcess, group_id: str, topic: str, topic_id: 
 
 @asynccontextmanager
 async def scene(gateway: GatewayProcess, records: int = 0, **configs: str) -> AsyncGenerator[Reader]:
-    """A group that reads from the beginning, its first member, and records in partition 0."""
+    """Create a group that reads from the beginning, its first member, and records in partition 0."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         group_id, topic = fresh("share"), fresh("topic")
         topic_id = await create_topic(client, topic, 2)
@@ -247,17 +247,18 @@ async def test_records_are_acquired_once_and_settled(gateway: GatewayProcess) ->
         (1, 1, [(0, 6)]),
     ],
 )
-async def test_what_is_acquired_is_told_in_ranges_of_the_size_that_is_asked_for(
+async def test_acquired_ranges_have_the_requested_batch_size(
     gateway: GatewayProcess, size: int, mode: int, expected: list[tuple[int, int]]
 ) -> None:
-    """From batch to batch as they were written (upstream: SharePartition.createBatches); not where records are limited,
-    as there."""
+    """Range by range as the batches were written (upstream: SharePartition.createBatches). Unlike there, this does not
+    apply if records are limited.
+    """
     async with scene(gateway) as one:
         for count in (1, 1, 3, 1, 1):
             await send(one.client, one.topic, *[b"value"] * count)
         told = await one.fetch(batch_size=size, share_acquire_mode=mode)
         assert told == [(first, last, 1) for first, last in expected]
-        # They are settled as one all the same.
+        # One acknowledgement settles them all the same.
         assert await one.acknowledge((0, 6, ACCEPT)) == NONE
         assert await one.fetch(batch_size=size, share_acquire_mode=mode) == []
 
@@ -275,7 +276,7 @@ async def test_a_fetch_waits_for_records_and_for_those_that_are_released(gateway
         assert await asyncio.wait_for(waiting, 10) == [(0, 0, 2)]
 
 
-async def test_what_is_rejected_or_delivered_too_often_comes_no_more(gateway: GatewayProcess) -> None:
+async def test_rejected_or_too_often_delivered_record_is_not_delivered_again(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one:
         assert await one.fetch() == [(0, 1, 1)]
         assert await one.acknowledge((0, 0, REJECT), (1, 1, RELEASE)) == NONE
@@ -304,7 +305,7 @@ async def test_more_partitions_are_read_and_forgotten(gateway: GatewayProcess) -
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0, [(0, 9, 1)]), (1, [(0, 3, 1)])])
-async def test_a_batch_is_taken_whole_or_to_the_record(
+async def test_batch_is_acquired_whole_or_up_to_the_record_limit(
     gateway: GatewayProcess, mode: int, expected: list[tuple[int, int, int]]
 ) -> None:
     async with scene(gateway) as one:
@@ -312,7 +313,7 @@ async def test_a_batch_is_taken_whole_or_to_the_record(
         assert await one.fetch(max_records=4, share_acquire_mode=mode) == expected
 
 
-async def test_what_was_aborted_is_not_delivered_to_who_reads_what_is_committed(gateway: GatewayProcess) -> None:
+async def test_aborted_records_are_not_delivered_to_read_committed_groups(gateway: GatewayProcess) -> None:
     async with scene(gateway, share_isolation_level="read_committed") as one:
         producer = await producer_of(one.client)
         partition = (one.topic, 0)
@@ -326,7 +327,7 @@ async def test_what_was_aborted_is_not_delivered_to_who_reads_what_is_committed(
         assert await one.fetch() == []
 
 
-async def test_more_than_the_window_that_was_aborted_is_passed(gateway: GatewayProcess) -> None:
+async def test_aborted_records_beyond_the_window_are_skipped(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1, share_isolation_level="read_committed") as one:
         producer = await producer_of(one.client)
         partition = (one.topic, 0)
@@ -336,12 +337,12 @@ async def test_more_than_the_window_that_was_aborted_is_passed(gateway: GatewayP
         assert await producer.end(committed=False) == NONE
         await send(one.client, one.topic)
         assert await one.fetch() == [(0, 0, 1)]
-        # While the first is held the window ends in the hole.
+        # While the first record is acquired, the window ends in the hole.
         assert await one.fetch(max_wait_ms=100) == []
         assert await one.fetch((0, 0, ACCEPT), max_wait_ms=5_000) == [(2_502, 2_502, 1)]
 
 
-async def test_what_is_not_the_members_is_not_acknowledged(gateway: GatewayProcess) -> None:
+async def test_acknowledgement_of_records_of_another_member_is_refused(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
         assert await one.fetch() == [(0, 1, 1)]
         assert await two.fetch() == []
@@ -361,7 +362,7 @@ async def test_what_is_not_the_members_is_not_acknowledged(gateway: GatewayProce
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-async def test_sessions_are_kept_in_order(gateway: GatewayProcess) -> None:
+async def test_share_session_epochs_are_checked(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         assert await one.acknowledge((0, 0, ACCEPT), epoch=3) == ErrorCode.SHARE_SESSION_NOT_FOUND
         assert await one.acknowledge((0, 0, ACCEPT), epoch=0) == ErrorCode.INVALID_SHARE_SESSION_EPOCH
@@ -374,7 +375,7 @@ async def test_sessions_are_kept_in_order(gateway: GatewayProcess) -> None:
         assert await one.fetch() == []
 
 
-async def test_the_end_of_a_session_lets_go_of_what_was_not_acknowledged(gateway: GatewayProcess) -> None:
+async def test_end_of_a_session_releases_unacknowledged_records(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
         assert await one.fetch() == [(0, 1, 1)]
         answer = await one.ask((0, 0, ACCEPT), share_session_epoch=-1)
@@ -394,7 +395,7 @@ async def test_a_connection_that_closes_ends_its_sessions(gateway: GatewayProces
         assert await asyncio.wait_for(waiting, 10) == [(0, 0, 2)]
 
 
-async def test_a_record_whose_consumers_all_lose_their_connection_is_archived_at_the_limit(
+async def test_record_of_disconnected_consumers_is_archived_at_the_delivery_limit(
     gateway: GatewayProcess,
 ) -> None:
     async with scene(gateway, records=1) as one:
@@ -405,7 +406,7 @@ async def test_a_record_whose_consumers_all_lose_their_connection_is_archived_at
         assert await one.fetch(max_wait_ms=5_000) == [(1, 1, 1)]
 
 
-async def test_a_new_session_takes_the_place_of_the_former(gateway: GatewayProcess) -> None:
+async def test_new_session_replaces_the_previous_one(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         assert await one.fetch() == [(0, 0, 1)]
         one.session_epoch = 0
@@ -421,7 +422,7 @@ async def test_a_member_id_of_any_form_joins_and_fetches(gateway: GatewayProcess
         await one.ask(code=ErrorCode.INVALID_REQUEST)
 
 
-async def test_an_acknowledgement_beyond_what_was_read_is_an_invalid_request(gateway: GatewayProcess) -> None:
+async def test_acknowledgement_beyond_the_read_records_is_an_invalid_request(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one:
         assert await one.fetch() == [(0, 1, 1)]
         assert await one.acknowledge((0, 2, ACCEPT)) == ErrorCode.INVALID_REQUEST
@@ -431,7 +432,7 @@ async def test_an_acknowledgement_beyond_what_was_read_is_an_invalid_request(gat
 # --- what lasts -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_acknowledged_is_settled_after_a_kill(gateway_factory: GatewayFactory) -> None:
+async def test_acknowledged_records_stay_settled_after_a_kill(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({})
     async with scene(gateway, records=4) as one:
         assert await one.fetch() == [(0, 3, 1)]
@@ -444,7 +445,7 @@ async def test_what_was_acknowledged_is_settled_after_a_kill(gateway_factory: Ga
         assert await two.fetch() == []
 
 
-async def test_locks_end(gateway_factory: GatewayFactory) -> None:
+async def test_acquisition_locks_expire(gateway_factory: GatewayFactory) -> None:
     configs = {"group.share.min.record.lock.duration.ms": "1000", "group.share.record.lock.duration.ms": "1000"}
     gateway = gateway_factory(configs)
     async with scene(gateway, records=1) as one:
@@ -468,7 +469,7 @@ async def test_a_group_without_settings_begins_at_the_end(gateway: GatewayProces
         assert await reader.fetch() == [(1, 1, 1)]
 
 
-async def test_a_group_begins_where_its_settings_say(gateway: GatewayProcess) -> None:
+async def test_share_group_begins_at_its_auto_offset_reset(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2, share_auto_offset_reset="by_duration:PT1H") as one:
         assert await one.fetch() == [(0, 1, 1)]
     async with await WireClient.connect(gateway.bootstrap) as client:
@@ -477,7 +478,7 @@ async def test_a_group_begins_where_its_settings_say(gateway: GatewayProcess) ->
             assert codes == [ErrorCode.INVALID_CONFIG]
 
 
-async def test_a_session_has_so_many_partitions_at_most(gateway: GatewayProcess) -> None:
+async def test_share_session_bounds_its_partitions(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         assert await one.fetch() == [(0, 0, 1)]
         for begin in (0, 10_000):
@@ -524,7 +525,7 @@ async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess
         assert await delete() == (NONE, [NONE])
         assert await described() == []
         assert await delete() == (NONE, [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-        # A group that nobody has joined begins there; one of another type does not.
+        # A group without members begins there; a group of another type does not.
         group_id = fresh("nobody")
         assert await alter(1) == NONE
         assert await described() == [(0, 1, 3)]
@@ -562,7 +563,7 @@ async def test_a_share_group_is_listed_described_and_deleted(gateway: GatewayPro
         assert part.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-async def test_a_group_of_the_same_name_begins_anew(gateway: GatewayProcess) -> None:
+async def test_recreated_share_group_has_no_earlier_state(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one:
         assert await one.fetch() == [(0, 1, 1)]
         assert await one.acknowledge((0, 1, ACCEPT)) == NONE
@@ -573,7 +574,7 @@ async def test_a_group_of_the_same_name_begins_anew(gateway: GatewayProcess) -> 
             assert await two.fetch() == [(0, 1, 1)]
 
 
-async def test_a_topic_that_is_not_there_is_told_of_alone(gateway: GatewayProcess) -> None:
+async def test_unknown_topic_fails_alone(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         elsewhere = FetchTopic(topic_id=uuid.uuid4(), partitions=(FetchPartition(partition_index=0),))
         mine = FetchTopic(

@@ -50,12 +50,12 @@ COUNTED = frozenset(("1", index) for index in range(4))
 
 
 def reading(topic: str) -> Topology:
-    """One subtopology that keeps no state."""
+    """Return one subtopology without state."""
     return Topology(epoch=0, subtopologies=(Subtopology(subtopology_id="0", source_topics=(topic,)),))
 
 
 def counting(topic: str, group_id: str) -> Topology:
-    """Two subtopologies, a repartition topic between them, and a changelog."""
+    """Return two subtopologies, a repartition topic between them, and a changelog."""
     repartition, changelog = f"{group_id}-words-repartition", f"{group_id}-counts-changelog"
     compacted = (KeyValue(key="cleanup.policy", value="compact"),)
     return Topology(
@@ -77,7 +77,7 @@ def counting(topic: str, group_id: str) -> Topology:
 
 
 class Instance:
-    """A member that does what it is told: it owns its tasks from the moment at which it hears of them."""
+    """A member that follows its assignment: it owns its tasks from the moment at which it receives them."""
 
     def __init__(self, client: WireClient, group_id: str, topology: Topology, name: str) -> None:
         self.client = client
@@ -116,7 +116,7 @@ class Instance:
         return response
 
     async def report(self) -> StreamsGroupHeartbeatResponse:
-        """Says what it owns, as clients do once they have taken over or let go."""
+        """Report the owned tasks, as clients do after they have taken or released tasks."""
         return await self.beat(active_tasks=ids(self.active), standby_tasks=(), warmup_tasks=())
 
     async def leave(self) -> None:
@@ -137,7 +137,7 @@ def ids(owned: frozenset[tuple[str, int]]) -> tuple[TaskIds, ...]:
 
 
 async def until(instances: list[Instance], done: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """All go on reporting until it is so; meanwhile no task is owned twice."""
+    """Let all instances report until `done`. During that time no task has two owners."""
     async with asyncio.timeout(seconds):
         while not done():
             for each in instances:
@@ -154,7 +154,7 @@ async def client_of(gateway: GatewayProcess) -> AsyncGenerator[WireClient]:
 
 
 async def at_once(client: WireClient) -> str:
-    """A group that does not wait for more members before it begins."""
+    """Create a group that begins without waiting for more members."""
     group_id = fresh("group")
     assert await configure(client, group_id, streams_initial_rebalance_delay_ms="0") == [NONE]
     return group_id
@@ -193,7 +193,7 @@ async def test_a_topology_becomes_topics_and_tasks(gateway: GatewayProcess) -> N
         assert (member.process_id, member.client_id, member.client_host) == ("process-one", "wire", "/127.0.0.1")
 
 
-async def test_source_topics_are_awaited(gateway: GatewayProcess) -> None:
+async def test_group_waits_for_its_source_topics(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         one = Instance(client, group_id, reading(topic), "one")
@@ -205,7 +205,7 @@ async def test_source_topics_are_awaited(gateway: GatewayProcess) -> None:
         assert one.statuses == {}
 
 
-async def test_tasks_go_from_member_to_member_and_back(gateway: GatewayProcess) -> None:
+async def test_tasks_move_between_members_and_back(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -220,7 +220,7 @@ async def test_tasks_go_from_member_to_member_and_back(gateway: GatewayProcess) 
         assert one.epoch == (await described(client, group_id)).group_epoch
 
 
-async def test_the_first_members_are_waited_for(gateway: GatewayProcess) -> None:
+async def test_initial_rebalance_waits_for_more_members(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = fresh("group"), fresh("topic")
         assert await configure(client, group_id, streams_initial_rebalance_delay_ms="1500") == [NONE]
@@ -254,7 +254,7 @@ async def test_a_kill_loses_neither_members_nor_tasks(gateway_factory: GatewayFa
         assert (await described(client, group_id)).group_state == "Stable"
 
 
-async def test_who_is_fenced_begins_anew(gateway: GatewayProcess) -> None:
+async def test_fenced_streams_member_joins_again(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -270,7 +270,7 @@ async def test_who_is_fenced_begins_anew(gateway: GatewayProcess) -> None:
         await until([one], lambda: one.active == TASKS)
 
 
-async def test_offsets_are_committed_by_a_member_at_an_epoch_at_which_it_had_the_task(gateway: GatewayProcess) -> None:
+async def test_commit_is_accepted_at_an_epoch_at_which_the_member_had_the_task(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -329,7 +329,7 @@ async def test_a_group_is_listed_and_deleted_once_it_is_empty(gateway: GatewayPr
         assert (await described(client, group_id)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-async def test_offsets_of_topics_that_members_read_are_not_deleted_and_others_are(gateway: GatewayProcess) -> None:
+async def test_offsets_of_subscribed_topics_are_not_deleted(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, read, other = fresh("app"), fresh("read"), fresh("other")
         for topic in (read, other):
@@ -351,7 +351,7 @@ async def test_offsets_of_topics_that_members_read_are_not_deleted_and_others_ar
         assert await deleted() == (NONE, [[NONE], [NONE]])
 
 
-async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> None:
+async def test_join_with_the_protocol_of_another_group_type_is_refused(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -416,7 +416,7 @@ async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> 
         ),
     ],
 )
-async def test_what_no_group_could_take_is_refused_and_makes_none(
+async def test_invalid_heartbeat_is_refused_and_creates_no_group(
     gateway: GatewayProcess, change: dict[str, Any], code: ErrorCode
 ) -> None:
     async with client_of(gateway) as client:
@@ -425,7 +425,7 @@ async def test_what_no_group_could_take_is_refused_and_makes_none(
         assert (await described(client, group_id)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-async def test_internal_topics_that_cannot_be_made_are_told_of(gateway: GatewayProcess) -> None:
+async def test_failed_creation_of_internal_topics_is_reported(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 1)
@@ -441,7 +441,7 @@ async def test_internal_topics_that_cannot_be_made_are_told_of(gateway: GatewayP
         assert (await described(client, group_id)).group_state == "NotReady"
 
 
-async def test_all_are_told_where_the_partitions_of_each_are_read(gateway: GatewayProcess) -> None:
+async def test_members_receive_the_partitions_by_endpoint(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -462,7 +462,7 @@ async def test_all_are_told_where_the_partitions_of_each_are_read(gateway: Gatew
         assert again.partitions_by_user_endpoint is None
 
 
-async def test_a_shutdown_is_told_to_every_member(gateway: GatewayProcess) -> None:
+async def test_shutdown_is_announced_to_every_member(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)

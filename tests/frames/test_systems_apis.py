@@ -1,4 +1,4 @@
-"""What is expected of consumer groups: every version, refusals, offsets of simple groups."""
+"""Requirements of consumer groups: every version, refusals, offsets of simple groups."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ async def test_every_version_of_the_group_apis_is_answered(gateway: GatewayProce
         for api_key in GROUP_APIS:
             request = codec.request_class(api_key)()
             for version in advertised[api_key]:
-                # An empty request is refused, never ignored: what comes back decodes to the last byte.
+                # An empty request is refused, never ignored: the answer decodes to the last byte.
                 assert await one.client.send(request, version) is not None
 
 
 @pytest.mark.parametrize("api_key", GROUP_APIS)
-async def test_a_version_beyond_the_advertised_is_refused_in_the_apis_own_shape(
+async def test_version_beyond_the_advertised_is_refused_in_the_apis_shape(
     gateway: GatewayProcess, api_key: ApiKey
 ) -> None:
     async with member(gateway.bootstrap, fresh("group")) as one:
@@ -98,7 +98,7 @@ async def test_a_version_beyond_the_advertised_is_refused_in_the_apis_own_shape(
         try:
             answer = await asyncio.wait_for(read_frame(reader), 10)
         except (asyncio.IncompleteReadError, ConnectionError):
-            return  # no place for a code in this API's response: the connection is closed instead
+            return  # this API's response has no field for a code, so the gateway closes the connection
         response: Any
         position = 4 if api_key is ApiKey.OFFSET_DELETE else 5
         response, end = codec.decode(codec.response_class(api_key), highest, answer, position)
@@ -133,7 +133,7 @@ async def test_a_request_over_the_limit_costs_its_own_connection_only(gateway: G
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-async def test_a_commit_without_a_member_stands_while_the_group_has_none(gateway: GatewayProcess, version: int) -> None:
+async def test_commit_without_a_member_counts_while_the_group_has_none(gateway: GatewayProcess, version: int) -> None:
     group_id, topic = fresh("group"), fresh("topic")
     request = OffsetCommitRequest(
         group_id=group_id,
@@ -170,7 +170,7 @@ async def test_a_commit_without_a_member_stands_while_the_group_has_none(gateway
         assert await one.commit(topic, 12) == NONE
 
 
-async def test_groups_and_offsets_outlive_a_kill_of_the_gateway(gateway_factory: Any) -> None:
+async def test_groups_and_offsets_survive_a_kill_of_the_gateway(gateway_factory: Any) -> None:
     gateway = gateway_factory()
     group_id, topic = fresh("kill"), fresh("topic")
     async with member(gateway.bootstrap, group_id) as one:
@@ -207,8 +207,8 @@ async def test_a_drained_gateway_answers_held_joins_and_keeps_the_group(gateway_
         assert await again.heartbeat() == NONE
 
 
-async def test_the_offsets_topic_is_listed_once_a_coordinator_was_looked_for(gateway_factory: GatewayFactory) -> None:
-    """As in Kafka: not from the start."""
+async def test_offsets_topic_is_listed_after_the_first_coordinator_lookup(gateway_factory: GatewayFactory) -> None:
+    """Like in Kafka, the topic does not exist from the start."""
     gateway = gateway_factory({"offsets.topic.num.partitions": "3"}, coordinated=False)
     async with await WireClient.connect(gateway.bootstrap) as client:
         assert (await client.send(MetadataRequest(topics=None), 12)).topics == ()

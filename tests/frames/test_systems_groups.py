@@ -1,4 +1,4 @@
-"""What is expected of consumer groups: members, held requests, generations, leaving, dying."""
+"""Requirements of consumer groups: members, held requests, generations, leaving, dying."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_held_sync_is_answered_when_a_third_member_joins(gateway: Gatewa
 
 
 @pytest.mark.parametrize("version", range(5))
-async def test_heartbeats_by_phase(gateway: GatewayProcess, version: int) -> None:
+async def test_heartbeat_is_answered_by_the_groups_phase(gateway: GatewayProcess, version: int) -> None:
     group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first)
@@ -169,7 +169,7 @@ async def test_a_follower_that_rejoins_gets_its_assignment_and_never_an_older_on
 
 
 @pytest.mark.parametrize("version", range(6))
-async def test_leaving(gateway: GatewayProcess, version: int) -> None:
+async def test_leaving_member_causes_a_rebalance(gateway: GatewayProcess, version: int) -> None:
     group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
@@ -235,7 +235,7 @@ async def test_an_incompatible_rejoin_changes_nothing(gateway: GatewayProcess) -
         assert (await one.join_nowait()).error_code == NONE
 
 
-async def test_nobody_ends_with_an_empty_assignment_behind_a_late_joiner(gateway: GatewayProcess) -> None:
+async def test_no_member_ends_with_an_empty_assignment_after_a_late_join(gateway: GatewayProcess) -> None:
     group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
@@ -257,7 +257,7 @@ async def test_nobody_ends_with_an_empty_assignment_behind_a_late_joiner(gateway
         assert [answer.assignment for answer in await asyncio.gather(*syncs)] == list(assignments.values())
 
 
-async def test_protocols_of_others_are_opaque(gateway: GatewayProcess) -> None:
+async def test_unknown_protocol_types_are_opaque(gateway: GatewayProcess) -> None:
     group_id = fresh("group")
     protocols = (("v1", b"\x00\x01\xff"), ("v0", b""))
     async with (
@@ -273,7 +273,7 @@ async def test_protocols_of_others_are_opaque(gateway: GatewayProcess) -> None:
         assert (await held).assignment == b"\xff\xfe"
 
 
-async def test_four_members_one_after_the_other_and_back(gateway: GatewayProcess) -> None:
+async def test_four_members_join_and_leave_one_after_another(gateway: GatewayProcess) -> None:
     group_id = fresh("group")
     clients = [await WireClient.connect(gateway.bootstrap) for _ in range(4)]
     members = [Member(client, group_id) for client in clients]
@@ -291,7 +291,7 @@ async def test_four_members_one_after_the_other_and_back(gateway: GatewayProcess
 
 
 @pytest.mark.parametrize("vanish", ["abort", "close"])
-async def test_the_partitions_of_a_vanished_client_move_after_the_grace(
+async def test_partitions_of_a_vanished_client_move_after_the_grace_period(
     gateway_factory: GatewayFactory, vanish: str
 ) -> None:
     gateway = gateway_factory({"group.connection.grace.ms": "100"})
@@ -324,8 +324,9 @@ async def test_a_static_member_may_come_back_within_its_session(gateway_factory:
 async def test_a_commit_of_a_member_without_even_an_empty_id_closes_the_connection(
     gateway: GatewayProcess, version: int, said: bytes, null: bytes
 ) -> None:
-    """@platformatic/kafka commits with a null member id once it has left its group. The field is never null, and Kafka
-    closes the connection, too."""
+    """@platformatic/kafka commits with a null member id after it has left its group. The field is not nullable, and
+    Kafka closes the connection, too.
+    """
     topic, group_id = fresh("topic"), fresh("group")
     partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=7, committed_metadata="")
     commit = OffsetCommitRequest(

@@ -1,4 +1,6 @@
-"""Transactions whose producer names nothing and has a later epoch after each, as frames (KIP-890)."""
+"""Transactions whose producer enlists no partitions and has a later epoch after each transaction,
+as frames (KIP-890).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.wire import WireClient
 
 OK = ErrorCode.NONE
 PRODUCE, END, COMMIT = 12, 5, 5
-"""The first versions that go by it."""
+"""The first versions of the protocol's second transaction version."""
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ async def committed_offset(client: WireClient, group_id: str, partition: tuple[s
 
 
 @pytest.mark.parametrize("version", [3, 4])
-async def test_clients_are_told_that_it_is_finalized(client: WireClient, version: int) -> None:
+async def test_transaction_version_2_is_announced_as_finalized(client: WireClient, version: int) -> None:
     answer = await client.send(ApiVersionsRequest(client_software_name="tests", client_software_version="1"), version)
     finalized = {each.name: (each.min_version_level, each.max_version_level) for each in answer.finalized_features}
     always = ("eligible.leader.replicas.version", "group.version", "share.version", "streams.version")
@@ -94,7 +96,7 @@ async def test_a_partition_belongs_to_the_transaction_from_its_first_batch_on(
     assert [head.producer_epoch for head in markers] == [1, 2, 3], "as its producer is from then on"
 
 
-async def test_an_end_is_answered_again_with_the_same_epoch(client: WireClient, partition: tuple[str, int]) -> None:
+async def test_repeated_end_is_answered_with_the_same_epoch(client: WireClient, partition: tuple[str, int]) -> None:
     producer = await producer_of(client)
     for committed in (True, False):
         await write(producer, partition, b"x")
@@ -106,8 +108,8 @@ async def test_an_end_is_answered_again_with_the_same_epoch(client: WireClient, 
     assert (await fetch(client, partition, 0, committed=True)).high_watermark == 4
 
 
-async def test_what_is_late_counts_in_no_later_transaction(client: WireClient, partition: tuple[str, int]) -> None:
-    """The reason for it all: with one epoch for many transactions nobody can tell whose a late batch is."""
+async def test_late_batch_is_not_counted_in_a_later_transaction(client: WireClient, partition: tuple[str, int]) -> None:
+    """The reason for KIP-890: if transactions share one epoch, a late batch cannot be attributed to one of them."""
     producer = await producer_of(client)
     await write(producer, partition, b"first")
     late = replace(producer, sequences=dict(producer.sequences))
@@ -124,10 +126,10 @@ async def test_what_is_late_counts_in_no_later_transaction(client: WireClient, p
     assert (await fetch(client, other, 0, committed=True)).high_watermark == 0
 
 
-async def test_a_partition_that_does_not_know_the_producer_waits_for_its_first_batch(
+async def test_partition_without_the_producer_accepts_its_first_batch_only(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """Else the first, sent again, would be refused behind the second for good."""
+    """Otherwise the second batch would enter first, and the repeated first batch would be refused for good."""
     producer = await producer_of(client)
     producer.sequences[partition] = 1
     early = await producer.send(partition, b"second", version=PRODUCE)
@@ -138,8 +140,12 @@ async def test_a_partition_that_does_not_know_the_producer_waits_for_its_first_b
     assert await producer.end(committed=True, version=END) is OK
 
 
-async def test_who_names_its_partitions_goes_on_as_before(client: WireClient, partition: tuple[str, int]) -> None:
-    """A client may know the version of Produce and not that of transactions: its sequences go on over transactions."""
+async def test_producer_that_enlists_partitions_continues_as_before(
+    client: WireClient, partition: tuple[str, int]
+) -> None:
+    """A client may know the version of Produce and not that of transactions: its sequences continue across
+    transactions.
+    """
     producer = await producer_of(client)
     for round_ in range(3):
         assert await producer.add(partition) == [OK]
@@ -152,10 +158,10 @@ async def test_who_names_its_partitions_goes_on_as_before(client: WireClient, pa
     assert await write(fresh_one, partition, b"its first are forgotten") == 6
 
 
-async def test_who_ends_it_as_if_it_had_named_its_partitions_need_not_name_the_next(
+async def test_implicit_enlisting_continues_after_an_end_of_version_4(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """A client may come to know that it need not between two transactions of one epoch."""
+    """A client may learn between two transactions of one epoch that it need not enlist partitions."""
     producer = await producer_of(client)
     for round_ in range(3):
         assert await write(producer, partition, b"%d" % round_) == 2 * round_
@@ -163,7 +169,7 @@ async def test_who_ends_it_as_if_it_had_named_its_partitions_need_not_name_the_n
         assert producer.producer_epoch == 0
 
 
-async def test_what_has_not_begun_can_be_aborted(client: WireClient, partition: tuple[str, int]) -> None:
+async def test_transaction_that_has_not_begun_can_be_aborted(client: WireClient, partition: tuple[str, int]) -> None:
     producer = await producer_of(client)
     assert await producer.end(committed=True, version=END) is ErrorCode.INVALID_TXN_STATE
     for epoch in (1, 2):
@@ -173,7 +179,7 @@ async def test_what_has_not_begun_can_be_aborted(client: WireClient, partition: 
     assert await producer.end(committed=True, version=END) is OK
 
 
-async def test_offsets_need_no_group_named_before(client: WireClient, partition: tuple[str, int]) -> None:
+async def test_offset_commit_enlists_its_group(client: WireClient, partition: tuple[str, int]) -> None:
     group, producer = fresh("group"), await producer_of(client)
     assert await producer.commit_offset(group, partition, 3, 4) is ErrorCode.TRANSACTION_ABORTABLE
     assert await producer.commit_offset(group, partition, 3, COMMIT) is OK
@@ -204,7 +210,7 @@ async def test_strangers_are_refused(client: WireClient, partition: tuple[str, i
     assert described.transaction_states[0].transaction_state == "Empty", "nobody has begun one"
 
 
-async def test_one_request_takes_in_many_partitions_and_refuses_those_of_others(
+async def test_one_produce_enlists_many_partitions_and_refuses_those_of_others(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
     producer, fenced = await producer_of(client), await producer_of(client)
@@ -231,7 +237,7 @@ async def test_one_request_takes_in_many_partitions_and_refuses_those_of_others(
     assert (await fetch(client, (partition[0], 0), 0, committed=True)).last_stable_offset == 2
 
 
-async def test_pipelined_batches_enter_in_their_order_behind_the_one_that_begins(
+async def test_pipelined_batches_keep_their_order_behind_the_first_batch(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
     producer = await producer_of(client)
@@ -253,7 +259,9 @@ async def test_pipelined_batches_enter_in_their_order_behind_the_one_that_begins
     assert await producer.end(committed=True, version=END) is OK
 
 
-async def test_many_connections_may_begin_it_at_once(gateway: GatewayProcess, client: WireClient) -> None:
+async def test_many_connections_may_begin_a_transaction_concurrently(
+    gateway: GatewayProcess, client: WireClient
+) -> None:
     topic = fresh("wide")
     await create_topic(client, topic, 12)
     producer = await producer_of(client)
@@ -268,10 +276,10 @@ async def test_many_connections_may_begin_it_at_once(gateway: GatewayProcess, cl
         assert (await fetch(client, (topic, index), 0, committed=True)).last_stable_offset == 2
 
 
-async def test_markers_of_an_administrator_need_a_later_epoch_where_epochs_rise(
+async def test_administrators_marker_needs_a_later_epoch_if_epochs_rise(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """KIP-1228: a marker with the epoch of what was written is not one of its coordinator's."""
+    """KIP-1228: a marker with the epoch of the written batches does not come from the coordinator."""
     producer = await producer_of(client)
     await write(producer, partition, b"x")
 
@@ -296,7 +304,7 @@ async def test_markers_of_an_administrator_need_a_later_epoch_where_epochs_rise(
     assert await mark(producer.producer_epoch, 1) is OK
 
 
-async def test_a_kill_changes_nothing(gateway_factory: GatewayFactory) -> None:
+async def test_transaction_continues_after_a_kill_of_the_gateway(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory()
     partition = (fresh("kill"), 0)
     async with await WireClient.connect(gateway.bootstrap) as client:

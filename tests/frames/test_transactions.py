@@ -1,4 +1,4 @@
-"""Transactions as frames against a running gateway: who may do what, and what readers see."""
+"""Transactions as frames against a running gateway: which producer may do what, and what readers see."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_transaction_over_two_topics(client: WireClient, version: int) -
         assert (committed_only.last_stable_offset, committed_only.high_watermark) == (6, 6)
 
 
-async def test_readers_of_what_is_committed_wait_for_the_end_of_what_is_open(
+async def test_read_committed_readers_wait_for_the_end_of_open_transactions(
     gateway: GatewayProcess, client: WireClient
 ) -> None:
     partition = (fresh("open"), 0)
@@ -86,7 +86,7 @@ async def test_readers_of_what_is_committed_wait_for_the_end_of_what_is_open(
         answer = await client.send(ListOffsetsRequest(isolation_level=isolation_level, topics=(asked,)), 5)
         assert answer.topics[0].partitions[0].offset == end_offset
     waiting = asyncio.ensure_future(fetch(client, partition, 1, committed=True, max_wait_ms=30_000))
-    # Another connection, for a parked Fetch holds up the answers of its own.
+    # Another connection, because a parked Fetch delays the answers on its own.
     async with await WireClient.connect(gateway.bootstrap) as other:
         producer.client = other
         assert (await producer.send(partition, b"more")).base_offset == 3
@@ -95,7 +95,7 @@ async def test_readers_of_what_is_committed_wait_for_the_end_of_what_is_open(
     assert delivered(answered, 1) == [(1, b"open"), (2, b"behind"), (3, b"more")]
 
 
-async def test_who_comes_second_fences_the_first_and_aborts_what_it_left(client: WireClient) -> None:
+async def test_second_producer_fences_the_first_and_aborts_its_transaction(client: WireClient) -> None:
     partition = (fresh("fenced"), 0)
     await create_topic(client, partition[0])
     first = await producer_of(client)
@@ -118,7 +118,7 @@ async def test_who_comes_second_fences_the_first_and_aborts_what_it_left(client:
     assert delivered(await fetch(client, partition, 0, committed=True)) == [(2, b"new")]
 
 
-async def test_what_was_not_named_is_not_taken(client: WireClient) -> None:
+async def test_partition_that_is_not_enlisted_is_refused(client: WireClient) -> None:
     named, other = (fresh("named"), 0), (fresh("other"), 0)
     await create_topic(client, named[0])
     await create_topic(client, other[0])
@@ -171,8 +171,10 @@ async def test_strangers_are_refused(client: WireClient, version: int) -> None:
     assert await nameless.end(committed=True, version=version) is ErrorCode.INVALID_REQUEST
 
 
-async def test_a_lost_answer_of_init_producer_id_is_given_again(client: WireClient) -> None:
-    """KIP-360: a producer that names itself is given one epoch for one request, however often it is repeated."""
+async def test_repeated_init_producer_id_is_given_the_same_epoch(client: WireClient) -> None:
+    """KIP-360: a producer that names its id and epoch receives one epoch for one request, however
+    often it repeats it.
+    """
     producer = await producer_of(client)
     again = Transactional(client, producer.transactional_id, producer.producer_id, producer.producer_epoch)
     assert await producer.initialize(itself=True) is OK
@@ -180,8 +182,8 @@ async def test_a_lost_answer_of_init_producer_id_is_given_again(client: WireClie
     assert (producer.producer_epoch, again.producer_epoch) == (1, 1)
 
 
-async def test_transactions_go_on_after_a_kill(gateway_factory: GatewayFactory) -> None:
-    """What was open is open, what has ended has, and the next answer of EndTxn is the same."""
+async def test_open_and_ended_transactions_survive_a_kill(gateway_factory: GatewayFactory) -> None:
+    """Open transactions are open, ended ones have ended, and the next answer of EndTxn is the same."""
     gateway = gateway_factory()
     partition = (fresh("kill"), 0)
     async with await WireClient.connect(gateway.bootstrap) as client:
@@ -213,9 +215,7 @@ async def test_every_transactional_id_has_a_coordinator(client: WireClient, vers
 
 
 @pytest.mark.parametrize("version", [4, 5])
-async def test_brokers_name_many_transactions_and_each_succeeds_or_fails_alone(
-    client: WireClient, version: int
-) -> None:
+async def test_each_transaction_of_a_batched_request_succeeds_or_fails_alone(client: WireClient, version: int) -> None:
     topic = fresh("batched")
     await create_topic(client, topic, 3)
     mine, unknown, nameless = (
@@ -236,7 +236,7 @@ async def test_brokers_name_many_transactions_and_each_succeeds_or_fails_alone(
         )
 
     async def ask(*transactions: AddPartitionsToTxnTransaction) -> list[list[ErrorCode]]:
-        """Of each transaction and each of its partitions, in the order given."""
+        """Return the codes of each partition of each transaction, in the order given."""
         answer = await client.send(AddPartitionsToTxnRequest(transactions=transactions), version)
         assert answer.error_code == OK
         named = [(each.transactional_id, [topic.name for topic in each.topics]) for each in transactions]
@@ -282,7 +282,7 @@ async def test_brokers_name_many_transactions_and_each_succeeds_or_fails_alone(
     assert (refused.error_code, refused.results_by_transaction) == (ErrorCode.POLICY_VIOLATION, ())
 
 
-async def test_a_marker_takes_one_offset_and_is_a_control_batch(client: WireClient) -> None:
+async def test_marker_is_a_control_batch_of_one_offset(client: WireClient) -> None:
     partition = (fresh("marker"), 0)
     await create_topic(client, partition[0])
     producer = await producer_of(client)

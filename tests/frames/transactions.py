@@ -1,4 +1,4 @@
-"""A transactional producer in frames: what tests say to a gateway as one."""
+"""A transactional producer in frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Partition = tuple[str, int]
 
 @dataclass
 class Transactional:
-    """One producer on one connection. Its methods answer with error codes, so that tests can expect any."""
+    """One producer on one connection. Its methods return error codes, so that tests can expect any code."""
 
     client: WireClient
     transactional_id: str
@@ -40,7 +40,7 @@ class Transactional:
     sequences: dict[Partition, int] = field(default_factory=dict[Partition, int])
 
     async def initialize(self, *, timeout_ms: int = 60_000, version: int = 4, itself: bool = False) -> ErrorCode:
-        """A new epoch; `itself`: as the producer that it is (KIP-360)."""
+        """Request a new epoch. `itself`: as the current producer with its id and epoch (KIP-360)."""
         named: dict[str, Any] = (
             {"producer_id": self.producer_id, "producer_epoch": self.producer_epoch} if itself else {}
         )
@@ -54,7 +54,7 @@ class Transactional:
         return ErrorCode(answer.error_code)
 
     async def add(self, *partitions: Partition, version: int = 3) -> list[ErrorCode]:
-        """Of each partition, in the order given."""
+        """Enlist the partitions. Return the code of each, in the order given."""
         answer = await self.client.send(
             AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=self.transactional_id,
@@ -82,7 +82,7 @@ class Transactional:
         return ErrorCode((await self.client.send(asked, version)).error_code)
 
     async def send(self, partition: Partition, *values: bytes, version: int = 9) -> PartitionProduceResponse:
-        """A batch of the transaction; its sequence counts only if it is taken."""
+        """Send a batch of the transaction. Its sequence advances only if the batch is accepted."""
         sequence = self.sequences.get(partition, 0)
         now_ms = time.time_ns() // 1_000_000
         records = build_batch(
@@ -100,7 +100,7 @@ class Transactional:
     async def commit_offset(
         self, group_id: str, partition: Partition, offset: int, version: int = 3, **given: Any
     ) -> ErrorCode:
-        """`given`: who commits for the group, where the version says so."""
+        """Commit an offset. `given` is the member that commits for the group, if the version names one."""
         topic, index = partition
         one = TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata="")
         asked = TxnOffsetCommitRequest(
@@ -114,7 +114,7 @@ class Transactional:
         return ErrorCode((await self.client.send(asked, version)).topics[0].partitions[0].error_code)
 
     async def end(self, *, committed: bool, version: int = 3) -> ErrorCode:
-        """From version 5 on it goes on with the id and epoch that are answered."""
+        """End the transaction. From version 5 on the producer continues with the id and epoch of the answer."""
         asked = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
@@ -154,13 +154,15 @@ async def fetch(
 
 
 def batches_of(data: PartitionData) -> list[memoryview]:
-    """The whole batches of an answer."""
+    """Return the complete batches of an answer."""
     assert isinstance(data.records, bytes | memoryview)
     return split_batches(data.records, fetched=True)
 
 
 def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, bytes | None]]:
-    """Offset and value of what an application is given of an answer: a client's part of read_committed."""
+    """Return offset and value of each record that an application receives of an answer: a client's part of
+    read_committed.
+    """
     begun = sorted((each.first_offset, each.producer_id) for each in data.aborted_transactions or ())
     leaving_out: set[int] = set()
     found: list[tuple[int, bytes | None]] = []

@@ -1,7 +1,7 @@
-"""Specialised functions and grammar are the same thing: on drawn values of every message at every version."""
+"""The specialised functions and the grammar agree on drawn values of every message at every version."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# Values of wrong types are what some of these tests are about.
+# Some of these tests need values of wrong types.
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_specialised_functions_equal_the_grammar(schema, version):
 
 
 @pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
-def test_a_message_is_decoded_where_it_stands_and_its_end_is_told(schema, version):
+def test_message_is_decoded_in_place_and_its_end_returned(schema, version):
     value = message_value(schema, version, Random(1))
     built = b"".join(codec.encode(value, version))
     decoded, end = codec.decode(schema.struct_type, version, b"before" + built + b"after", 6)
@@ -86,7 +86,7 @@ def test_bytes_behind_a_request_are_ignored():
         assert request == HeartbeatRequest(group_id="g")
 
 
-def test_the_three_bytes_that_librdkafka_leaves_behind_metadata_v13():
+def test_three_bytes_that_librdkafka_leaves_behind_metadata_v13_are_ignored():
     request = codec.decode_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))
     assert request == MetadataRequest(topics=None, allow_auto_topic_creation=False)
 
@@ -130,7 +130,7 @@ def test_records_are_slices_of_the_frame():
     assert records == b"First batch"
 
 
-def test_everything_else_owns_its_memory():
+def test_decoded_fields_except_records_own_their_memory():
     request = ProduceRequest(transactional_id="txn", topic_data=(TopicProduceData(name="t"),))
     frame = bytearray(b"".join(codec.encode(request, 9)))
     decoded = codec.decode_request(ApiKey.PRODUCE, 9, frame)
@@ -149,7 +149,7 @@ def test_chunks_of_records_are_sent_as_they_are(version):
 
 
 @pytest.mark.parametrize("records", [b"", b"small", (b"sm", bytearray(b"al"), memoryview(b"l")), None])
-def test_an_answer_of_many_partitions_with_few_bytes_is_one_chunk(records):
+def test_answer_of_many_partitions_with_few_bytes_is_one_chunk(records):
     partitions = tuple(PartitionData(partition_index=index, records=records) for index in range(1000))
     response = FetchResponse(responses=(FetchableTopicResponse(topic_id=UUID(int=7), partitions=partitions),))
     (encoded,) = codec.encode(response, 17)
@@ -214,7 +214,7 @@ def test_any_sequence_and_error_codes_can_be_encoded():
         pytest.param(HeartbeatRequest(), 9, id="no such version"),
     ],
 )
-def test_values_without_a_place_on_the_wire_are_a_bug_of_ours(message, version):
+def test_value_that_cannot_be_encoded_raises_value_error(message, version):
     for encode in (codec.encode, grammar.build):
         with pytest.raises(ValueError, match=type(message).__name__):
             encode(message, version)
@@ -241,23 +241,23 @@ class TestTaggedFields:
             with pytest.raises(ProtocolError):
                 decode(ApiVersionsResponse, 3, self.head + bytes.fromhex(tagged))
 
-    def test_unknown_ones_are_skipped(self):
+    def test_unknown_tagged_fields_are_skipped(self):
         assert self.decode("02 63 03 aabbcc 01 08 000000000000002a").finalized_features_epoch == 42
         request = ApiVersionsRequest(client_software_name="a", client_software_version="b")
         assert codec.decode(ApiVersionsRequest, 3, b"\2a\2b" + bytes.fromhex("01 0a 02 ffff")) == (request, 9)
 
-    def test_order_does_not_matter_and_the_last_of_a_repeated_one_counts(self):
+    def test_last_of_a_repeated_tagged_field_counts_in_any_order(self):
         decoded = self.decode("03 03 01 01 01 08 0000000000000001 01 08 0000000000000002")
         assert decoded.zk_migration_ready is True
         assert decoded.finalized_features_epoch == 2
 
-    def test_absent_ones_have_their_defaults(self):
+    def test_absent_tagged_fields_have_their_defaults(self):
         assert self.decode("00") == ApiVersionsResponse()
 
     def test_any_byte_but_zero_is_true(self):
         assert self.decode("01 03 01 ff").zk_migration_ready is True
 
-    def test_a_known_one_must_be_as_long_as_it_says(self):
+    def test_known_tagged_field_of_a_wrong_length_is_refused(self):
         self.refuse("01 01 07 00000000000000")
         self.refuse("01 01 09 000000000000000000")
 
@@ -274,7 +274,7 @@ class TestTaggedFields:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_elements_that_are_encoded_already_stand_for_the_structs(version):
+def test_encoded_elements_replace_structs_of_an_array(version):
     topics = tuple(
         MetadataResponseTopic(name=name, partitions=(MetadataResponsePartition(partition_index=3, leader_id=1),))
         for name in ("a", "b" * 200)

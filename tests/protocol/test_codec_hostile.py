@@ -38,10 +38,12 @@ from tests.steps.seeds import first_always
 SEEDS = range(10)
 FRAMES_PER_SEED = 100_000
 COMPARED_EVERY = 20
-"""Every so many mutants are shown to the grammar, which must come to the same verdict."""
+"""One in so many mutants is also read by the grammar, which must come to the same verdict."""
 
 MEMORY_FACTOR = 40
-"""Bytes that decoding may take per byte of the frame: an element of two bytes is at least an object and a reference."""
+"""Memory that decoding may take per byte of the frame: an element of two bytes is at least an
+object and a reference.
+"""
 MEMORY_BYTES = 8 * 1024
 
 BOMBS = [
@@ -60,11 +62,11 @@ class Sample:
     version: int
     frame: bytes
     position: int
-    """Where the body begins."""
+    """Position where the body begins."""
 
 
 def samples(random: Random) -> list[Sample]:
-    """A valid frame of every message and version."""
+    """Return a valid frame of every message and version."""
     made: list[Sample] = []
     for schema, version in MESSAGE_VERSIONS:
         body = b"".join(codec.encode(message_value(schema, version, random, longest=2), version))
@@ -77,7 +79,9 @@ def samples(random: Random) -> list[Sample]:
 
 
 def mutate(frame: bytes, other: bytes, random: Random) -> bytes:
-    """One to three of: flipped bits, a bomb written over or put in, a cut, a splice with another message."""
+    """Apply one to three mutations: flipped bits, a bomb that overwrites bytes or is inserted, a cut, a splice with
+    another message.
+    """
     for _ in range(random.choice((1, 1, 2, 3))):
         at = int(random.random() * len(frame))
         match int(random.random() * 7):
@@ -99,7 +103,7 @@ def mutate(frame: bytes, other: bytes, random: Random) -> bytes:
 
 
 def decode_frame(sample: Sample, frame: bytes) -> None:
-    """As the server does for requests and a client for responses."""
+    """Decode the frame as the server does a request and as a client does a response."""
     if sample.schema.direction is Direction.RESPONSE:
         _, position = decode_response_header(sample.schema.api_key, sample.version, frame)
         codec.decode(sample.schema.struct_type, sample.version, frame, position)
@@ -130,9 +134,9 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(seed: int):
         if number % COMPARED_EVERY == 0:
             body = frame[sample.position :]
             decoded, parsed = verdict(codec.decode, sample, body), verdict(grammar.parse, sample, body)
-            # Or as text: a float that is no number is not equal to itself.
+            # Compare as text too, because a float that is not a number does not equal itself.
             assert decoded == parsed or repr(decoded) == repr(parsed)
-    # Else the mutations would be too wild, or too tame, to reach what is to be tested.
+    # Otherwise the mutations would be too wild or too tame to reach the code under test.
     assert FRAMES_PER_SEED * 0.4 < refused < FRAMES_PER_SEED * 0.95
 
 
@@ -164,7 +168,7 @@ def test_the_smallest_elements_take_memory_in_proportion_to_their_size(schema: M
         smallest = field.kind() if isinstance(field.kind, type) else field.kind.zero
         crowded = schema.struct_type(**{field.name: (smallest,) * ELEMENTS})
         encoded = b"".join(codec.encode(crowded, version))
-        # Else the decoder itself, which is made at first use, would be measured.
+        # Otherwise the decoder itself, which is built at first use, would be measured.
         codec.decode(schema.struct_type, version, encoded)
         tracemalloc.start()
         try:
@@ -180,13 +184,15 @@ def crowded_produce(count: int) -> bytes:
 
 
 def crowded_offset_fetch(count: int) -> bytes:
-    """Numbers count as much as structs: each becomes an element of the answer."""
+    """Return an OffsetFetch crowded with numbers. They count as much as structs, because each becomes an element of the
+    answer.
+    """
     half = OffsetFetchRequestTopic(name="t", partition_indexes=(0,) * (count // 2 - 1))
     return b"".join(codec.encode(OffsetFetchRequest(topics=(half, half)), 7))
 
 
 def crowded_tags(count: int) -> bytes:
-    """Tagged fields that nobody knows are stepped over one by one."""
+    """Return unknown tagged fields, which a decoder skips one by one."""
     topic = b"\x02t" + tagged_section(MAX_TAGGED_FIELDS)
     topics = count // (1 + MAX_TAGGED_FIELDS)
     return write_uvarint(topics + 1) + topic * topics + b"\1\1\1" + tagged_section(0)
@@ -204,7 +210,7 @@ def tagged_section(count: int) -> bytes:
         (ApiKey.METADATA, 9, crowded_tags),
     ],
 )
-def test_the_elements_of_one_request_are_bounded(api_key: ApiKey, version: int, crowded: Callable[[int], bytes]):
+def test_elements_of_one_request_are_bounded(api_key: ApiKey, version: int, crowded: Callable[[int], bytes]):
     codec.decode_request(api_key, version, crowded(codec.MAX_REQUEST_ELEMENTS))
     with pytest.raises(ProtocolError, match="elements"):
         codec.decode_request(api_key, version, crowded(codec.MAX_REQUEST_ELEMENTS + 1 + MAX_TAGGED_FIELDS))
@@ -238,12 +244,12 @@ COUNTED = [
 
 @pytest.mark.parametrize(("message", "version", "count", "larger"), COUNTED)
 def test_a_count_is_refused_before_the_first_element_is_read(message: Any, version: int, count: bytes, larger: bytes):
-    """The counts are sixteen times what is there, which the elements themselves would reveal only at the end."""
+    """The counts are sixteen times the elements present, which reading the elements would reveal only at the end."""
     encoded = b"".join(codec.encode(message, version))
     assert encoded.count(count) == 1
     hostile = encoded.replace(count, larger)
     for decode in (codec.decode, grammar.parse):
-        decode(type(message), version, encoded)  # what is made once for a message is not the frame's
+        decode(type(message), version, encoded)  # memory allocated once per message type does not count for the frame
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError, match="elements"):
@@ -285,7 +291,7 @@ def test_an_array_of_more_than_a_million_elements_is_refused_before_it_is_read(m
     hostile = head + (1_000_001).to_bytes(4, "big") + bytes(6 * 1_000_001)
     for decode in (codec.decode, grammar.parse):
         with pytest.raises(ProtocolError):
-            decode(message_type, version, hostile)  # makes the decoder, which would be measured else
+            decode(message_type, version, hostile)  # builds the decoder, which would otherwise be measured
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError):
@@ -296,7 +302,7 @@ def test_an_array_of_more_than_a_million_elements_is_refused_before_it_is_read(m
             tracemalloc.stop()
 
 
-def test_elements_are_counted_at_whatever_depth():
+def test_elements_are_counted_at_every_depth():
     subtopologies = tuple(Subtopology(source_topics=("t",) * 9) for _ in range(10))
     request = StreamsGroupHeartbeatRequest(topology=Topology(subtopologies=subtopologies))
     assert codec.has_more_elements(request, 99)

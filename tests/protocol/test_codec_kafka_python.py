@@ -1,4 +1,4 @@
-"""The same bytes as kafka-python, which reads upstream's message files by code of its own."""
+"""Our bytes equal those of kafka-python, which reads upstream's message files by code of its own."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ NOT_THEIRS = frozenset(
         ApiKey.DESCRIBE_DELEGATION_TOKEN,
     }
 )
-"""APIs that kafka-python 3.0 does not speak."""
+"""APIs that kafka-python 3.0 does not support."""
 LATEST_OF_THEIRS = {ApiKey.API_VERSIONS: 4, ApiKey.TXN_OFFSET_COMMIT: 5, ApiKey.DELETE_GROUPS: 2}
-"""Where we know a later version."""
+"""kafka-python's latest version, if we know a later one."""
 RENAMED: dict[str, str] = {"generation_id_or_member_epoch": "generation_id"}
-"""Fields that Kafka has named anew since: ours, and theirs in TxnOffsetCommit."""
+"""Fields that Kafka has renamed since: our name, and kafka-python's in TxnOffsetCommit."""
 
 COMPARED = [
     pytest.param(schema, version, id=name)
@@ -67,7 +67,7 @@ COMPARED = [
 ]
 
 
-def test_what_kafka_python_lacks():
+def test_apis_that_kafka_python_lacks_are_listed():
     assert not {schema.struct_type.__name__ for schema in MESSAGES if schema.api_key in NOT_THEIRS} & set(THEIRS)
 
 
@@ -78,14 +78,14 @@ def test_kafka_python_reads_and_writes_our_bytes(schema, version):
     for _ in range(DRAWS):
         value = message_value(schema, version, random)
         if isinstance(value, ApiVersionsResponse):
-            # kafka-python takes any answer with an error for version 0.
+            # kafka-python reads any answer with an error as version 0.
             value = replace(value, error_code=0)
         encoded = b"".join(codec.encode(value, version))
         decoded = theirs.decode(encoded, version=version)
         decoded._header = None  # noqa: SLF001 - it cannot otherwise encode what it has decoded
         assert bytes(decoded.encode(version=version)) == encoded
         for field in schema.fields:
-            # It makes sets of names of authorized operations, and structs are classes of its own.
+            # kafka-python reads authorized operations as sets of names, and has classes of its own for structs.
             plain = not field.is_array and not isinstance(field.kind, type)
             if version in field.versions and plain and not field.name.endswith("_authorized_operations"):
                 renamed = RENAMED if schema.api_key is ApiKey.TXN_OFFSET_COMMIT else {}

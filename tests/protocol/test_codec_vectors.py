@@ -1,4 +1,4 @@
-"""Bytes written out by hand from the protocol's tables, both ways."""
+"""Hand-written bytes from the protocol's tables, encoded and decoded."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ VECTORS: list[tuple[Any, int, str]] = [
     VECTORS,
     ids=[f"{number}-{type(message).__name__}-v{version}" for number, (message, version, _) in enumerate(VECTORS)],
 )
-def test_vectors(message, version, encoded):
+def test_vector_is_encoded_and_decoded(message, version, encoded):
     octets = bytes.fromhex(encoded)
     assert b"".join(codec.encode(message, version)).hex() == octets.hex()
     assert grammar.build(message, version) == octets

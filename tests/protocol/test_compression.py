@@ -1,4 +1,4 @@
-"""Frames of lz4 and blocks of snappy: the quick way says what the codec's own decoder says, whatever the bytes."""
+"""Frames of lz4 and blocks of snappy: the fast path agrees with the codec's own decoder, for any bytes."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def no_decoder_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_decoder_of_frames")
 @pytest.mark.parametrize("seed", range(12))
-def test_a_usual_frame_is_read_block_by_block(seed: int) -> None:
+def test_usual_lz4_frame_is_read_block_by_block(seed: int) -> None:
     plain = plain_of(random.Random(seed))
     scratch = memoryview(bytearray(b"\xff") * MAX_BYTES)
     assert bytes(decompress(Compression.LZ4, frame(plain), MAX_BYTES, scratch)) == plain
 
 
 @pytest.mark.parametrize("unusual", ["linked", "checksum", "sized"])
-def test_other_frames_are_left_to_the_decoder_of_frames(unusual: str) -> None:
+def test_other_lz4_frames_are_read_by_the_frame_decoder(unusual: str) -> None:
     plain = b"some text " * 20_000
     assert bytes(decompress(Compression.LZ4, frame(plain, **{unusual: True}), MAX_BYTES)) == plain
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_frames_are_what_the_decoder_of_frames_takes_them_for(seed: int) -> None:
+def test_damaged_lz4_frame_is_judged_as_by_the_frame_decoder(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(60):
         damaged = bytearray(frame(plain_of(chance)))
@@ -90,14 +90,14 @@ def decoded(payload: bytes) -> bytes | None:
 
 
 @pytest.mark.parametrize("plain", [bytes(300_000), random.Random(1).randbytes(300_000)], ids=["zeros", "as it is"])
-def test_what_is_larger_than_allowed_is_refused_as_such(plain: bytes) -> None:
+def test_frame_larger_than_allowed_is_refused_for_its_size(plain: bytes) -> None:
     with pytest.raises(DecompressedTooLargeError):
         decompress(Compression.LZ4, frame(plain), 299_999)
     assert bytes(decompress(Compression.LZ4, frame(plain), 300_000)) == plain
 
 
 def snappy_or_none(block: bytes) -> bytes | None:
-    """By the codec alone; None where it refuses."""
+    """Return the block decoded by the codec alone, or None if the codec refuses it."""
     try:
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError:
@@ -111,12 +111,12 @@ def ours_or_none(block: bytes) -> bytes | None:
         return None
 
 
-def test_blocks_of_snappy_are_what_the_codec_says_they_are() -> None:
+def test_snappy_block_is_judged_as_by_the_codec() -> None:
     chance = random.Random(11)
     for _ in range(3000):
         block = bytearray(cramjam.snappy.compress_raw(plain_of(chance)[:5_000]))
         for _ in range(chance.randrange(3)):
-            # Where the length is, above all.
+            # Mutate mostly the bytes that hold the length.
             block[chance.randrange(min(len(block), chance.choice([1, 3, 200])))] = chance.randrange(256)
         assert ours_or_none(bytes(block)) == snappy_or_none(bytes(block))
 
@@ -124,7 +124,7 @@ def test_blocks_of_snappy_are_what_the_codec_says_they_are() -> None:
 @pytest.mark.parametrize(
     "length", ["", "80", "8080808080", "8080808000", "ffffffff0f", "ffffffff1f", "8000", "00", "818000"]
 )
-def test_lengths_of_snappy_are_read_as_the_codec_reads_them(length: str) -> None:
+def test_snappy_length_is_read_as_by_the_codec(length: str) -> None:
     for rest in (b"", b"\x00a"):
         block = bytes.fromhex(length) + rest
         assert ours_or_none(block) == snappy_or_none(block)

@@ -1,4 +1,4 @@
-"""The embedded consumer protocol: against the clients' own encoders, and against hostile bytes."""
+"""The embedded consumer protocol, against the clients' own encoders and against hostile bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_subscription_as_aiokafka_writes_it():
     assert encode_subscription(Subscription(0, ("t1", "t2"), b"")) == theirs
 
 
-def test_worked_example():
+def test_subscription_of_the_worked_example_is_decoded():
     blob = bytes.fromhex("0001 00000001 0001 74 ffffffff 00000000")
     assert decode_subscription(blob) == Subscription(1, ("t",))
     assert encode_subscription(Subscription(1, ("t",))) == blob
@@ -92,7 +92,7 @@ def test_assignment_as_the_clients_write_it(version):
     assert theirs.encode(header=True) == encoded
 
 
-def test_an_assignment_of_nothing():
+def test_empty_assignment_is_decoded():
     empty = bytes.fromhex("000000000000ffffffff")
     assert decode_assignment(empty) == Assignment(0, (), None)
     assert encode_assignment(Assignment(0, (), None)) == empty
@@ -125,7 +125,7 @@ def test_assignment_round_trip(version, assigned, user_data):
     assert decode_assignment(encode_assignment(assignment)) == assignment
 
 
-# --- versions to come, and bytes that are none ----------------------------------------------------------------------
+# --- later versions, and invalid bytes -------------------------------------------------------------------------------
 
 
 def test_newer_version_is_read_with_the_newest_layout_and_the_rest_ignored():
@@ -139,7 +139,7 @@ def test_newer_version_is_read_with_the_newest_layout_and_the_rest_ignored():
     assert decode_assignment(assigned).assigned_partitions == (("a", (1,)),)
 
 
-def test_topics_are_read_where_the_rest_is_missing():
+def test_topics_are_read_if_the_rest_is_missing():
     blob = encode_subscription(Subscription(0, ("a",)))
     sarama_cluster = b"\x00\x01" + blob[2:]
     with pytest.raises(ProtocolError):
@@ -197,7 +197,7 @@ def test_every_truncation_is_refused(version):
             decode_subscription(whole[:end])
 
 
-def test_what_would_keep_others_waiting_is_refused_unread():
+def test_assignment_of_too_many_partitions_is_refused_unread():
     for topics, partitions, fits in (
         (MAX_TOPICS, 1, True),
         (MAX_TOPICS + 1, 1, False),

@@ -1,4 +1,4 @@
-"""Records of coordinators against bytes that Kafka 4.2's own classes write for the same values."""
+"""Records of coordinators, against the bytes that Kafka 4.2's own classes write for the same values."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_records_are_those_of_kafka(
 
 
 @pytest.mark.parametrize("torn", [b"", b"\0", b"\0\1", b"\0\1\0", b"\0\1\0\5grou", b"\0\1\xff\xff", b"\0\1\0\1\xff"])
-def test_a_key_that_names_nobody_is_none(torn: bytes) -> None:
+def test_key_that_names_no_group_is_refused(torn: bytes) -> None:
     with pytest.raises(ProtocolError):
         owner_of(torn)
 
@@ -323,7 +323,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
         decode_key(log.CONSUMER_GROUP, encode_key(log.SHARE_GROUP, OF_GROUP))
 
 
-def test_what_is_behind_a_record_is_no_record() -> None:
+def test_value_of_a_wrong_length_is_refused() -> None:
     whole = encode_value(log.SHARE_GROUP, 0, log.ShareEpochValue(epoch=1))
     for bad in (whole + b"\0", whole[:-1], b""):
         with pytest.raises(ProtocolError):

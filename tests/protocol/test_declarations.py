@@ -1,4 +1,4 @@
-"""Every declaration against upstream's message files, field by field; error codes and API keys too."""
+"""Every declaration, field by field, against upstream's message files; also error codes and API keys."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def test_what_is_declared():
+def test_every_api_has_a_request_and_a_response():
     declared = {schema.struct_type.__name__ for schema in MESSAGES}
     assert declared == {api + end for api in APIS for end in ("Request", "Response")}
 
 
 @pytest.mark.parametrize("schema", MESSAGES, ids=lambda schema: schema.struct_type.__name__)
-def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
+def test_message_is_declared_as_upstream_does(schema: MessageSchema):
     name = schema.struct_type.__name__
     upstream = reference("messages.json")[name]
     valid = Versions.parse(upstream["validVersions"])
@@ -140,16 +140,18 @@ RENAMED = {
     "DescribeQuorumRequest.topics": "DescribedTopic",
     "DescribeQuorumRequest.topics.partitions": "DescribedPartition",
 }
-"""Structs of a request and its response that upstream calls alike."""
+"""Structs of a request and its response to which upstream gives the same name."""
 
 Common = dict[str, list[dict[str, Any]]]
-"""Fields of the structs that a message of upstream's names in several places."""
+"""Upstream's common structs, which a message names in several places."""
 
 
 def compare_fields(
     where: str, ours: tuple[Field, ...], upstream: list[dict[str, Any]], held: Versions, common: Common
 ) -> None:
-    """`held`: the versions in which the struct occurs at all, beyond which ranges mean nothing."""
+    """Compare the fields. `held` is the range of versions in which the struct occurs at all; ranges mean nothing beyond
+    it.
+    """
     present = [field for field in upstream if Versions.parse(field["versions"]) & held]
     assert [field.name for field in ours] == [snake_case(field["name"]) for field in present], where
     for field, theirs in zip(ours, present, strict=True):
@@ -216,8 +218,8 @@ def test_each_api_has_its_own_module(api: str):
         assert found.struct_type is getattr(module, api + end.value.capitalize())
 
 
-def test_upstreams_facts_are_those_of_the_version_beside_us():
-    """`python -m tests.kafka.facts` writes them anew where `tests/kafka/pom.xml` names another."""
+def test_upstreams_facts_are_of_the_tested_version():
+    """`python -m tests.kafka.facts` rewrites the facts after `tests/kafka/pom.xml` names another version."""
     version = (REFERENCE / "version.txt").read_text().strip()
     assert f"<kafka.version>{version}</kafka.version>" in POM.read_text()
 
@@ -235,7 +237,7 @@ def test_error_codes_are_upstreams():
     assert {code.name: (code.value, code.retriable) for code in ErrorCode} == expected
 
 
-def test_a_kafka_error_tells_its_code_and_message():
+def test_kafka_error_shows_its_code_and_message():
     assert str(KafkaError(ErrorCode.NOT_COORDINATOR)) == "NOT_COORDINATOR"
     error = KafkaError(ErrorCode.INVALID_REQUEST, "no topics")
     assert (error.code, error.message, str(error)) == (42, "no topics", "INVALID_REQUEST: no topics")
@@ -253,7 +255,7 @@ def test_ranges_of_versions(text: str, inside: set[int], outside: set[int]):
     assert bool(versions) == bool(inside)
 
 
-def test_ranges_meet():
+def test_ranges_of_versions_intersect():
     assert list(Versions(2, 6) & Versions(4, 9)) == [4, 5, 6]
     assert Versions(2, 3) & Versions(4, 9) == NO_VERSIONS
     with pytest.raises(ValueError, match="later"):
@@ -261,35 +263,35 @@ def test_ranges_meet():
 
 
 class TestRefusedDeclarations:
-    def test_a_field_without_a_kind(self):
+    def test_field_without_a_kind_is_refused(self):
         with pytest.raises(TypeError, match="no wire kind"):
 
             @struct
             class Plain:
                 name: str = "x"
 
-    def test_a_struct_that_is_none(self):
+    def test_field_of_a_class_that_is_no_struct_is_refused(self):
         with pytest.raises(TypeError, match="not a @struct"):
 
             @struct
             class Holder:
                 parts: tuple[int, ...] = array(int)
 
-    def test_null_where_it_cannot_be_said(self):
+    def test_null_default_of_a_field_that_is_never_null_is_refused(self):
         with pytest.raises(TypeError, match="never nullable"):
 
             @struct
             class Null:
                 name: str = string(default=None)  # pyright: ignore[reportArgumentType]
 
-    def test_a_message_that_is_neither_request_nor_response(self):
+    def test_message_that_is_neither_request_nor_response_is_refused(self):
         with pytest.raises(TypeError, match="neither"):
 
             @message(ApiKey.END_TXN, versions="0", flexible="none")
             class EndTxn:
                 committed: int = int32()
 
-    def test_a_message_declared_twice(self):
+    def test_message_declared_twice_is_refused(self):
         with pytest.raises(TypeError, match="already"):
 
             @message(ApiKey.HEARTBEAT, versions="0", flexible="none")

@@ -1,4 +1,4 @@
-"""Frames out of a stream, however it is cut."""
+"""Frames from a stream, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def framed(*bodies: bytes) -> bytes:
 
 
 def feed(splitter: FrameSplitter, stream: bytes) -> list[Frame]:
-    """The frames that `stream` completes, received as a socket does."""
+    """Return the frames that `stream` completes, received as a socket receives them."""
     frames: list[Frame] = []
     rest = memoryview(stream)
     while rest and splitter.broken is None:
@@ -47,7 +47,7 @@ def test_a_stream_gives_the_same_frames_however_it_is_cut(cut_bytes: int, scratc
     assert not received.torn
 
 
-def test_a_stream_cut_in_two_anywhere():
+def test_stream_cut_in_two_anywhere_gives_the_same_frames():
     stream = framed(b"first", b"x" * 70, b"third")
     for cut in range(len(stream) + 1):
         received = splitter()
@@ -55,7 +55,7 @@ def test_a_stream_cut_in_two_anywhere():
         assert first + second == [b"first", b"x" * 70, b"third"]
 
 
-def test_it_tells_whether_the_stream_ends_inside_a_frame():
+def test_splitter_shows_if_the_stream_ends_inside_a_frame():
     stream = framed(b"first", b"x" * 70)
     whole = {0, 9, len(stream)}
     for cut in range(len(stream) + 1):
@@ -66,7 +66,7 @@ def test_it_tells_whether_the_stream_ends_inside_a_frame():
 
 @pytest.mark.parametrize("size_bytes", [LIMIT + 1, 0x7FFFFFFF, -1, -0x80000000, 0])
 @pytest.mark.parametrize("cut_bytes", [1, 1000])
-def test_a_bad_size_breaks_the_stream_after_the_frames_before_it(size_bytes: int, cut_bytes: int):
+def test_bad_size_breaks_the_stream_after_earlier_frames(size_bytes: int, cut_bytes: int):
     stream = framed(b"good", b"also good") + struct.pack(">i", size_bytes) + b"whatever follows"
     received, frames = splitter(), []
     for start in range(0, len(stream), cut_bytes):
@@ -87,7 +87,7 @@ def test_a_bad_size_breaks_the_stream_after_the_frames_before_it(size_bytes: int
         (b"\x7f\xff\xff\xff", r"is \d+$"),
     ],
 )
-def test_a_client_of_another_protocol_is_named(stream: bytes, what: str):
+def test_client_of_another_protocol_is_recognised(stream: bytes, what: str):
     received = splitter()
     feed(received, stream)
     with pytest.raises(FrameError, match=what):

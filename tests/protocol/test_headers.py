@@ -1,4 +1,4 @@
-"""Headers: which version applies, and what may be missing."""
+"""Headers: which version applies, and which fields may be missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_client_id_may_be_null_and_keeps_its_plain_length_in_flexible_header
 
 
 @pytest.mark.parametrize("encoded", [PLAIN, FLEXIBLE], ids=["v1", "v2"])
-def test_torn_request_headers(encoded: bytes):
+def test_torn_request_header_is_refused(encoded: bytes):
     for length in range(len(encoded)):
         with pytest.raises(ProtocolError):
             decode_request_header(encoded[:length])
@@ -54,7 +54,7 @@ def test_torn_request_headers(encoded: bytes):
         pytest.param("7fff 6d65", id="too long"),
     ],
 )
-def test_bad_client_ids(client_id: str):
+def test_invalid_client_id_is_refused(client_id: str):
     with pytest.raises(ProtocolError):
         decode_request_header(bytes.fromhex("000c 0003 00000007" + client_id))
 
@@ -75,7 +75,7 @@ def test_a_client_id_that_is_not_utf_8_is_read_as_upstream_reads_it():
         pytest.param(0x7FFF, 0, id="no API at all"),
     ],
 )
-def test_what_we_do_not_know_can_still_be_answered(api_key: int, version: int):
+def test_header_of_an_unknown_api_or_version_can_be_answered(api_key: int, version: int):
     ids = struct.pack(">hhi", api_key, version, 77)
     header = RequestHeader(api_key, version, 77, None)
     for rest in (b"", b"\x00", b"\x7f\xff", b"\xff\xfe"):

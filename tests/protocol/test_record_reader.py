@@ -1,4 +1,4 @@
-"""Reading records with the compiled parser: what it takes and refuses is what our own walk does, whatever the bytes."""
+"""The compiled parser accepts and refuses exactly what our own reader does, for any bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def walked(batch: Buffer) -> list[tuple[int, int, bytes | None, bytes | None]]:
 
 
 def verdict(reading: object, batch: Buffer) -> object:
-    """What reading gives, or only that it refuses."""
+    """Return what `reading` returns, or only that it refuses."""
     try:
         return reading(batch)  # type: ignore[operator]
     except DAMAGED:
@@ -44,7 +44,7 @@ def verdict(reading: object, batch: Buffer) -> object:
 
 
 def mixed_batch(chance: random.Random, **fields: object) -> bytes:
-    """Records of all sizes, on both sides of a window's."""
+    """Return a batch with records of all sizes, smaller and larger than a window."""
     records: list[Record] = []
     for offset in range(chance.randrange(1, 60)):
         size = chance.choice([0, 1, 60, 127, 1000, 9000, WINDOW_BYTES, 3 * WINDOW_BYTES, *[50] * 32])
@@ -67,9 +67,10 @@ def test_every_record_is_read_whatever_its_size(codec: Compression, seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_runs_of_records_of_one_size_are_read_as_any_others(seed: int) -> None:
-    """Lengths of one byte, two and three, in runs that end inside of windows and at their borders; some differ from
-    their neighbours in one of the two bytes alone."""
+def test_runs_of_equally_long_records_are_read(seed: int) -> None:
+    """Lengths of one byte, two and three, in runs that end inside windows and at their borders. Some differ from their
+    neighbours in only one of the two bytes.
+    """
     chance = random.Random(seed)
     records: list[Record] = []
     for _ in range(12):
@@ -82,8 +83,8 @@ def test_runs_of_records_of_one_size_are_read_as_any_others(seed: int) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [1, 2 * WINDOW_BYTES], ids=["one window", "several"])
-def test_append_time_is_every_records_time(codec: Compression, size: int) -> None:
-    """The parser's copy of the head loses its codec and nothing else, and the batch's own loses nothing."""
+def test_append_time_applies_to_every_record(codec: Compression, size: int) -> None:
+    """The parser's copy of the head loses only its codec, and the batch's own head loses nothing."""
     batch = build_batch(
         [Record(0, 5, b"k", b"v"), Record(1, 6, b"k", b"v" * size)],
         compression=codec,
@@ -96,9 +97,11 @@ def test_append_time_is_every_records_time(codec: Compression, size: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_damaged_bytes_are_refused_as_our_own_walk_refuses_them(seed: int) -> None:
-    """Bytes changed and cut off behind the head. What both take they take alike; what only the parser takes (offsets
-    that do not rise, say) is as many records as the head says, and its callers judge the rest."""
+def test_damaged_bytes_are_refused_as_by_our_own_reader(seed: int) -> None:
+    """Bytes behind the head are changed and cut off. Batches that both accept are read alike. A batch that only the
+    parser accepts (for example, with offsets that do not rise) has as many records as its head says, and the parser's
+    callers judge the rest.
+    """
     chance = random.Random(seed)
     for _ in range(60):
         batch = bytearray(mixed_batch(chance))
@@ -118,7 +121,7 @@ def test_damaged_bytes_are_refused_as_our_own_walk_refuses_them(seed: int) -> No
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 2**31 - 1, -1])
 @pytest.mark.parametrize("value", [b"v", b"v" * WINDOW_BYTES])
-def test_another_count_than_there_are_records_is_refused(count: int, value: bytes) -> None:
+def test_wrong_record_count_is_refused(count: int, value: bytes) -> None:
     batch = bytearray(build_batch([Record(offset, 1, b"k", value) for offset in range(3)]))
     assert len(read(batch)) == 3
     struct.pack_into(">i", batch, HEAD_BYTES - 4, count)
@@ -127,7 +130,7 @@ def test_another_count_than_there_are_records_is_refused(count: int, value: byte
 
 
 HUGE = bytes([0xFF] * 8 + [0x7F])
-"""A zigzag varint near −2**62; with a last bit less, +2**62."""
+"""A zigzag varint near −2**62; with the last bit cleared, +2**62."""
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_hostile_bodies_are_refused(body: bytes, fill: int) -> None:
         read(batch)
 
 
-def test_a_record_that_no_window_holds_has_its_headers_counted() -> None:
+def test_headers_of_a_record_larger_than_a_window_are_counted() -> None:
     value = b"v" * WINDOW_BYTES
     batch = build_batch([Record(0, 1, b"k", value, (("h", None),) * 1000)])
     assert read(batch) == [(0, 1, b"k", value)]
@@ -182,8 +185,8 @@ def test_a_bomb_is_refused_at_the_bound(codec: Compression) -> None:
         pytest.param([Record(0, 1, None, b"", (("", None),) * MAX_HEADERS)], id="headers"),
     ],
 )
-def test_the_parser_never_gets_more_than_a_window(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> None:
-    """It holds the interpreter's lock for as long as it makes one record."""
+def test_parser_never_receives_more_than_a_window(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> None:
+    """The parser holds the interpreter's lock while it builds the records of one window."""
     given: list[int] = []
     counts: list[int] = []
 

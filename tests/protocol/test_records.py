@@ -1,4 +1,4 @@
-"""Record batches: against the builders and readers of kafka-python and aiokafka, and against hostile bytes."""
+"""Record batches, against the builders and readers of kafka-python and aiokafka and against hostile bytes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_crc_covers_attributes_to_the_end(at):
     assert not verify_crc(batch)
 
 
-def test_crc_of_a_batch_with_others_behind_it():
+def test_crc_ignores_batches_that_follow():
     batch = build_batch(RECORDS)
     assert verify_crc(batch + build_batch(RECORDS[:1]))
 
@@ -164,7 +164,7 @@ def test_split_batches_gives_views_of_each():
 
 
 @pytest.mark.parametrize("missing", [1, 60, 100, 150])
-def test_split_batches_leaves_out_what_an_answer_has_torn(missing):
+def test_split_batches_skips_a_torn_last_batch_of_an_answer(missing):
     whole = build_batch(RECORDS)
     records = whole + build_batch([Record(0, 0, None, b"x" * 100)])
     assert [bytes(batch) for batch in split_batches(records[:-missing], fetched=True)] == [whole]
@@ -338,7 +338,7 @@ def test_end_marker_round_trip(control, producer_id, producer_epoch, timestamp_m
     assert record.value == struct.pack(">hi", 0, coordinator_epoch)
 
 
-def test_an_end_marker_where_it_was_appended():
+def test_end_marker_is_read_at_its_appended_offset():
     batch = bytearray(MARKERS[ControlType.COMMIT])
     struct.pack_into(">q", batch, 0, 9_000)
     set_log_append_time(batch, MARKED_AT + 1)
@@ -357,12 +357,12 @@ def test_an_end_marker_where_it_was_appended():
         ("compressed", control_batch(bytes.fromhex("0000 0000"), codec=Compression.GZIP), ControlType.ABORT),
     ],
 )
-def test_type_of_other_batches(what, batch, expected):
+def test_batch_that_is_no_end_marker_has_no_marker_type(what, batch, expected):
     assert control_type_of(batch) is expected
 
 
 @pytest.mark.parametrize("key", [None, b"", bytes(3), bytes.fromhex("ffff 0001")])
-def test_control_key_that_is_none_is_refused(key):
+def test_invalid_control_key_is_refused(key):
     with pytest.raises(ProtocolError, match="control record"):
         control_type_of(control_batch(key))
 
@@ -373,7 +373,7 @@ def test_torn_end_marker_is_refused():
         torn = bytearray(whole[:length])
         with pytest.raises(ProtocolError):
             control_type_of(torn)
-        if length > HEAD_BYTES:  # and where the head agrees to what is left
+        if length > HEAD_BYTES:  # still holds if the head agrees with the remaining length
             struct.pack_into(">i", torn, 8, length - 12)
             with pytest.raises(ProtocolError):
                 control_type_of(torn)
@@ -475,7 +475,7 @@ def test_mutated_batches_raise_only_protocol_errors(codec):
     for _ in range(4000):
         batch = bytearray(whole)
         for _ in range(randomness.randint(1, 4)):
-            # The length field is left alone: a wrong one ends the test before the records are reached.
+            # The length field is left alone: a wrong length ends the test before the records are reached.
             batch[randomness.choice([*range(16, 24), *range(57, len(batch))])] = randomness.randrange(256)
         try:
             for _record in iter_records(batch, max_decompressed_bytes=1 << 20):

@@ -1,4 +1,4 @@
-"""A client's string as a person is shown it: printable, and never longer than was asked for."""
+"""A client's string as it is shown to a person: printable, and never longer than requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALPHABET = "ab.é€😀 \x1b\x07\n\u202e\u200b\U000e0001\\"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_text_is_shown_printable_and_no_longer_than_asked(seed: int):
+def test_any_text_is_shown_printable_and_no_longer_than_requested(seed: int):
     random = Random(seed)
     for _ in range(200):
         text = "".join(random.choices(ALPHABET, k=random.choice((0, 1, 30, 248, 249, 250, 400, 1_000))))
@@ -23,7 +23,7 @@ def test_any_text_is_shown_printable_and_no_longer_than_asked(seed: int):
         assert shown(text, None).isprintable()
 
 
-def test_a_name_that_may_be_a_topics_is_shown_as_it_is():
+def test_valid_topic_name_is_shown_unchanged():
     for name in ("a", "n" * MAX_NAME_CHARS, "größe-€"):
         assert shown(name) == name
 
@@ -39,7 +39,7 @@ def test_control_characters_are_shown_as_escapes():
     assert shown("\x1b]0;owned\x07") == r"\x1b]0;owned\x07"
 
 
-def test_a_refusal_repeats_no_more_than_a_sentence_of_what_a_client_sent():
+def test_refusal_repeats_a_bounded_part_of_the_clients_string():
     refusal = KafkaError(ErrorCode.INVALID_REQUEST, "\x1b" + "x" * 100_000)
     assert refusal.message is not None
     assert len(refusal.message) <= MAX_MESSAGE_CHARS

@@ -1,4 +1,4 @@
-"""What encoding costs is told beforehand: never too little, and not many times too much."""
+"""The estimated cost of encoding: never too low, and not many times too high."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
 
 
 @pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
-def test_no_answer_is_longer_than_told(schema: MessageSchema, version: int):
+def test_no_answer_is_longer_than_estimated(schema: MessageSchema, version: int):
     if schema.direction is Direction.REQUEST:
         return
     for seed in range(10):
@@ -31,20 +31,20 @@ def test_no_answer_is_longer_than_told(schema: MessageSchema, version: int):
 
 
 def small_records(message: object) -> int:
-    """Records that are copied among the fields, which are not told."""
+    """Return the bytes of records that are copied among the fields, which the estimate leaves out."""
     if not isinstance(message, FetchResponse):
         return 2**20 if type(message).__name__ in ("ShareFetchResponse",) else 0
     parts = (part for topic in message.responses for part in topic.partitions)
     return sum(len(part.records or b"") for part in parts)
 
 
-def test_a_crowded_answer_is_not_told_to_be_twice_as_long_as_it_is():
+def test_estimate_of_a_crowded_answer_is_below_twice_its_length():
     groups = tuple(ListedGroup(group_id=f"group-{number:06}", protocol_type="consumer") for number in range(1_000))
     answer = ListGroupsResponse(groups=groups)
     assert encoded_bytes(answer) < 2 * sum(map(len, codec.encode(answer, 5)))
 
 
-def test_elements_that_are_encoded_already_are_told_by_their_length():
+def test_encoded_elements_are_estimated_by_their_length():
     topic = MetadataResponseTopic(name="t" * 200)
     element = codec.encode_element(MetadataResponse, "topics", topic, 12)
     told = encoded_bytes(MetadataResponse(topics=EncodedElements((element,) * 100)))

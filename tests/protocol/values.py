@@ -1,4 +1,4 @@
-"""Seeded values of any declared message, for tests that hold over all of them."""
+"""Seeded values of any declared message, for tests over all messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz-._0123456789äß€😀"
 
 
 def message_value(schema: MessageSchema, version: int, random: Random, *, longest: int = 4) -> Any:
-    """A message whose every field of that version is drawn; fields the version lacks keep their defaults."""
+    """Return a message with every field of that version drawn. Fields that the version lacks keep their defaults."""
     return _struct_value(schema.struct_type, version, random, longest)
 
 
@@ -64,5 +64,5 @@ def _value(kind: Any, version: int, random: Random, longest: int) -> Any:
 
 
 def _length(random: Random) -> int:
-    """Mostly short; at times around the lengths whose varint takes another byte."""
+    """Return a length: mostly short, sometimes near a length whose varint needs another byte."""
     return random.choice((126, 127, 128)) if random.random() < 0.03 else random.choice((0, 1, 3, 7, 15))

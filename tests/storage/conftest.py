@@ -27,14 +27,11 @@ EMPTY = """
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
 delete from node; delete from compaction_state; delete from producer_state; delete from chunk;
 truncate inline_records; delete from client_quota; delete from acl;
-delete from scram_credential; delete from delegation_token; delete from node_authorizer;
+delete from scram_credential; delete from delegation_token;
 delete from log_object; update inline_rotation set current_slot = 0; delete from partition;
-delete from topic; delete from broker_config; delete from node_release; delete from function_schema;
-delete from former_release; delete from transactional_producer; delete from open_transaction;
-delete from aborted_transaction; delete from transaction_group; delete from pending_offset;
-delete from release_without_transactions;
-delete from former_transaction_version;
-delete from finalized_feature;
+delete from topic; delete from broker_config; delete from function_schema;
+delete from transactional_producer; delete from open_transaction; delete from aborted_transaction;
+delete from transaction_group; delete from pending_offset; delete from finalized_feature;
 """
 
 

@@ -116,16 +116,6 @@ async def test_both_functions_refuse_the_same_batches_and_append_the_rest(
     assert await written(sql, short) == await written(sql, long)
 
 
-async def test_both_functions_write_what_a_former_release_reads(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
-    await sql.execute("insert into former_release (function_schema) values ('sluice_0123456789ab')")
-    short, long = await twins(make_topic, sql)
-    for name, topic in (("append_inline", short), ("append_chunks", long)):
-        await append_by(sql, name, [new_batch(partition.partition_key, records=3) for partition in topic.partitions])
-    ends = "select next_offset, size_bytes, appended_bytes from partition where topic_id = $1 order by partition_index"
-    assert [row["next_offset"] for row in await sql.fetch(ends, short.topic_id)] == [3, 3, 261, 3]
-    assert await sql.fetch(ends, short.topic_id) == await sql.fetch(ends, long.topic_id)
-
-
 def test_a_commit_that_needs_more_decisions_does_not_take_the_short_path() -> None:
     key, other = PartitionKey(1), PartitionKey(2)
     assert AppendGroup([new_batch(key), new_batch(other), new_batch(key)]).is_plain

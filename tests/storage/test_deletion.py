@@ -270,7 +270,7 @@ async def test_a_steps_cost_follows_the_producers_offsets_and_partitions_that_it
 ) -> None:
     add = """
         insert into producer_state
-        select key, id, 0, 0, 1, '{1,1,1,1,1}', '{1,1,1,1,1}', '{1,1,1,1,1}', now()
+        select key, id, 0, 0, 0, 0, 1, '{1,1,1,1,1}', '{1,1,1,1,1}', '{1,1,1,1,1}', now()
         from generate_series($1::bigint, $2) key, generate_series(1, $3) id
     """
     await sql.execute(add, 1, 10, 100)

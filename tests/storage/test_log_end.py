@@ -1,8 +1,5 @@
-"""The end of a log whose partition row is not updated by appends.
-
-The tests check the cost under an open snapshot and which operations do update the row. A former release takes the row
-for the end: it is served, or refused.
-"""
+"""The end of a log, whose appends leave the partition's row alone: the cost of an open snapshot, and who moves the
+row."""
 
 from __future__ import annotations
 
@@ -21,18 +18,15 @@ from storage.pool import SESSION_SETTINGS, Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.roller import Roller
-from storage.schema import TABLE_SCHEMA
 from storage.segments import SegmentDirectory
 from storage.types import Appended, NewBatch, PartitionKey, PartitionState
-from tests.cluster.previous_release import unpack
 from tests.storage.batches import EVERYTHING, append, append_each, new_batch, read, until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import pages_touched
 
 PRODUCER = 4000
-FORMER = f"{TABLE_SCHEMA}_0123456789ab"
 ROW = "select next_offset, size_bytes, max_timestamp_ms from partition where partition_key = $1"
-STATES = "select count(*) from only producer_state", "select count(*) from renewed_producer_state"
+STATES = "select count(*) from producer_state"
 
 
 def idempotent(key: PartitionKey, sequence: int) -> NewBatch:
@@ -47,10 +41,6 @@ def arguments(*batches: NewBatch) -> tuple[object, ...]:
 
 async def state(log: LogStore, key: PartitionKey) -> PartitionState:
     return (await log.states([key]))[key]
-
-
-async def counts(sql: asyncpg.Connection) -> tuple[int, ...]:
-    return tuple([int(await sql.fetchval(query) or 0) for query in STATES])
 
 
 # --- an open snapshot -----------------------------------------------------------------------------------------------
@@ -96,8 +86,8 @@ async def test_a_producer_keeps_one_row_and_its_duplicates_are_recognised_across
         if sequence >= 4:
             (outcome,) = await log.append([idempotent(key, sequence - 4)])
             assert outcome == Appended(sequence - 4, 0, 0, duplicate=True)
-        assert await counts(sql) == (0, 1)
-    since, updates = await sql.fetchrow("select since_offset, update_count from renewed_producer_state") or (0, 0)
+        assert await sql.fetchval(STATES) == 1
+    since, updates = await sql.fetchrow("select since_offset, update_count from producer_state") or (0, 0)
     assert (since, updates) == (99, 0), "every 33rd append begins a row"
 
 
@@ -196,51 +186,12 @@ async def test_a_deletion_that_waits_for_an_append_sees_its_records(
         await watcher.close()
 
 
-# --- releases that take the row for the end --------------------------------------------------------------------------
-
-
-async def test_while_a_former_release_runs_appends_write_what_it_reads(
+async def test_writers_that_mistake_an_old_row_for_the_end_are_refused(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    await append(log, *(idempotent(key, sequence) for sequence in range(3)))
-    await sql.execute("truncate renewed_producer_state")
-    await sql.execute("insert into former_release values ($1)", FORMER)
-    await append(log, idempotent(key, 3), new_batch(key, max_timestamp_ms=7))
-    await append(log, idempotent(key, 4))
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (6, 600, 1_004)
-    assert await state(log, key) == PartitionState(0, 6, 6, 0, 600)
-    assert await counts(sql) == (1, 0)
-    await sql.execute("delete from former_release")
-    assert await log.append([idempotent(key, 4)]) == [Appended(5, 0, 0, duplicate=True)]
-    assert await counts(sql) == (1, 0)
-    assert await append(log, idempotent(key, 5)) == [6]
-    assert await counts(sql) == (0, 1), "it has moved"
-    assert await log.append([idempotent(key, 3)]) == [Appended(3, 0, 0, duplicate=True)]
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (6, 600, 1_004)
-    # A transaction looked for former releases before the last one went.
-    await sql.execute("insert into former_release values ($1)", FORMER)
-    assert await append(log, idempotent(key, 6)) == [7]
-    assert await counts(sql) == (0, 1)
-    assert tuple(await sql.fetchrow(ROW, key) or ()) == (8, 800, 1_006)
-
-
-async def test_a_former_release_that_returns_is_refused(
-    log: LogStore, key: PartitionKey, sql: asyncpg.Connection, tmp_path: Path
-) -> None:
-    """The former release uses its own functions, on a log whose row lags behind."""
     await append(log, new_batch(key))
-    await sql.execute(f"drop schema if exists {FORMER} cascade; create schema {FORMER}")
-    try:
-        await sql.execute(f"set search_path = {FORMER}, {TABLE_SCHEMA}")
-        for file in sorted((unpack(tmp_path) / "storage" / "functions").glob("*.sql")):
-            await sql.execute(file.read_text(encoding="utf-8"))
-        await sql.execute(f"set search_path = {TABLE_SCHEMA}, {FORMER}")
-        known = arguments(new_batch(key))[:-1]  # The former release knows no transactions.
-        places = ", ".join(f"${place}" for place in range(1, len(known) + 1))
-        with pytest.raises(asyncpg.UniqueViolationError):
-            await sql.fetch(f"select * from append_chunks({places})", *known)
-        with pytest.raises(asyncpg.CheckViolationError):
-            await sql.execute("update partition set log_start_offset = greatest(log_start_offset, 1)")
-    finally:
-        await sql.execute(f"drop schema {FORMER} cascade")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await sql.execute("insert into chunk select (c).* from (select c from chunk c) copied")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await sql.execute("update partition set log_start_offset = greatest(log_start_offset, 1)")
     assert (await read(log, key)).state == PartitionState(0, 1, 1, 0, 100)

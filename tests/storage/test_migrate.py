@@ -92,6 +92,19 @@ async def test_a_newer_schema_is_refused(empty: Database) -> None:
         await migrate(empty)
 
 
+@pytest.mark.parametrize("version_count", [1, 25], ids=["older", "newer"])
+async def test_a_schema_of_a_development_version_is_refused(empty: Database, version_count: int) -> None:
+    await empty.hot.fetch("create schema sluice")
+    await empty.hot.fetch("create table sluice.schema_migration (version integer, file_name text)")
+    await empty.hot.fetch(
+        "insert into sluice.schema_migration select n, case n when 1 then '0001_schema.sql' else 'later.sql' end "
+        "from generate_series(1, $1::integer) n",
+        version_count,
+    )
+    with pytest.raises(StorageError, match="before the first release, from which there is no upgrade"):
+        await migrate(empty)
+
+
 async def test_a_release_with_other_functions_leaves_those_of_the_previous_one(
     empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

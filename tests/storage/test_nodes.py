@@ -111,16 +111,6 @@ async def test_other_nodes_read_what_a_node_registered(
     assert [node.node_id for node in await others.fenced()] == [2, 3], "a controller is no broker that could be fenced"
 
 
-async def test_a_process_without_roles_is_broker_and_controller(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    """A process of a release without roles registers under a name that a process with roles had before."""
-    node_id = await nodes.register("host:1", at(1), None, TTL_MS, roles=Roles(is_broker=False))
-    await sql.execute("update sluice.node set incarnation = incarnation + 1")
-    assert [(node.node_id, node.roles) for node in await nodes.alive()] == [(node_id, BOTH)]
-    again = Roles(is_controller=False)
-    await nodes.register("host:1", at(1), None, TTL_MS, roles=again)
-    assert [node.roles for node in await nodes.alive()] == [again]
-
-
 async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: asyncpg.Connection) -> None:
     node_id = await register(nodes, 1)
     await sql.execute(LAPSE_NODE, node_id)

@@ -23,6 +23,7 @@ async def make(sql: asyncpg.Connection, *names: str) -> None:
     for name in names:
         await sql.execute(f"drop schema if exists {name} cascade; create schema {name}")
         await sql.execute(f"create function {name}.probe() returns integer language sql as 'select 1'")
+        await sql.execute("insert into function_schema (name) values ($1)", name)
 
 
 async def register(store: NodeStore, port: int) -> int:
@@ -33,17 +34,10 @@ async def test_functions_that_no_node_has_called_for_long_are_dropped(
     database: Database, sql: asyncpg.Connection
 ) -> None:
     await make(sql, FORMER, "sluice_not_a_release")
-    for table in ("former_release", "release_without_transactions"):
-        await sql.execute(f"insert into {table} values ($1)", FORMER)
-    await sql.execute("insert into former_transaction_version values ($1, 1)", FORMER)
-    assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "seen for the first time"
+    assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "used recently"
     await sql.execute(AGE)
-    assert await sql.fetchval("select count(*) from former_release") == 1
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [FORMER]
     assert await schemas(sql) == {FUNCTION_SCHEMA, "sluice_not_a_release"}
-    assert await sql.fetchval("select count(*) from former_release") == 0
-    assert await sql.fetchval("select count(*) from release_without_transactions") == 0
-    assert await sql.fetchval("select count(*) from former_transaction_version") == 0
     await sql.execute(AGE)
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "its own are in use"
     await sql.execute("drop schema sluice_not_a_release cascade")
@@ -56,25 +50,9 @@ async def test_functions_of_a_live_node_stay_and_those_of_a_dead_one_are_dropped
     store = NodeStore(database)
     live, dead = await register(store, 1), await register(store, 2)
     for node_id, name in ((live, FORMER), (dead, OTHER)):
-        await sql.execute("update node_release set function_schema = $2 where node_id = $1", node_id, name)
+        await sql.execute("update node set function_schema = $2 where node_id = $1", node_id, name)
     await sql.execute("update node set expires_at = now() where node_id = $1", dead)
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == []
     await sql.execute(AGE)
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [OTHER]
     assert await schemas(sql) == {FUNCTION_SCHEMA, FORMER}
-
-
-async def test_a_node_that_does_not_name_its_release_keeps_all_functions(
-    database: Database, sql: asyncpg.Connection
-) -> None:
-    """It registers under the name of a node of this release, as after an upgrade that was taken back."""
-    await make(sql, FORMER)
-    node_id = await register(NodeStore(database), 1)
-    await sql.execute("update node set incarnation = incarnation + 1 where node_id = $1", node_id)
-    assert await drop_unused_functions(database, grace_ms=HOUR_MS) == []
-    await sql.execute(AGE)
-    assert await drop_unused_functions(database, grace_ms=HOUR_MS) == []
-    assert FORMER in await schemas(sql)
-    await sql.execute("update node set expires_at = now() where node_id = $1", node_id)
-    await sql.execute(AGE)
-    assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [FORMER]

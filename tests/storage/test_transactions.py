@@ -10,7 +10,6 @@ import asyncpg
 import pytest
 
 from storage.log import LogStore
-from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TakenInPart, TransactionStore
@@ -608,36 +607,6 @@ async def test_a_read_across_thousands_of_aborted_transactions_returns_each(
     assert isinstance(few, ReadResult)
     told = [AbortedTransaction(5_000 - n, -n) for n in range(2_499, -1, -1)]
     assert (list(many.aborted), list(few.aborted)) == (told, told[-2:])
-
-
-async def test_no_transaction_begins_while_a_node_without_support_is_alive(
-    database: Database, transactions: TransactionStore, sql: asyncpg.Connection
-) -> None:
-    nodes = NodeStore(database)
-    await nodes.register("new:1", {"PLAINTEXT": ("new", 1)}, None, 60_000)
-    former = await nodes.register("former:1", {"PLAINTEXT": ("former", 1)}, None, 60_000)
-    await sql.execute("update node_release set function_schema = 'sluice_0123456789ab' where node_id = $1", former)
-    assert await transactions.are_known()
-    await sql.execute("insert into release_without_transactions values ('sluice_0123456789ab')")
-    assert not await transactions.are_known()
-    await sql.execute("update node set expires_at = now() where node_id = $1", former)
-    assert await transactions.are_known()
-    await sql.execute("update node set expires_at = now() + interval '1 hour', incarnation = incarnation + 1")
-    await sql.execute("delete from node_release")
-    assert not await transactions.are_known(), "it does not say what it is"
-
-
-async def test_every_live_node_registers_the_transaction_version_that_it_serves(
-    database: Database, sql: asyncpg.Connection
-) -> None:
-    nodes = NodeStore(database)
-    ids = [await nodes.register(f"node:{port}", {"PLAINTEXT": ("node", port)}, None, 60_000) for port in range(1, 5)]
-    for node_id, name in zip(ids, ("sluice_0123456789ab", "sluice_ba9876543210"), strict=False):
-        await sql.execute("update node_release set function_schema = $2 where node_id = $1", node_id, name)
-    await sql.execute("insert into former_transaction_version values ('sluice_0123456789ab', 1)")
-    await sql.execute("delete from node_release where node_id = $1", ids[3])
-    served = {node.node_id: node.transaction_version for node in await nodes.alive()}
-    assert served == dict(zip(ids, (1, 2, 2, 0), strict=True))
 
 
 async def test_a_partition_without_the_producers_state_accepts_sequence_0_first(

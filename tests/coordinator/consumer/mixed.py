@@ -1,4 +1,4 @@
-"""A group whose members speak both protocols, on a stage: every step goes through both machines, as in the gateway."""
+"""A group whose members speak both protocols: every step goes through both machines, as in the gateway."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ class Mixed:
         return isinstance(self.group, ConsumerGroup)
 
     def play(self, event: Any) -> Any:
-        """The answer, None if there is none yet (`answers` has it once it comes)."""
+        """Return the answer, or None if it is still pending (`answers` receives it later)."""
         self.last = MACHINES.step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.group = self.last.group
         self.answers.update(self.last.replies)
         return self.answers.get(getattr(event, "request_id", -1))
 
     def restart(self) -> None:
-        """Another node reads what is stored."""
+        """Let another node read the stored group."""
         machine = MACHINES.of(self.group)
         members = {
             member_id: machine.stored_member(self.group, member_id) for member_id in machine.member_ids(self.group)
@@ -215,7 +215,7 @@ class Mixed:
         return [each.error for each in self._ask(LeaveGroup, leaving).members]
 
     def classic_group(self, shares: Mapping[str, Named], *protocols: str, instances: Mapping[str, str] = {}) -> int:
-        """A Stable classic group of these members; its generation."""
+        """Build a Stable classic group of these members. Return its generation."""
         there: list[str] = []
         for member in shares:
             self.join("", offer(*protocols), new_id=member, instance=instances.get(member))

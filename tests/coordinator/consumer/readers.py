@@ -1,6 +1,7 @@
-"""Readers whose coordinator is called, with a log and committed offsets as far as a coordinator can tell.
+"""Readers that call the coordinator directly, with a log and committed offsets of which the coordinator sees what it
+would in a gateway.
 
-The one idea: time stands still while they settle, so that what is only a matter of time is not taken for a decision.
+Time stands still while the readers settle, so that the result of a decision is not confused with the passing of time.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class PlayedReaders(Readers):
         return sum(each.target is not None for each in self._scene.group.moving.values())
 
     def _look(self) -> None:
-        """The coordinator is told how far its sources are."""
+        """Report to the coordinator how far its sources have committed."""
         found: list[Drained] = []
         for each in draining(self._scene.group):
             assert isinstance(each.topic, UUID)
@@ -154,7 +155,7 @@ class PlayedReaders(Readers):
         return readers, self._scene.group.members, len(self.delivered)
 
     def _wait(self, ms: int) -> None:
-        """Time passes; whoever is there speaks every second."""
+        """Let time pass; every live member sends a heartbeat each second."""
         until_ms = self._scene.now_ms + ms
         while self._scene.now_ms < until_ms:
             self._scene.now_ms += min(BEAT_MS, until_ms - self._scene.now_ms)
@@ -164,7 +165,7 @@ class PlayedReaders(Readers):
 
 
 class _Told(Scene):
-    """Remembers why waits were over."""
+    """Records why waits ended."""
 
     def __init__(self, topics: dict[str, int], settings: ConsumerSettings) -> None:
         super().__init__(topics, settings)

@@ -1,4 +1,6 @@
-"""A consumer group on a stage: members are named by a letter, topics by a word, time stands still unless told."""
+"""A consumer group for example tests: members are named by a letter, topics by a word, and time stands still unless a
+test advances it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ TOPIC_NAMES: dict[UUID, str] = {}
 
 
 def topic_id(name: str) -> UUID:
-    """Ids sort as the names of the tests do: by their first letters."""
+    """Return an id. Ids sort as the names of the tests do: by their first letters."""
     found = UUID(bytes=name.encode()[:16].ljust(16, b"\0"))
     TOPIC_NAMES[found] = name
     return found
@@ -86,7 +88,7 @@ class Scene:
         return self.heartbeat(member, 0, {}, **(given | more))
 
     def told(self, reply: ConsumerGroupHeartbeatReply) -> tuple[int, Named | None]:
-        """The epoch and the assignment of an answer without error."""
+        """Return the epoch and the assignment of an answer without error."""
         assert reply.error is ErrorCode.NONE, reply
         return reply.member_epoch, None if reply.assignment is None else named(reply.assignment)
 

@@ -1,4 +1,4 @@
-"""The assignors, by what must hold of any assignment, and by upstream's examples."""
+"""The assignors: rules for any assignment, and upstream's examples."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def check_valid(given_: Given, subscribers: dict[MemberId, Subscriber], counts: 
 
 
 def moved(before: Given, after: Given) -> int:
-    """How many partitions were somebody's who is still there, and are another's now."""
+    """Return how many partitions moved from a member that is still there to another member."""
     owner = {pair: member_id for member_id, held in after.items() for pair in pairs(held)}
     return sum(owner[pair] != each for each, held in before.items() if each in after for pair in pairs(held))
 
 
 def fewest_moves(before: Given, after: Given) -> int:
-    """No even assignment to these members can take less from who stays: with the shares sorted as the sizes are, as
-    much as possible is kept."""
+    """Return the fewest moves that any even assignment to these members needs: with the shares sorted as the sizes are,
+    as much as possible is kept.
+    """
     share, larger = divmod(sum(map(size, after.values())), len(after))
     sizes = sorted((size(before.get(each, {})) for each in after), reverse=True)
     shares = [share + 1] * larger + [share] * (len(after) - larger)
@@ -58,7 +59,7 @@ def fewest_moves(before: Given, after: Given) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(counts_of_topics, st.lists(names, min_size=2, max_size=5))
-def test_uniform_is_even_and_moves_as_few_as_that_allows(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
+def test_uniform_is_even_with_the_fewest_moves(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
     """Through any series of joins and leaves, all at once or one by one."""
     topic_ids = frozenset(counts)
     last: Given = {}
@@ -74,8 +75,12 @@ def test_uniform_is_even_and_moves_as_few_as_that_allows(counts: dict[UUID, int]
 
 @settings(max_examples=300, deadline=None)
 @given(counts_of_topics, st.lists(names, min_size=2, max_size=6))
-def test_the_spread_keeps_the_same_promise_step_by_step(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
-    """Members that have gone give what they had, new ones get theirs, and nobody else's share is looked at."""
+def test_spread_stays_even_with_the_fewest_moves_step_by_step(
+    counts: dict[UUID, int], groups: list[set[MemberId]]
+) -> None:
+    """The shares of departed members are distributed, new members get theirs, and the other shares
+    are not inspected.
+    """
     topic_ids = frozenset(counts)
     last = dict(uniform(alike(groups[0], topic_ids, {}), counts))
     spread = spread_of(last, counts)
@@ -96,8 +101,10 @@ def test_the_spread_keeps_the_same_promise_step_by_step(counts: dict[UUID, int],
 @given(
     counts_of_topics, st.lists(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from(TOPICS)), min_size=1))
 )
-def test_uniform_with_different_subscriptions(counts: dict[UUID, int], groups: list[dict[MemberId, set[UUID]]]) -> None:
-    """Nobody could give a partition to a subscriber that has two fewer; and once even, nothing moves."""
+def test_uniform_is_balanced_with_different_subscriptions(
+    counts: dict[UUID, int], groups: list[dict[MemberId, set[UUID]]]
+) -> None:
+    """No partition could go to a subscriber that has two fewer; and an even assignment does not move."""
     last: Given = {}
     for members in groups:
         subscribers = {
@@ -117,7 +124,7 @@ def test_uniform_with_different_subscriptions(counts: dict[UUID, int], groups: l
 @pytest.mark.parametrize("name", ASSIGNORS)
 @given(counts_of_topics, names, counts_of_topics)
 @settings(deadline=None)
-def test_topics_that_grow_or_vanish(
+def test_topics_that_grow_or_vanish_stay_evenly_assigned(
     name: str, counts: dict[UUID, int], members: set[MemberId], others: dict[UUID, int]
 ) -> None:
     before = ASSIGNORS[name](alike(members, frozenset(counts), {}), counts)
@@ -157,7 +164,7 @@ def test_range_puts_static_members_first_by_instance_id() -> None:
     assert shown(static) == {"c": [[0], [0]], "b": [[1], [1]], "a": [[2], [2]]} | {}
 
 
-def test_range_with_different_subscriptions() -> None:
+def test_range_assigns_each_topic_to_its_subscribers() -> None:
     different = range_({A: Subscriber(BOTH), B: Subscriber(frozenset(TOPICS[:1]))}, THREE)
     assert shown(different) == {"a": [[0, 1], [0, 1, 2]], "b": [[2], []]}
 

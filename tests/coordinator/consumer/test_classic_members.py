@@ -1,4 +1,4 @@
-"""Classic members inside a consumer group: the error matrix, identities, timers, and what they are told."""
+"""Classic members in a consumer group: the error matrix, identities, timers and answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def consumers(*members: str) -> Mixed:
 
 
 def settled(*, protocol: str = "range", instance: str | None = None) -> tuple[Mixed, int]:
-    """a (consumer) and k (classic), each with half; the epoch of both."""
+    """Return a scene with a (consumer) and k (classic), each with half of the partitions, and the epoch of both."""
     scene = consumers()
     scene.join("" if instance else "k", offer(protocol), new_id="k", instance=instance)
     scene.beat("a", 1)
@@ -44,7 +44,7 @@ def settled(*, protocol: str = "range", instance: str | None = None) -> tuple[Mi
 # --- JoinGroup ------------------------------------------------------------------------------------------------------
 
 
-def test_a_newcomer_is_given_an_id_that_is_not_remembered():
+def test_newcomer_receives_an_id_that_is_not_stored():
     scene = consumers()
     before = scene.group
     named_ = scene.join("", version=4, new_id="k")
@@ -72,8 +72,8 @@ def test_older_versions_join_at_once():
         ({"owned": {"t": {0}}}, UNKNOWN),
     ],
 )
-def test_who_was_put_out_begins_anew(claim: dict[str, object], error: ErrorCode):
-    """It would keep partitions that others have read on from, from where it stopped itself."""
+def test_removed_classic_member_joins_anew(claim: dict[str, object], error: ErrorCode):
+    """Otherwise the member would keep partitions that others have read further, and continue from its own position."""
     scene = consumers()
     joined = scene.join("k", offer("cooperative-sticky", **claim))  # type: ignore[arg-type]
     assert joined is not None
@@ -95,7 +95,7 @@ def test_static_members_are_found_by_their_instance():
     assert scene.alive("k2", 2, instance="i") is NONE
 
 
-def test_a_static_member_replaces_one_of_the_consumer_protocol_that_says_nothing():
+def test_static_classic_member_replaces_a_silent_consumer_member():
     scene = consumers("a")
     scene.enter("b", instance_id="i")
     scene.beat("a", 1)
@@ -123,7 +123,7 @@ def test_a_static_member_replaces_one_of_the_consumer_protocol_that_says_nothing
         ({"session_ms": 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
     ],
 )
-def test_who_does_not_fit_is_refused_and_changes_nothing(given: dict[str, object], error: ErrorCode):
+def test_incompatible_join_is_refused_and_changes_nothing(given: dict[str, object], error: ErrorCode):
     scene = consumers()
     scene.join("", offer("range", "sticky"), new_id="k")
     before = scene.group
@@ -134,7 +134,7 @@ def test_who_does_not_fit_is_refused_and_changes_nothing(given: dict[str, object
     assert joined.member_id == ("" if error is INCONSISTENT else "l"), "upstream names nobody"
 
 
-def test_an_id_is_handed_out_before_what_the_newcomer_says_is_read():
+def test_id_is_handed_out_before_the_metadata_is_read():
     scene = consumers()
     named_ = scene.join("", (("range", b""),), version=4, new_id="k")
     assert named_ is not None
@@ -155,7 +155,7 @@ def test_a_full_group_lets_its_own_members_in():
     assert scene.enter("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
-def test_members_of_one_protocol_are_strangers_to_the_other():
+def test_member_of_one_protocol_is_unknown_to_the_other():
     scene, epoch = settled()
     assert scene.join("a").error is UNKNOWN  # type: ignore[union-attr]
     assert scene.alive("a", epoch) is UNKNOWN
@@ -164,8 +164,8 @@ def test_members_of_one_protocol_are_strangers_to_the_other():
     assert scene.enter("k").error is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_what_comes_late_on_an_older_connection_is_not_believed():
-    """It says that the member owns nothing; since then it was given something on a newer connection."""
+def test_late_request_on_an_older_connection_is_ignored():
+    """The request says that the member owns nothing; since then it was assigned partitions on a newer connection."""
     scene, epoch = settled()
     scene.join("k", connection_number=5)
     scene.share("k", epoch)
@@ -174,8 +174,8 @@ def test_what_comes_late_on_an_older_connection_is_not_believed():
     assert late.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_what_a_member_says_of_another_generation_is_not_believed():
-    """It has not heard what it was told last, and may own that; the next answer settles it."""
+def test_claim_of_another_generation_is_ignored():
+    """The member has not received its last assignment, and may own it; the next answer settles it."""
     scene, epoch = settled(protocol="cooperative-sticky")
     scene.enter("b")
     scene.join("k", offer("cooperative-sticky", owned={"t": {2}}, generation=epoch - 1))
@@ -232,7 +232,7 @@ def test_heartbeat_errors():
     assert scene.alive("k", epoch + 1) is ILLEGAL
 
 
-def test_a_member_that_waits_is_left_alone_until_all_it_waits_for_is_free():
+def test_waiting_member_is_not_asked_to_rejoin_until_all_partitions_are_free():
     scene = consumers()
     scene.join("", new_id="k")
     assert scene.group.members[MemberId("k")].state is MemberState.UNRELEASED
@@ -247,7 +247,7 @@ def test_a_member_that_waits_is_left_alone_until_all_it_waits_for_is_free():
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_its_own_session_counts():
+def test_classic_member_has_its_own_session_timeout():
     scene, epoch = settled()
     scene.now_ms += SESSION_MS - 1
     scene.alive("k", epoch)
@@ -258,7 +258,7 @@ def test_its_own_session_counts():
     assert "a" in scene.group.members
 
 
-def test_one_that_missed_a_heartbeat_is_told_of():
+def test_missed_heartbeat_of_a_classic_member_is_reported():
     scene, epoch = settled()
     late_ms = SESSION_MS * 2 // 3 + 1
     scene.alive("k", epoch)
@@ -269,7 +269,7 @@ def test_one_that_missed_a_heartbeat_is_told_of():
     assert not scene.facts
 
 
-def test_a_commit_keeps_nobody_alive():
+def test_commit_does_not_prolong_the_session():
     scene, epoch = settled()
     scene.now_ms += SESSION_MS - 1
     assert scene.commit("k", epoch).error is NONE
@@ -278,7 +278,7 @@ def test_a_commit_keeps_nobody_alive():
 
 
 @pytest.mark.parametrize("phase", ["join", "sync"])
-def test_who_does_not_join_or_sync_in_time_is_out(phase: str):
+def test_member_that_does_not_join_or_sync_in_time_is_removed(phase: str):
     scene, epoch = settled()
     if phase == "join":
         scene.enter("b")
@@ -296,7 +296,7 @@ def test_who_does_not_join_or_sync_in_time_is_out(phase: str):
     assert any(why in fact for fact in scene.facts)
 
 
-def test_joining_ends_one_wait_and_syncing_the_other():
+def test_join_ends_the_join_wait_and_sync_ends_the_sync_wait():
     scene, epoch = settled()
     scene.enter("b")
     scene.alive("k", epoch)
@@ -307,7 +307,7 @@ def test_joining_ends_one_wait_and_syncing_the_other():
     assert scene.group.sync_deadlines == {}
 
 
-def test_one_that_goes_round_in_circles_without_letting_go_is_out():
+def test_member_that_rejoins_without_releasing_is_removed():
     scene, epoch = settled(protocol="cooperative-sticky")
     scene.enter("b")
     mine = {"t": {2, 3}}
@@ -323,7 +323,7 @@ def test_one_that_goes_round_in_circles_without_letting_go_is_out():
 # --- leaving, offsets, restart --------------------------------------------------------------------------------------
 
 
-def test_leaving_is_a_batch_with_a_code_each():
+def test_batched_leave_has_a_code_for_each_member():
     scene, _ = settled(instance="i")
     scene.enter("b")
     scene.enter("c", instance_id="j")
@@ -334,7 +334,7 @@ def test_leaving_is_a_batch_with_a_code_each():
     assert scene.group.group_epoch == epoch + 1, "however many go"
 
 
-def test_a_leave_of_strangers_changes_nothing():
+def test_leave_of_unknown_members_changes_nothing():
     scene, _ = settled()
     before = scene.group
     assert scene.leave("x") == [UNKNOWN]
@@ -355,7 +355,7 @@ def test_commits_name_the_epoch_as_generation():
     assert fetch_refusal(scene.group, MemberId("k"), epoch + 1) is ILLEGAL
 
 
-def test_in_a_transaction_every_epoch_is_a_generation():
+def test_transactional_commit_at_another_epoch_is_an_illegal_generation():
     scene, epoch = settled()
     before = scene.group
     for member in ("a", "k"):
@@ -372,7 +372,7 @@ def test_in_a_transaction_every_epoch_is_a_generation():
     assert scene.group is before
 
 
-def test_a_group_without_members_takes_any_commit_in_a_transaction_that_names_no_epoch():
+def test_empty_group_accepts_a_transactional_commit_without_an_epoch():
     scene, epoch = settled()
     scene.leave("a", "k")
     assert isinstance(scene.group, ConsumerGroup)
@@ -382,7 +382,7 @@ def test_a_group_without_members_takes_any_commit_in_a_transaction_that_names_no
     assert scene.txn_commit("k", epoch).error is UNKNOWN
 
 
-def test_a_restart_moves_nothing():
+def test_restart_moves_no_partition():
     scene, epoch = settled()
     before = {member_id: member.assigned for member_id, member in scene.group.members.items()}
     scene.restart()
@@ -393,7 +393,7 @@ def test_a_restart_moves_nothing():
     assert scene.share("k", epoch) == {"t": {2, 3}}
 
 
-def test_classic_members_join_whatever_the_policy_says():
+def test_classic_member_joins_under_any_migration_policy():
     scene = Mixed(policy=MigrationPolicy.DISABLED)
     scene.enter("a")
     joined = scene.join("", new_id="k")

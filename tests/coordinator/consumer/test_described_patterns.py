@@ -1,4 +1,4 @@
-"""A pattern shows a member what it may describe: by real ACLs, on the pure machine."""
+"""A pattern matches only topics that its member may describe: real ACLs on the pure machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOGS: dict[str, Any] = {"subscribed_topic_names": (), "subscribed_topic_regex": 
 
 
 async def allowing(*granted: tuple[str, str], host: str = "*") -> AnyDescribing:
-    """Principals and the topics that each may read."""
+    """Return an authorizer that lets each principal describe its topics."""
     acls = [
         Acl(ResourceType.TOPIC, PatternType.LITERAL, name, who, host, AclOperation.READ, Permission.ALLOW)
         for who, name in granted
@@ -39,7 +39,7 @@ def logs(*more: str) -> dict[str, int]:
     return dict.fromkeys(("logs-a", "logs-b", *more), 1)
 
 
-async def test_a_pattern_shows_what_its_member_may_describe():
+async def test_pattern_matches_topics_that_its_member_may_describe():
     scene = Scene(logs("t"))
     obey(scene, await allowing((ALICE, "logs-a")))
     assert scene.told(scene.join("a", principal=ALICE, **LOGS)) == (1, {"logs-a": {0}})
@@ -49,22 +49,22 @@ async def test_a_pattern_shows_what_its_member_may_describe():
     assert subscribed_topics(scene.group) == {"logs-a", "logs-b"}
 
 
-async def test_names_are_not_left_out():
-    """Who names a topic has been asked for it before."""
+async def test_named_topics_are_not_filtered():
+    """A client that names a topic has been checked for it before."""
     scene = Scene(logs())
     obey(scene, await allowing())
     named = LOGS | {"subscribed_topic_names": ("logs-b",)}
     assert scene.told(scene.join("a", principal=ALICE, **named)) == (1, {"logs-b": {0}})
 
 
-async def test_a_host_of_its_own():
+async def test_acl_of_a_host_applies_to_members_on_that_host():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a"), host="10.0.0.1"))
     assert scene.told(scene.join("a", principal=ALICE, client_host="/10.0.0.2", **LOGS)) == (1, {})
     assert scene.told(scene.join("b", principal=ALICE, client_host="/10.0.0.1", **LOGS)) == (2, {"logs-a": {0}})
 
 
-async def test_acls_that_change_move_partitions():
+async def test_changed_acls_move_partitions():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a")))
     scene.join("a", principal=ALICE, **LOGS)
@@ -76,8 +76,8 @@ async def test_acls_that_change_move_partitions():
     assert scene.beat("a", 2, {"logs-b": {0}}, principal=ALICE) == (3, None)
 
 
-async def test_acls_that_change_for_one_of_several():
-    """What all of them together may describe stays what it was."""
+async def test_changed_acls_of_one_member_move_its_partitions():
+    """The topics that all members together may describe stay the same."""
     scene = Scene(logs())
     everything = [(who, name) for who in (ALICE, BOB) for name in ("logs-a", "logs-b")]
     obey(scene, await allowing(*everything))
@@ -90,8 +90,8 @@ async def test_acls_that_change_for_one_of_several():
     assert {key: len(share) for key, share in scene.group.target.items()} == {"a": 0, "b": 2}
 
 
-async def test_acls_that_change_hands():
-    """The same is shown, to somebody else."""
+async def test_acls_that_pass_to_another_member_move_partitions():
+    """The same topics are visible, to another member."""
     scene = Scene(logs())
     carol = "User:carol"
     obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b"), (BOB, "logs-a"), (carol, "logs-a")))
@@ -105,7 +105,7 @@ async def test_acls_that_change_hands():
     assert [member for member, share in scene.group.target.items() if logs_b in share] == ["c"]
 
 
-async def test_what_nobody_may_describe_is_no_news():
+async def test_topic_that_no_member_may_describe_changes_nothing():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a")))
     scene.join("a", principal=ALICE, **LOGS)
@@ -114,8 +114,8 @@ async def test_what_nobody_may_describe_is_no_news():
     assert scene.group.seen is scene.cluster
 
 
-async def test_members_that_no_acl_tells_apart_are_one():
-    """However many hosts they are on: a member that comes costs what moves, and no topic is asked for twice."""
+async def test_members_with_the_same_acls_are_checked_once():
+    """A joining member costs only what moves, however many hosts there are, and no topic is checked twice."""
     scene = Scene(logs())
     obey(scene, await allowing(("User:*", "logs-a"), ("User:*", "logs-b")))
     for member in "ab":
@@ -124,7 +124,7 @@ async def test_members_that_no_acl_tells_apart_are_one():
     assert scene.group.spread is not None
 
 
-async def test_an_authorizer_that_comes_and_hides_nothing_moves_nothing():
+async def test_new_authorizer_that_hides_nothing_moves_nothing():
     scene = Scene(logs())
     scene.join("a", **LOGS)
     obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b")))
@@ -132,7 +132,7 @@ async def test_an_authorizer_that_comes_and_hides_nothing_moves_nothing():
     assert scene.group.members[next(iter(scene.group.members))].principal == ALICE
 
 
-async def test_a_member_that_comes_back_as_somebody_else():
+async def test_member_that_returns_as_another_principal_is_matched_anew():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a"), (BOB, "logs-b")))
     scene.join("a", principal=ALICE, **LOGS)
@@ -140,8 +140,8 @@ async def test_a_member_that_comes_back_as_somebody_else():
     assert scene.beat("a", 1, {}, principal=BOB, connection_number=2) == (2, {"logs-b": {0}})
 
 
-async def test_a_member_that_comes_back_as_another_that_the_group_has_too():
-    """All that the group's patterns show, and how differently, is what it was."""
+async def test_member_that_returns_as_another_members_principal_is_matched_anew():
+    """The topics that the group's patterns match, and the differences between members, stay the same."""
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a"), (BOB, "logs-b")))
     for member, principal in (("a", ALICE), ("b", BOB), ("c", ALICE)):
@@ -169,7 +169,7 @@ def restored(scene: Scene, *, by_a_release_without_acls: bool = False) -> Consum
     return restore("g", CONSUMER.stored(scene.group), members, None, scene.now_ms, scene.settings)
 
 
-async def test_who_a_member_is_survives_a_restart():
+async def test_principal_of_a_member_survives_a_restart():
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a"), (BOB, "logs-b")))
     scene.join("a", principal=ALICE, **LOGS)
@@ -180,7 +180,7 @@ async def test_who_a_member_is_survives_a_restart():
     assert scene.beat("a", 1, principal=ALICE, connection_number=2) == (1, None)
 
 
-async def test_what_was_stored_without_acls_is_shown_to_nobody_before_it_is_asked_for():
+async def test_matches_stored_without_acls_are_checked_before_use():
     scene = Scene(logs())
     scene.join("a", **LOGS)
     scene.group = restored(scene, by_a_release_without_acls=True)

@@ -1,4 +1,4 @@
-"""Handing partitions over in consumer groups: what is told of it, and what must be committed before it goes on."""
+"""Handing partitions over in consumer groups: events that report it, and commits that must precede the next owner."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Handing(Scene):
 
 
 def moved(mode: HandoffMode) -> tuple[Handing, int]:
-    """Member a has both partitions of t, b joins: a is told to let go of one, which is given back."""
+    """Return a scene where a owns both partitions of t and b joins. The coordinator revokes one partition from a, and a
+    releases it.
+    """
     scene = Handing(mode)
     assert scene.told(scene.join("a")) == (1, {"t": {0, 1}})
     assert scene.told(scene.join("b")) == (2, {})
@@ -63,7 +65,7 @@ def moved(mode: HandoffMode) -> tuple[Handing, int]:
     return scene, gone
 
 
-def test_a_move_is_told_of() -> None:
+def test_move_is_reported() -> None:
     scene, gone = moved(HandoffMode.ACK)
     (begun,) = scene.begun
     assert (begun.source, begun.target, begun.partitions) == ("a", "b", ((topic_id("t"), gone),))
@@ -76,7 +78,7 @@ def test_a_move_is_told_of() -> None:
     assert not scene.group.moving
 
 
-def test_off_tells_of_nothing_and_gives_nothing_early() -> None:
+def test_mode_off_reports_nothing_and_assigns_nothing_early() -> None:
     scene, gone = moved(HandoffMode.OFF)
     assert scene.beat("b", 2)[1] is None
     scene.beat("a", 1, {"t": {1 - gone}})
@@ -85,7 +87,7 @@ def test_off_tells_of_nothing_and_gives_nothing_early() -> None:
     assert not scene.ended
 
 
-def test_what_was_let_go_is_drained_first() -> None:
+def test_released_partition_is_drained_before_it_is_assigned() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     assert not draining(scene.group)
     scene.beat("a", 1, {"t": {1 - gone}})
@@ -104,7 +106,7 @@ def test_what_was_let_go_is_drained_first() -> None:
     assert not scene.group.drain_deadlines
 
 
-def test_what_was_never_fetched_goes_on_at_once() -> None:
+def test_partition_never_fetched_is_assigned_at_once() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.drained("a", gone, mark=None, committed=-1)
@@ -112,7 +114,7 @@ def test_what_was_never_fetched_goes_on_at_once() -> None:
     assert scene.beat("b", 2)[1] == {"t": {gone}}
 
 
-def test_what_was_served_on_a_sources_own_connection_counts_whatever_client_id_asked() -> None:
+def test_records_served_on_the_sources_connection_count_for_any_client_id() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, connection_id=ConnectionId("a's"))
     scene.beat("a", 1, {"t": {1 - gone}}, connection_id=ConnectionId("a's"))
@@ -124,7 +126,7 @@ def test_what_was_served_on_a_sources_own_connection_counts_whatever_client_id_a
     assert mark.offset == 5
 
 
-def test_a_source_that_does_not_commit_is_not_waited_for_for_ever() -> None:
+def test_wait_for_a_source_that_does_not_commit_ends() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.drained("a", gone, mark=5, committed=0)
@@ -137,7 +139,7 @@ def test_a_source_that_does_not_commit_is_not_waited_for_for_ever() -> None:
 
 @pytest.mark.parametrize("mode", [HandoffMode.ACK, HandoffMode.DRAIN])
 @pytest.mark.parametrize("let_go", [True, False])
-def test_nobody_waits_for_who_left(mode: HandoffMode, let_go: bool) -> None:
+def test_target_does_not_wait_for_a_source_that_left(mode: HandoffMode, let_go: bool) -> None:
     scene, gone = moved(mode)
     if let_go:
         scene.beat("a", 1, {"t": {1 - gone}})
@@ -148,7 +150,7 @@ def test_nobody_waits_for_who_left(mode: HandoffMode, let_go: bool) -> None:
     assert not scene.group.moving
 
 
-def test_nobody_waits_for_who_is_lost() -> None:
+def test_target_does_not_wait_for_a_lost_source() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.now_ms += 30_000
@@ -158,7 +160,7 @@ def test_nobody_waits_for_who_is_lost() -> None:
     assert HandoffEnd.SOURCE_EXPIRED in scene.reasons or HandoffEnd.TIMEOUT in scene.reasons
 
 
-def test_a_target_that_leaves_ends_the_wait_and_the_source_has_it_again() -> None:
+def test_leave_of_the_target_returns_the_partition_to_its_source() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.heartbeat("b", -1)
@@ -167,7 +169,7 @@ def test_a_target_that_leaves_ends_the_wait_and_the_source_has_it_again() -> Non
     assert not scene.group.moving
 
 
-def test_another_target_waits_for_the_same() -> None:
+def test_replaced_target_waits_for_the_same_source() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.join("c")
@@ -179,14 +181,14 @@ def test_another_target_waits_for_the_same() -> None:
     assert scene.beat("c", 4)[1] == {"t": {gone}}
 
 
-def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
+def test_no_member_waits_for_a_deleted_topic() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     scene.topics_changed({})
     assert HandoffEnd.PARTITION_DELETED in scene.reasons
 
 
-def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
+def test_new_coordinator_continues_the_wait() -> None:
     scene, gone = moved(HandoffMode.DRAIN)
     scene.beat("a", 1, {"t": {1 - gone}})
     rows = {key: CONSUMER.stored_member(scene.group, key) for key in scene.group.members}

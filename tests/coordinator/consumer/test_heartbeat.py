@@ -25,7 +25,7 @@ A, B = MemberId("a"), MemberId("b")
 
 
 def both() -> Scene:
-    """a (partitions 0 and 1) and b (2 and 3), both at epoch 2 and as told."""
+    """Return a scene with a (partitions 0 and 1) and b (2 and 3), both at epoch 2 with their assignments taken over."""
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -45,7 +45,7 @@ def test_the_first_member_gets_everything_at_once():
     assert scene.beat("a", 1) == (1, None)
 
 
-def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
+def test_partition_has_no_owner_between_old_and_new_owner():
     scene = Scene()
     scene.join("a")
     waiting = scene.join("b")
@@ -65,7 +65,7 @@ def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
     assert state_of(scene.group) is GroupState.STABLE
 
 
-def test_who_owns_nothing_of_what_is_revoked_need_not_say_so():
+def test_member_that_owns_no_revoked_partition_need_not_report():
     scene = Scene()
     scene.join("a")
     scene.beat("a", 1, ALL)
@@ -75,8 +75,8 @@ def test_who_owns_nothing_of_what_is_revoked_need_not_say_so():
 
 
 @pytest.mark.parametrize("so_far", [{}, {"t": {0}}], ids=["nothing yet", "one yet"])
-def test_who_has_not_taken_over_what_it_was_given_has_not_let_go_of_it(so_far: dict[str, set[int]]):
-    """As librdkafka 2.16 does it, whose application is slow to take over what the first answer gave it."""
+def test_partition_not_yet_taken_over_counts_as_not_released(so_far: dict[str, set[int]]):
+    """librdkafka 2.16 behaves like this if its application is slow to take over the first assignment."""
     full = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ("t",)}
     scene = Scene()
     scene.join("a")
@@ -90,7 +90,7 @@ def test_who_has_not_taken_over_what_it_was_given_has_not_let_go_of_it(so_far: d
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
 
 
-def test_who_has_not_taken_over_what_it_was_given_need_not_if_there_is_less():
+def test_member_need_not_take_over_an_assignment_that_shrank():
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -100,15 +100,16 @@ def test_who_has_not_taken_over_what_it_was_given_need_not_if_there_is_less():
 
 
 class TestWhoIsSlowToTakeOver:
-    """A member whose application is slow says in whole requests what it owned before, and then takes over all that it
-    was given first, whatever it was told since. (librdkafka and Java do, after a restart, say.)"""
+    """A member with a slow application reports in full requests what it owned before, and then takes over all of its
+    first assignment, even if later answers revoked a part. (librdkafka and Java do so, after a restart for example.)
+    """
 
     def given_and_taken_away(self, before: dict[str, set[int]]) -> Scene:
-        """a has said that it owns `before`, was given all of u besides, and b is to have that now."""
+        """Return a scene where a has reported `before` and was assigned all of u as well, which b is to receive now."""
         scene = Scene({"t": 2, "u": 2})
         scene.join("a", *before, "u")
         if before:
-            # It has what it had for long.
+            # The member has owned this for long.
             member = scene.group.members[A]
             scene.group = replace(scene.group, members={A: replace(member, untaken=partitions(U))})
         scene.join("b", "u")
@@ -124,14 +125,14 @@ class TestWhoIsSlowToTakeOver:
         return scene.beat("a", scene.group.members[A].member_epoch, owned)[1]
 
     def others_share(self, scene: Scene) -> dict[str, set[int]]:
-        """What b has after it has asked again."""
+        """Return the partitions of b after its next heartbeat."""
         scene.beat("b", scene.group.members[B].member_epoch)
         return named(scene.group.members[B].assigned)
 
     before = pytest.mark.parametrize("before", [{}, {"t": {0, 1}}], ids=["nothing", "something"])
 
     @before
-    def test_has_not_let_go_of_what_it_takes_over_yet(self, before: dict[str, set[int]]):
+    def test_has_not_released_what_it_is_still_taking_over(self, before: dict[str, set[int]]):
         scene = self.given_and_taken_away(before)
         for _ in range(2):
             assert self.whole(scene, before) == before | U, "it is told to take it over after all"
@@ -143,9 +144,7 @@ class TestWhoIsSlowToTakeOver:
         assert self.others_share(scene) == U
 
     @before
-    def test_that_was_told_already_to_let_go_of_it_does_so_after_it_has_taken_it_over(
-        self, before: dict[str, set[int]]
-    ):
+    def test_releases_a_revoked_partition_after_taking_it_over(self, before: dict[str, set[int]]):
         scene = self.given_and_taken_away(before)
         assert self.delta(scene) == before
         assert self.whole(scene, before) == before | U
@@ -156,16 +155,18 @@ class TestWhoIsSlowToTakeOver:
         assert self.others_share(scene) == U, "a whole request lets go as well, of what it has owned"
 
     @before
-    def test_lets_go_by_saying_what_it_took_over(self, before: dict[str, set[int]]):
-        """Who is told less before it has begun takes over less, and says so in an acknowledgement."""
+    def test_releases_by_reporting_what_it_took_over(self, before: dict[str, set[int]]):
+        """A member from which partitions are revoked before it has begun takes over less, and acknowledges that."""
         scene = self.given_and_taken_away(before)
         assert self.delta(scene) == before
         assert self.delta(scene, before) is None
         assert self.others_share(scene) == U
 
     @before
-    def test_acknowledges_what_else_it_was_given_while_it_has_not_heard_of_a_topic(self, before: dict[str, set[int]]):
-        """Java's does, and takes over the rest when it hears of it. It does not know yet that it is another's."""
+    def test_acknowledges_known_topics_before_it_learns_of_another(self, before: dict[str, set[int]]):
+        """Java's client does so, and takes over the rest when it learns of the topic. It does not know yet that the
+        rest has another owner.
+        """
         scene = self.given_and_taken_away(before)
         assert self.delta(scene, before) == before | U, "it is told to take it over after all"
         assert self.others_share(scene) == {}
@@ -177,7 +178,7 @@ class TestWhoIsSlowToTakeOver:
         assert self.others_share(scene) == U
 
     @before
-    def test_acknowledges_what_it_keeps_when_it_was_told_to_take_over_more(self, before: dict[str, set[int]]):
+    def test_acknowledges_kept_partitions_before_it_takes_over_more(self, before: dict[str, set[int]]):
         scene = self.given_and_taken_away(before)
         assert self.delta(scene) == before
         assert self.whole(scene, before) == before | U
@@ -187,7 +188,7 @@ class TestWhoIsSlowToTakeOver:
         assert self.delta(scene, before) is None
         assert self.others_share(scene) == U
 
-    def test_has_let_go_of_what_it_had_taken_over(self):
+    def test_has_released_what_it_had_taken_over(self):
         scene = self.given_and_taken_away({})
         epoch = scene.group.members[A].member_epoch
         scene.group = replace(scene.group, target={A: partitions(U), B: partitions({})})
@@ -196,7 +197,7 @@ class TestWhoIsSlowToTakeOver:
         assert self.whole(scene, {}) == {}
         assert self.others_share(scene) == U
 
-    def test_is_gone_when_its_time_is_over(self):
+    def test_is_removed_after_its_rebalance_timeout(self):
         scene = self.given_and_taken_away({})
         assert self.whole(scene, {}) == U
         scene.now_ms += 30_000
@@ -206,13 +207,13 @@ class TestWhoIsSlowToTakeOver:
         assert self.others_share(scene) == U
         assert scene.refused(scene.heartbeat("a", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_awaits_nothing_of_a_topic_that_is_gone(self):
+    def test_does_not_wait_for_a_deleted_topic(self):
         scene = self.given_and_taken_away({"t": {0, 1}})
         scene.topics_changed({"t": 2})
         assert self.whole(scene, {"t": {0, 1}}) == {"t": {0, 1}}
         assert scene.group.members[A].state is MemberState.STABLE
 
-    def test_has_given_everything_up_if_it_joins_anew(self):
+    def test_owns_nothing_after_it_joins_anew(self):
         scene = self.given_and_taken_away({})
         assert scene.told(scene.join("a", "u"))[1] == {}
         assert self.others_share(scene) == U
@@ -228,7 +229,7 @@ class TestWhoIsSlowToTakeOver:
         assert scene.told(scene.join("a2", instance_id="i"))[1] == {}
         assert self.others_share(scene) == {"t": {0, 1}}
 
-    def test_is_told_everything_anew_as_a_static_member_that_returns(self):
+    def test_receives_its_whole_assignment_as_a_returning_static_member(self):
         scene = Scene({"t": 2})
         scene.join("a", instance_id="i")
         scene.beat("a", 1, {"t": {0, 1}}, instance_id="i")
@@ -236,14 +237,14 @@ class TestWhoIsSlowToTakeOver:
         assert scene.told(scene.join("a2", instance_id="i"))[1] == {"t": {0, 1}}
         assert named(scene.group.members[MemberId("a2")].untaken) == {"t": {0, 1}}
 
-    def test_is_so_after_a_restart(self):
+    def test_is_remembered_after_a_restart(self):
         scene = self.given_and_taken_away({})
         read_back(scene)
         assert named(scene.group.members[A].untaken) == U
         assert self.whole(scene, {}) == U
         assert self.others_share(scene) == {}
 
-    def test_was_not_known_to_an_older_release(self):
+    def test_is_read_from_rows_of_an_older_release(self):
         scene = self.given_and_taken_away({})
         read_back(scene, without="untaken")
         assert not scene.group.members[A].untaken
@@ -252,7 +253,7 @@ class TestWhoIsSlowToTakeOver:
 
 
 def read_back(scene: Scene, without: str | None = None) -> None:
-    """Another coordinator reads what is stored, of each member without this field."""
+    """Let another coordinator read what is stored; each member lacks the field `without`, if it is given."""
     stored = {key: CONSUMER.stored_member(scene.group, key) for key in scene.group.members}
     documents = {key: json.loads(json.dumps(row.document)) for key, row in stored.items() if row is not None}
     for document in documents.values():
@@ -263,7 +264,7 @@ def read_back(scene: Scene, without: str | None = None) -> None:
     assert scene.group.target == target
 
 
-def test_an_acknowledgement_is_one_row_and_a_second_is_none():
+def test_repeated_acknowledgement_stores_nothing():
     scene = both()
     assert scene.beat("b", 2, {"t": {2, 3}}) == (2, None)
     assert scene.facts == ["member b changed"]
@@ -273,7 +274,7 @@ def test_an_acknowledgement_is_one_row_and_a_second_is_none():
     assert scene.facts == []
 
 
-def test_a_full_request_is_told_its_assignment_again():
+def test_full_request_receives_its_assignment_again():
     scene = both()
     full = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ("t",)}
     assert scene.beat("a", 2, {"t": {0, 1}}) == (2, None)
@@ -281,7 +282,7 @@ def test_a_full_request_is_told_its_assignment_again():
     assert scene.beat("a", 2, None, **full) == (2, None)
 
 
-def test_a_lost_answer_is_given_again_to_the_epoch_before():
+def test_lost_answer_is_repeated_for_the_previous_epoch():
     scene = both()
     scene.join("c")
     scene.beat("a", 2)
@@ -304,7 +305,7 @@ def test_a_changed_subscription_gets_its_assignment_in_the_same_answer():
     assert scene.beat("a", 3, subscribed_topic_names=("u", "u")) == (3, None), "the same subscription"
 
 
-def test_what_is_unsubscribed_while_something_is_revoked_goes_too():
+def test_unsubscribed_topic_is_revoked_during_another_revocation():
     scene = Scene({"t": 2, "u": 2})
     scene.join("a", "t", "u")
     scene.join("b", "t", "u")
@@ -314,7 +315,7 @@ def test_what_is_unsubscribed_while_something_is_revoked_goes_too():
     assert named(scene.group.members[MemberId("a")].pending_revocation) == {"t": {0, 1}, "u": {0, 1}}
 
 
-def test_topics_that_do_not_exist_are_waited_for():
+def test_missing_topic_is_assigned_once_it_exists():
     scene = Scene({})
     assert scene.told(scene.join("a", "later")) == (1, {})
     scene.topics_changed({"later": 1})
@@ -323,7 +324,7 @@ def test_topics_that_do_not_exist_are_waited_for():
 
 
 @pytest.mark.parametrize("hinted", [True, False])
-def test_topics_that_grow_are_shared_out(hinted: bool):
+def test_new_partitions_are_assigned(hinted: bool):
     scene = both()
     scene.set_topics({"t": 6, "unrelated": 1})
     if hinted:
@@ -342,7 +343,7 @@ def test_a_deleted_topic_is_revoked():
     assert scene.group.members[MemberId("a")].state is MemberState.STABLE
 
 
-def test_patterns_match_whole_names_and_topics_to_come():
+def test_pattern_matches_whole_names_and_later_topics():
     scene = Scene({"logs-a": 1, "my-logs-b": 1})
     join = {"subscribed_topic_names": (), "subscribed_topic_regex": "logs-.*"}
     assert scene.told(scene.join("a", **join)) == (1, {"logs-a": {0}})
@@ -412,19 +413,19 @@ def test_a_coordinator_that_takes_the_group_over_resolves_a_postponed_pattern_of
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=a)", r"(a)\1", "a" * 20_000, "((a{100}){100}){100}"])
-def test_a_pattern_that_is_no_re2_or_too_large(pattern: str):
+def test_invalid_or_too_large_pattern_is_refused(pattern: str):
     scene = Scene()
     refused = scene.refused(scene.join("a", subscribed_topic_regex=pattern))
     assert refused is ErrorCode.INVALID_REGULAR_EXPRESSION
     assert not scene.group.members
 
 
-def test_a_pattern_cannot_explode():
+def test_pattern_matching_takes_linear_time():
     scene = Scene({"a" * 200 + "!": 1})
     assert scene.told(scene.join("a", "none", subscribed_topic_regex="(a*)*(a*)*(a*)*b")) == (1, {})
 
 
-def test_the_assignor_that_most_ask_for():
+def test_assignor_with_most_votes_is_used():
     scene = Scene({"t": 2, "u": 2})
     scene.join("a", "t", "u")
     assert scene.group.assignor == "uniform"
@@ -454,7 +455,7 @@ def test_sessions_end_and_heartbeats_prolong_them():
     assert not scene.group.owners
 
 
-def test_a_member_that_missed_a_heartbeat_is_told_of():
+def test_missed_heartbeat_is_reported():
     scene = both()
     scene.beat("a", 2)
     scene.now_ms += 30_000
@@ -476,7 +477,7 @@ def test_a_refused_heartbeat_prolongs_nothing():
     assert not scene.group.members
 
 
-def test_who_does_not_let_go_in_time_is_gone():
+def test_member_that_does_not_release_in_time_is_removed():
     scene = Scene()
     scene.join("a", rebalance_timeout_ms=10_000)
     scene.join("b")
@@ -490,7 +491,7 @@ def test_who_does_not_let_go_in_time_is_gone():
     assert scene.beat("b", 2) == (3, ALL)
 
 
-def test_letting_go_in_time_ends_the_wait():
+def test_release_in_time_ends_the_wait():
     scene = Scene()
     scene.join("a", rebalance_timeout_ms=10_000)
     scene.join("b")
@@ -500,7 +501,7 @@ def test_letting_go_in_time_ends_the_wait():
     assert set(scene.group.members) == {"a", "b"}
 
 
-def test_a_leaver_frees_its_partitions_at_once():
+def test_leave_frees_partitions_at_once():
     scene = both()
     assert scene.beat("a", -1) == (-1, None)
     assert (scene.group.group_epoch, scene.group.assignment_epoch) == (3, 2), "computed when somebody asks"
@@ -510,7 +511,7 @@ def test_a_leaver_frees_its_partitions_at_once():
 
 
 def test_a_member_that_joins_anew_owned_nothing():
-    """Its client was told that it is fenced, or started again under its id."""
+    """Its client was fenced, or restarted with the same id."""
     scene = both()
     scene.join("c")
     assert scene.told(scene.join("b")) == (3, {"t": {2}})
@@ -520,7 +521,7 @@ def test_a_member_that_joins_anew_owned_nothing():
     assert scene.group.group_epoch == 3
 
 
-def test_a_member_of_version_0_is_named_by_us():
+def test_member_of_version_0_receives_a_generated_id():
     scene = Scene()
     assert scene.join("", version=0).member_id == "made"
     assert scene.refused(scene.join("", version=1)) is ErrorCode.INVALID_REQUEST
@@ -554,20 +555,20 @@ def test_no_more_members_than_the_group_may_have():
         (-2, {"instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_what_no_group_takes(epoch: int, changes: dict[str, object], error: ErrorCode):
+def test_invalid_heartbeats_are_refused(epoch: int, changes: dict[str, object], error: ErrorCode):
     scene = Scene()
     given: dict[str, Any] = {"owned": {}, "subscribed_topic_names": ("t",), "rebalance_timeout_ms": 1} | changes
     assert scene.refused(scene.heartbeat(given.pop("member_id", "a"), epoch, given.pop("owned"), **given)) is error
     assert scene.group.members == {}
 
 
-def test_a_member_without_a_subscription_is_one_all_the_same():
+def test_member_without_a_subscription_is_accepted():
     scene = Scene()
     assert scene.told(scene.join("a", subscribed_topic_names=())) == (1, {})
 
 
 class TestStaticMembers:
-    def test_one_that_comes_back_finds_what_it_had(self):
+    def test_returning_static_member_finds_its_partitions(self):
         scene = Scene()
         scene.join("a", instance_id="i")
         scene.join("b")
@@ -582,14 +583,14 @@ class TestStaticMembers:
         assert scene.refused(scene.heartbeat("a", -1, instance_id="i")) is ErrorCode.FENCED_INSTANCE_ID
         assert scene.refused(scene.heartbeat("a", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
 
-    def test_one_that_comes_back_with_another_subscription(self):
+    def test_returning_static_member_with_another_subscription_is_reassigned(self):
         scene = Scene({"t": 2, "u": 2})
         scene.join("a", "t", instance_id="i")
         scene.beat("a", -2, instance_id="i")
         assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
 
-    def test_one_that_comes_back_to_less_has_let_go_of_the_rest(self):
-        """Were it told epoch 0, its client would speak as one that joins without saying all that this takes."""
+    def test_returning_static_member_has_released_revoked_partitions(self):
+        """If it were answered with epoch 0, its client would continue like a joining member without a full request."""
         scene = Scene()
         scene.join("a", instance_id="i")
         scene.beat("a", 1, ALL, instance_id="i")
@@ -599,7 +600,7 @@ class TestStaticMembers:
         assert scene.beat("a2", 2, {"t": {0, 1}}, instance_id="i") == (2, None)
         assert scene.beat("b", 2) == (2, {"t": {2, 3}})
 
-    def test_one_that_does_not_come_back_expires(self):
+    def test_static_member_that_does_not_return_expires(self):
         scene = both()
         scene.join("c", instance_id="i")
         scene.beat("c", -2, instance_id="i")
@@ -610,13 +611,13 @@ class TestStaticMembers:
         assert set(scene.group.members) == {"a", "b"}
         assert not scene.group.instances
 
-    def test_one_that_leaves_for_good_is_gone(self):
+    def test_static_member_that_leaves_for_good_is_removed(self):
         scene = Scene()
         scene.join("a", instance_id="i")
         assert scene.beat("a", -1, instance_id="i") == (-1, None)
         assert (scene.group.members, scene.group.instances, scene.group.target) == ({}, {}, {})
 
-    def test_what_one_was_letting_go_of_is_free_once_it_left(self):
+    def test_revoked_partition_is_free_once_its_owner_left(self):
         scene = Scene()
         scene.join("a", instance_id="i")
         scene.join("b")
@@ -625,7 +626,7 @@ class TestStaticMembers:
         assert scene.beat("b", 2) == (2, {"t": {2, 3}})
         assert MemberId("a") not in scene.group.rebalance_deadlines
 
-    def test_an_instance_in_use_is_not_given_away(self):
+    def test_instance_in_use_is_refused_to_another_member(self):
         scene = Scene()
         scene.join("a", instance_id="i")
         assert scene.refused(scene.join("b", instance_id="i")) is ErrorCode.UNRELEASED_INSTANCE_ID
@@ -638,7 +639,7 @@ class TestStaticMembers:
         assert dict(scene.group.instances) == {"j": "a"}
 
 
-def test_what_an_older_connection_says_is_too_late():
+def test_heartbeat_on_an_older_connection_is_too_late():
     scene = both()
     scene.beat("a", 2, connection_number=7)
     late = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -648,7 +649,7 @@ def test_what_an_older_connection_says_is_too_late():
     assert scene.beat("a", 2, connection_number=7) == (2, None)
 
 
-def test_one_member_more_moves_one_share():
+def test_new_member_moves_one_share():
     scene = Scene({"t": 1_000})
     for number in range(20):
         scene.join(f"m{number:03}")
@@ -660,7 +661,7 @@ def test_one_member_more_moves_one_share():
     assert len(changed) <= 21
 
 
-def test_a_coordinator_that_knows_older_topics_decides_nothing():
+def test_coordinator_with_older_topics_decides_nothing():
     scene = both()
     older = scene.cluster
     scene.topics_changed({"t": 6})
@@ -675,7 +676,7 @@ def test_a_coordinator_that_knows_older_topics_decides_nothing():
     assert scene.beat("a", 3) == (4, {"t": {0, 1, 2, 3, 4, 5}})
 
 
-def test_a_newer_revision_of_the_same_topics_is_no_news():
+def test_newer_revision_of_the_same_topics_changes_nothing():
     scene = both()
     scene.cluster = Cluster(scene.cluster.topics, scene.cluster.by_id, scene.cluster.revision + 1)
     scene.play(ClusterChanged())

@@ -1,4 +1,4 @@
-"""Apache Iggy's 33 scenarios, played by the coordinator alone."""
+"""Apache Iggy's 33 scenarios, on the coordinator alone."""
 
 from __future__ import annotations
 

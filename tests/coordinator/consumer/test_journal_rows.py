@@ -1,4 +1,4 @@
-"""What the journal says of a group that changes its protocol: everything anew, so that a reader knows who owns what."""
+"""Journal rows of a group that changes its protocol: they repeat all ownership, so that a reader knows each owner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def events(rows: list[JournalRow]) -> list[tuple[str, str | None]]:
 
 
 def owned(rows: list[JournalRow]) -> dict[str, set[int]]:
-    """Who owns what, as a reader of these rows alone knows it."""
+    """Return the owners as a reader of these rows alone knows them."""
     known: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(row, JournalOwnership):
@@ -58,7 +58,7 @@ def owned(rows: list[JournalRow]) -> dict[str, set[int]]:
     return {member_id: held for member_id, held in known.items() if held}
 
 
-def test_the_rows_of_an_upgrade_and_of_the_way_back() -> None:
+def test_upgrade_and_downgrade_repeat_all_ownership_in_the_journal() -> None:
     scene = Journaled()
     generation = scene.classic_group({"k": ALL})
     scene.rows.clear()

@@ -1,4 +1,6 @@
-"""Online migration: a classic group becomes a consumer group when such a member joins, and a classic one again."""
+"""Online migration: a classic group becomes a consumer group when a consumer member joins, and later a classic group
+again.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_a_group_of_one_is_upgraded_while_it_reads():
     assert held(scene) == {"k": ALL, "a": {}}
     assert scene.commit("k", generation).error is NONE, "what it has read is still its own to commit"
     assert scene.alive("k", generation) is REBALANCE
-    # Eager: it lets go of everything, then joins.
+    # The member is eager: it releases all partitions, then joins.
     joined = scene.join("k", offer())
     assert joined is not None
     assert (joined.error, joined.generation_id, joined.leader, joined.members) == (NONE, generation + 1, "", ())
@@ -58,7 +60,7 @@ def test_a_group_of_one_is_upgraded_while_it_reads():
     assert scene.alive("k", generation + 1) is NONE
 
 
-def test_a_cooperative_member_lets_go_before_another_gets():
+def test_cooperative_member_releases_before_another_receives():
     scene = Mixed()
     generation = scene.classic_group({"k": ALL}, "cooperative-sticky")
     scene.enter("a")
@@ -79,7 +81,7 @@ def test_a_cooperative_member_lets_go_before_another_gets():
 
 
 @pytest.mark.parametrize("state", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE])
-def test_held_requests_are_sent_back_to_join_again(state: GroupState):
+def test_held_requests_must_join_again_after_an_upgrade(state: GroupState):
     scene = Mixed()
     generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}})
     assert scene.join("k", offer("range", topics=("t", "u"))) is None
@@ -96,8 +98,8 @@ def test_held_requests_are_sent_back_to_join_again(state: GroupState):
     assert held_before
 
 
-def test_who_has_just_joined_with_an_eager_protocol_owns_nothing():
-    """It waits at the barrier: it has let go, so that its partitions are free."""
+def test_eager_member_that_has_just_joined_owns_nothing():
+    """The member waits at the barrier: it has released its partitions, so they are free."""
     scene = Mixed()
     scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}})
     scene.join("k", offer("range", topics=("t", "u")))
@@ -106,8 +108,8 @@ def test_who_has_just_joined_with_an_eager_protocol_owns_nothing():
     assert held(scene)["l"] == {"t": {2, 3}}
 
 
-def test_a_cooperative_member_owns_what_it_claims_beside_what_it_was_given():
-    """It was given less than it claimed, and may not have let go of the rest yet."""
+def test_cooperative_member_owns_its_claim_and_its_assignment():
+    """The member was assigned less than it claimed, and may not have released the rest yet."""
     scene = Mixed()
     scene.join("", offer("cooperative-sticky"), new_id="k")
     scene.sync("k", 1, {"k": ALL})
@@ -118,8 +120,10 @@ def test_a_cooperative_member_owns_what_it_claims_beside_what_it_was_given():
     assert held(scene)["k"] == ALL
 
 
-def test_a_member_that_waits_for_another_owns_nothing_of_what_it_was_given():
-    """The leader has given away what the other one reads: its assignment is held, and now it is nobody's."""
+def test_waiting_member_owns_nothing_of_its_assignment():
+    """The leader has assigned what another member reads, so the new owner's assignment is held. Now the partition has
+    no owner.
+    """
     scene = Mixed()
     generation = scene.classic_group({"k": ALL, "l": {}}, "cooperative-sticky")
     assert scene.group.leader_id == "k"
@@ -132,7 +136,9 @@ def test_a_member_that_waits_for_another_owns_nothing_of_what_it_was_given():
 
 
 def draining(scene: Mixed) -> int:
-    """k has let go of two partitions and is to commit what it was served of them; l, to whom they were given, waits."""
+    """Return the epoch of a group where k has released two partitions and must commit what it was served of them, while
+    l, their new owner, waits.
+    """
     generation = scene.classic_group({"k": ALL, "l": {}}) + 1
     assert scene.group.leader_id == "k"
     scene.join("k", offer())
@@ -147,7 +153,7 @@ def drained(scene: Mixed, source: str, *partitions: int, by_id: bool) -> None:
     scene.play(HandoffProgress(tuple(Drained(topic, each, MemberId(source), 7, 7) for each in partitions)))
 
 
-def test_what_is_to_be_drained_is_to_be_drained_after_an_upgrade():
+def test_pending_drain_continues_after_an_upgrade():
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     draining(scene)
     scene.enter("a")
@@ -170,7 +176,7 @@ def test_what_is_to_be_drained_is_to_be_drained_after_an_upgrade():
     assert scene.share("l", epoch)["t"] | given["t"] == {2, 3}
 
 
-def test_who_drains_in_vain_has_no_more_time_for_an_upgrade():
+def test_upgrade_does_not_prolong_a_drain():
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     draining(scene)
     scene.tick(SESSION_MS // 4)
@@ -178,7 +184,7 @@ def test_who_drains_in_vain_has_no_more_time_for_an_upgrade():
     assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 4 + DRAIN.timeout_ms}
 
 
-def test_what_is_to_be_drained_is_to_be_drained_after_a_downgrade():
+def test_pending_drain_continues_after_a_downgrade():
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     scene.classic_group({"k": ALL})
     epoch, _ = scene.told(scene.enter("a"))
@@ -207,7 +213,9 @@ def test_what_is_to_be_drained_is_to_be_drained_after_a_downgrade():
 
 
 def told_early() -> tuple[Mixed, int]:
-    """As `draining`, but l was held as long as a client can be and told its share; then the group is upgraded."""
+    """Like `draining`, but l was held as long as a client can be and then received its share. Then the group is
+    upgraded.
+    """
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     generation = draining(scene)
     for _ in range(2):
@@ -220,7 +228,7 @@ def told_early() -> tuple[Mixed, int]:
 
 
 def waits_for(scene: Mixed, connection: int = L) -> set[int]:
-    """Of what OffsetFetch on the connection says that it is not settled."""
+    """Return the partitions that OffsetFetch on the connection reports as not settled."""
     return {index for _, index in unsettled.awaited_by(scene.group, connection, "", "")}
 
 
@@ -232,7 +240,7 @@ def sources(scene: Mixed) -> set[tuple[str, int]]:
     return {(each.source, each.partition) for each in consumer_handoff.draining(scene.group)}
 
 
-def test_who_was_told_its_share_too_early_has_it_after_an_upgrade_and_may_not_read_it_yet():
+def test_share_assigned_too_early_is_kept_after_an_upgrade_but_not_readable():
     scene, _ = told_early()
     assert held(scene) == {"k": {"t": {0, 1}}, "l": GIVEN, "a": {}}
     assert any(isinstance(fact, HandoffBegun) and fact.target == "l" for fact in scene.last.facts)
@@ -247,8 +255,8 @@ def test_who_was_told_its_share_too_early_has_it_after_an_upgrade_and_may_not_re
     assert MACHINES.must_store(scene.last)
 
 
-def test_who_claims_what_it_was_told_of_a_generation_before_may_not_read_it_yet():
-    """Its next SyncGroup is held when the upgrade comes; it believes to own what it was told before."""
+def test_claim_of_an_earlier_generation_is_not_readable_yet():
+    """Its next SyncGroup is held when the upgrade happens. The member believes that it owns its earlier assignment."""
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     sticky = "cooperative-sticky"
     kept, gone = {"t": {0, 1}}, {"t": {2, 3}}
@@ -270,7 +278,7 @@ def test_who_claims_what_it_was_told_of_a_generation_before_may_not_read_it_yet(
     assert sources(scene) == {("k", 2), ("k", 3)}
 
 
-def test_what_was_told_too_early_is_its_sources_to_drain_once_the_owner_lets_go():
+def test_source_drains_again_after_the_early_owner_releases():
     scene, _ = told_early()
     joined = scene.join("l", offer(topics=("u",)), connection_number=L)
     assert joined is not None
@@ -285,7 +293,7 @@ def test_what_was_told_too_early_is_its_sources_to_drain_once_the_owner_lets_go(
     assert scene.told(scene.beat("a", epoch))[1]
 
 
-def test_who_replaces_a_static_member_that_was_told_too_early_has_read_nothing_either():
+def test_replacement_of_an_early_static_owner_may_not_read_yet():
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     generation = scene.classic_group({"k": ALL, "l": {}}, instances={"l": "j"}) + 1
     scene.join("k", offer())
@@ -301,21 +309,21 @@ def test_who_replaces_a_static_member_that_was_told_too_early_has_read_nothing_e
     assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
 
 
-def test_what_was_told_too_early_is_its_sources_to_drain_when_the_owner_leaves():
+def test_source_drains_again_after_the_early_owner_leaves():
     scene, _ = told_early()
     scene.leave("l")
     assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
     assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms}
 
 
-def test_nobody_waits_to_read_for_a_source_that_leaves():
+def test_leave_of_the_source_makes_the_partition_readable():
     scene, _ = told_early()
     scene.leave("k")
     assert {reason for _, reason in ended(scene)} == {HandoffEnd.SOURCE_LEFT}
     assert waits_for(scene) == set()
 
 
-def test_nobody_waits_to_read_longer_than_it_had_to_in_the_classic_group():
+def test_upgrade_does_not_prolong_the_wait_to_read():
     scene, _ = told_early()
     until_ms = scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms
     while (next_ms := CONSUMER.next_deadline(scene.group)) != until_ms:
@@ -333,21 +341,21 @@ def test_nobody_waits_to_read_longer_than_it_had_to_in_the_classic_group():
     assert waits_for(scene) == set()
 
 
-def test_who_cannot_be_told_to_ask_again_reads_on():
+def test_client_without_stable_fetch_continues_to_read():
     scene, _ = told_early()
     scene.play(HandoffProgress(passed=((MemberId("l"), "t", 2), (MemberId("k"), "t", 3))))
     assert ended(scene) == [(2, HandoffEnd.CLIENT_CAP)]
     assert waits_for(scene) == {3}
 
 
-def test_who_may_not_read_yet_may_not_after_a_restart():
+def test_partition_not_readable_stays_so_after_a_restart():
     scene, _ = told_early()
     scene.restart()
     assert {index for _, index in unsettled.awaited_by(scene.group, 77, "client", "/127.0.0.1")} == {2, 3}
     assert {each.deadline_ms for each in scene.group.unsettled} == {scene.now_ms + DRAIN.timeout_ms}
 
 
-def test_who_may_not_read_yet_may_not_after_a_downgrade():
+def test_partition_not_readable_stays_so_after_a_downgrade():
     scene, _ = told_early()
     until_ms = scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms
     scene.beat("a", -1)
@@ -357,7 +365,7 @@ def test_who_may_not_read_yet_may_not_after_a_downgrade():
     }
 
 
-def test_a_static_member_that_is_away_keeps_what_it_was_delivered():
+def test_absent_static_member_keeps_its_delivered_partitions():
     scene = Mixed()
     generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
     scene.join("l", offer("range", topics=("t", "u")), instance="j")
@@ -380,7 +388,7 @@ def test_a_static_member_that_is_away_keeps_what_it_was_delivered():
         (MigrationPolicy.DISABLED, False, False),
     ],
 )
-def test_the_policy_says_which_way(policy: MigrationPolicy, up: bool, down: bool):
+def test_migration_policy_permits_each_direction(policy: MigrationPolicy, up: bool, down: bool):
     scene = Mixed(policy=policy)
     scene.classic_group({"k": ALL})
     reply = scene.enter("a")
@@ -413,7 +421,7 @@ def test_groups_without_members_convert_whatever_the_policy():
         pytest.param("size", id="too many members"),
     ],
 )
-def test_what_cannot_be_taken_over_is_not(spoil: str):
+def test_incompatible_classic_group_is_not_upgraded(spoil: str):
     from gateway.coordinator.machine import ConnectionId, RequestId
     from gateway.coordinator.model import SyncGroup
     from protocol.consumer import Assignment, TopicPartition, encode_assignment
@@ -448,8 +456,8 @@ def test_what_cannot_be_taken_over_is_not(spoil: str):
     }.get(spoil, "the group has members of another protocol")
 
 
-def test_what_a_member_has_said_itself_comes_back_in_its_assignment_and_hinders_nobody():
-    """As librdkafka's leaders have it, whose sticky members put what they had into their subscriptions."""
+def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
+    """librdkafka's leaders do so: their sticky members put their former partitions into their subscriptions."""
     from gateway.coordinator.machine import ConnectionId, RequestId
     from gateway.coordinator.model import SyncGroup
     from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
@@ -466,7 +474,7 @@ def test_what_a_member_has_said_itself_comes_back_in_its_assignment_and_hinders_
 
 
 def test_only_a_join_upgrades():
-    """Who was a member before the group changed back is told to join: GROUP_ID_NOT_FOUND would be its end."""
+    """The coordinator must ask a member from before the downgrade to rejoin: GROUP_ID_NOT_FOUND would end it."""
     scene = Mixed()
     scene.classic_group({"k": ALL})
     assert scene.beat("a", 5).error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -506,7 +514,7 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert scene.share("k2", epoch, instance="i") == mine
 
 
-def test_one_that_left_for_a_while_goes_on_with_the_other_protocol():
+def test_absent_static_member_returns_with_the_other_protocol():
     scene = Mixed()
     scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
     epoch, mine = scene.told(scene.enter("a", instance_id="i"))
@@ -521,7 +529,9 @@ def test_one_that_left_for_a_while_goes_on_with_the_other_protocol():
 
 
 def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
-    """a, which reads by a pattern what k read, and l have all that they are to have: their epoch, and a's share."""
+    """Return a scene where a (subscribed by a pattern to what k read) and l own all their partitions: their epoch, and
+    a's share.
+    """
     epoch, mine = scene.told(scene.enter("a", instance_id="i", subscribed_topic_names=(), subscribed_topic_regex="t.*"))
     scene.join("l", offer(), instance="j")
     scene.share("l", epoch, instance="j")
@@ -542,7 +552,7 @@ def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
         "what is to be drained",
     ],
 )
-def test_who_comes_back_with_the_other_protocol_waits_for_the_others_where_shares_are_to_change(unsettled_by: str):
+def test_return_with_the_other_protocol_waits_if_shares_must_change(unsettled_by: str):
     draining = unsettled_by == "what is to be drained"
     more = {"handoff": DRAIN, "consumer": {"handoff": DRAIN}} if draining else {}
     scene = Mixed({"t": 4, "u": 1}, **more)
@@ -550,7 +560,7 @@ def test_who_comes_back_with_the_other_protocol_waits_for_the_others_where_share
     epoch, _ = scene.told(scene.enter("a", instance_id="i"))
     wanted = ("t", "u") if unsettled_by in ("other topics", "a move") else ("t",)
     if unsettled_by in ("a move", "what is to be drained"):
-        # Its only reader of u lets go of some of t, which l is to have.
+        # The only reader of u releases some of t, which l is to receive.
         scene.beat("a", epoch, subscribed_topic_names=("t", "u"))
         if draining:
             scene.beat("a", epoch, subscribed_topic_names=("t",), owned={"t": {0, 1}})
@@ -568,7 +578,7 @@ def test_who_comes_back_with_the_other_protocol_waits_for_the_others_where_share
     assert generation <= scene.group.generation_id
 
 
-def test_a_pattern_that_is_what_the_newcomer_names_changes_nothing():
+def test_pattern_equal_to_the_newcomers_names_changes_nothing():
     scene = Mixed({"t": 4, "u": 1})
     scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
     epoch, mine = with_a_pattern(scene)
@@ -577,8 +587,8 @@ def test_a_pattern_that_is_what_the_newcomer_names_changes_nothing():
     assert scene.share("k2", epoch, instance="i") == mine
 
 
-def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_under_way():
-    """What nobody had at that moment is given to somebody, though nobody new has come."""
+def test_return_with_the_other_protocol_ends_the_current_rebalance():
+    """Partitions without an owner at that moment are assigned, although no new member has joined."""
     scene = Mixed()
     scene.classic_group({"k": {"t": {0, 1}}, "l": {}}, "cooperative-sticky", instances={"k": "i", "l": "j"})
     epoch, given = scene.told(scene.enter("a", instance_id="j"))
@@ -591,7 +601,7 @@ def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_unde
     assert scene.share("k", epoch, instance="i")["t"] | given["t"] == ALL["t"]
 
 
-def test_who_no_longer_reads_what_it_has_loses_it_though_another_ends_the_rebalance_that_it_began():
+def test_unsubscribed_partitions_are_revoked_if_another_member_ends_the_rebalance():
     scene = Mixed({"t": 1, "u": 1})
     scene.classic_group({"k": {"t": {0}, "u": {0}}, "l": {}}, "cooperative-sticky", instances={"k": "i", "l": "j"})
     wants_t = offer("cooperative-sticky", topics=("t",), owned={"t": {0}, "u": {0}})
@@ -603,8 +613,10 @@ def test_who_no_longer_reads_what_it_has_loses_it_though_another_ends_the_rebala
     assert "u" not in scene.share("k", joined.generation_id, instance="i")
 
 
-def test_who_waited_to_join_gets_a_share_though_another_ends_the_rebalance_that_it_began():
-    """Everybody else keeps what it has in the meantime, so nothing is left for it, nor missing to anybody."""
+def test_waiting_joiner_gets_a_share_if_another_member_ends_the_rebalance():
+    """Every other member keeps its partitions in the meantime, so nothing is left for the member, and no member lacks
+    anything.
+    """
     scene = Mixed()
     shares = {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}
     scene.classic_group(shares, "cooperative-sticky", instances={"k": "i", "l": "j"})
@@ -634,7 +646,7 @@ def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
 
 
 def mixed(rebalance_timeout_ms: int = REBALANCE_MS) -> tuple[Mixed, int]:
-    """k (classic) and a (consumer) share the topic; their epoch."""
+    """Return a scene where k (classic) and a (consumer) share the topic, and their epoch."""
     scene = Mixed()
     generation = scene.classic_group({"k": ALL})
     scene.enter("a", rebalance_timeout_ms=rebalance_timeout_ms)
@@ -667,8 +679,8 @@ def test_the_last_consumer_member_leaves_and_the_others_join_again_with_what_the
     assert scene.commit("k", epoch + 2).by_member_epoch is False
 
 
-def test_a_member_that_lags_behind_is_not_lost_on_the_way_back():
-    """Its epoch is not the group's; as a generation it would be an illegal one."""
+def test_lagging_member_survives_a_downgrade():
+    """Its epoch is not the group's. As a generation it would be illegal."""
     scene, epoch = mixed()
     scene.enter("b")
     assert scene.group.members[MemberId("k")].member_epoch < scene.group.group_epoch
@@ -679,7 +691,7 @@ def test_a_member_that_lags_behind_is_not_lost_on_the_way_back():
 
 
 @pytest.mark.parametrize("how", ["session", "leave by an administrator", "rebalance"])
-def test_however_the_last_consumer_member_goes(how: str):
+def test_group_is_downgraded_however_the_last_consumer_member_ends(how: str):
     scene, epoch = mixed(5_000)
     if how == "session":
         for _ in range(10):
@@ -729,7 +741,7 @@ def test_an_upgraded_group_survives_a_restart():
     assert scene.group.session_deadlines[MemberId("k")] == scene.now_ms + SESSION_MS, "its own session, not the group's"
 
 
-def test_there_and_back_and_there_again():
+def test_group_converts_repeatedly():
     scene, epoch = mixed()
     scene.beat("a", -1)
     scene.enter("b")
@@ -739,12 +751,14 @@ def test_there_and_back_and_there_again():
     assert scene.commit("k", epoch).error is NONE
 
 
-def test_the_value_of_an_adoption_says_why():
+def test_adopted_has_group_conversion_replies_and_facts():
     assert Adopted.__slots__ == ("group", "conversion", "replies", "facts")
 
 
-def test_what_an_older_connection_says_was_overtaken_in_the_classic_group():
-    """It joined again on connection 3, without news, and was answered at once. What it had asked on 2 arrives last."""
+def test_request_on_an_older_connection_is_stale_after_an_upgrade():
+    """The member joined again unchanged on connection 3 and was answered at once. Its earlier request on connection 2
+    arrives last.
+    """
     scene = Mixed()
     sticky = offer("cooperative-sticky")
     scene.join("", sticky, new_id="k", connection_number=1)

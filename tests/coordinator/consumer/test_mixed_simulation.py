@@ -1,4 +1,4 @@
-"""Seeded runs of groups that change their protocol, and that they find bugs that are put into migration."""
+"""Seeded runs of groups that change their protocol, and a check that they find bugs planted in migration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .simulation.mixed import MixedServer, run, run_with
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 BLOCKS_EACH_TIME = 2
 SEEDS_PER_BLOCK = 200
-"""Some 15 ms each."""
+"""About 15 ms each."""
 SEEDS_OF_MUTANTS = range(900, 1_500)
 FIND_THE_RAREST = (1216, 930, 939)
 """Seeds that have found what most others do not: late joins do harm in the first."""
@@ -33,11 +33,11 @@ FIND_THE_RAREST_ABOUT_TOPICS = (77, 144)
 """Seeds that have found what most others do not."""
 
 BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
-"""In which topics come, grow, go and are made anew."""
+"""Runs in which topics are created, extended, deleted and created anew."""
 
 
 def conversions_seen(block: int, *, topics_change: bool = False) -> set[Conversion]:
-    """Of one block of runs, each of which has to be sound."""
+    """Return the conversions seen in one block of runs, each of which must be sound."""
     seen: set[Conversion] = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         servers: list[MixedServer] = []
@@ -48,15 +48,16 @@ def conversions_seen(block: int, *, topics_change: bool = False) -> set[Conversi
 
 
 @pytest.mark.parametrize("block", first_always(range(BLOCKS), BLOCKS_EACH_TIME))
-def test_nothing_goes_wrong_in_any_run(block: int) -> None:
-    """What a member reads it is known to read, whichever machine plays the group; and in the end every live member has
-    its share, in a group of the type that its members make it."""
+def test_every_seeded_run_keeps_the_rules(block: int) -> None:
+    """The coordinator knows every partition that a member reads, with either machine. In the end every live member has
+    its share, and the group has the type that its members require.
+    """
     assert conversions_seen(block) == set(Conversion), "every way of becoming another group is met"
 
 
 @pytest.mark.parametrize("block", first_always(range(BLOCKS_WITH_TOPICS), 1))
-def test_nothing_goes_wrong_while_topics_change(block: int) -> None:
-    """The same; and what members read in the end are all partitions that there are then."""
+def test_every_seeded_run_with_changing_topics_keeps_the_rules(block: int) -> None:
+    """The same with changing topics; in the end members read all partitions that exist."""
     assert conversions_seen(block, topics_change=True) == set(Conversion)
 
 
@@ -107,7 +108,9 @@ upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars
         pytest.param(Draft, "hear", nothing, id="sessions never begin anew"),
     ],
 )
-def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]) -> None:
+def test_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]
+) -> None:
     monkeypatch.setattr(holder, name, mutant)
     assert finds(SEEDS_OF_MUTANTS, lambda seed: run(seed).foul is not None, found_before=FIND_THE_RAREST)
 
@@ -131,7 +134,7 @@ def all_are_there(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) 
         pytest.param(ClassicClient, "_sees_news", lambda _: False, id="a leader does not look"),
     ],
 )
-def test_a_bug_about_topics_is_found(
+def test_planted_bug_about_topics_is_found(
     monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(holder, name, mutant)

@@ -1,4 +1,4 @@
-"""Deadlines in buckets: a mapping like any other, and never one that changes."""
+"""Deadlines in buckets: an immutable mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ deeds = st.lists(st.tuples(members, st.none() | st.integers(0, 1_000)), max_size
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds, st.integers(0, 1_000))
-def test_it_is_a_mapping(done: list[tuple[MemberId, int | None]], now_ms: int) -> None:
+def test_buckets_behave_as_a_mapping(done: list[tuple[MemberId, int | None]], now_ms: int) -> None:
     deadlines, plain = NO_DEADLINES, dict[MemberId, int]()
     for member_id, at_ms in done:
         before, shown = deadlines, dict(deadlines)
@@ -32,7 +32,7 @@ def test_it_is_a_mapping(done: list[tuple[MemberId, int | None]], now_ms: int) -
     assert deadlines.later(5) == {key: at_ms + 5 for key, at_ms in plain.items()}
 
 
-def test_a_move_shares_allbuckets_but_one() -> None:
+def test_move_shares_all_buckets_but_one() -> None:
     many = Deadlines({MemberId(f"m{number}"): number for number in range(1_000)})
     moved = many.moved(MemberId("m7"), 5_000)
     shared = sum(left is right for left, right in zip(many.buckets, moved.buckets, strict=True))

@@ -1,4 +1,4 @@
-"""Seeded runs of the simulation, and that they find bugs that are put in."""
+"""Seeded runs of the simulation, and a check that they find planted bugs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from .simulation.play import run
 
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "4"))
 SEEDS_PER_BLOCK = 20
-"""Some 300 ms each."""
+"""About 300 ms each."""
 SEEDS_PER_MUTANT = 100
 FIND_THE_RAREST = (41,)
-"""Seeds that have found late requests that are believed."""
+"""Seeds that find acceptance of late requests."""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_nothing_goes_wrong_in_any_run(block: int) -> None:
-    """No partition with two owners, rows that say what memory says, deadlines for every wait, and in the end every
-    live member with its share."""
+def test_every_seeded_run_keeps_the_rules(block: int) -> None:
+    """No partition has two owners, the rows agree with memory, every wait has a deadline, and in the end every live
+    member has its share.
+    """
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         outcome = run(seed)
         assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
@@ -66,6 +67,8 @@ def no_topics_change(draft: Draft, _: str = "") -> bool:
         pytest.param(heartbeat, "_has_no_news", lambda *_: True, id="news are overlooked"),
     ],
 )
-def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]) -> None:
+def test_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]
+) -> None:
     monkeypatch.setattr(holder, name, mutant)
     assert finds(range(SEEDS_PER_MUTANT), lambda seed: run(seed).foul is not None, found_before=FIND_THE_RAREST)

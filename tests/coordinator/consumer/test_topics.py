@@ -1,4 +1,6 @@
-"""Patterns against a cluster's topics: what they match as topics come and go, and what they keep."""
+"""Patterns against a cluster's topics: their matches as topics are created and deleted, and the
+memory that they keep.
+"""
 
 from __future__ import annotations
 

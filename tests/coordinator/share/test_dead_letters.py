@@ -1,4 +1,4 @@
-"""Dead letters of a share partition (KIP-1191): when records become such, and that none is forgotten."""
+"""Dead letters of a share partition (KIP-1191): when a record becomes one, and that each is kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_record_that_was_delivered_too_often_waits_to_be_written(event: LocksE
 
 
 @pytest.mark.parametrize("kind", [AcknowledgeType.ACCEPT, AcknowledgeType.GAP])
-def test_what_was_accepted_or_is_a_gap_is_no_dead_letter(kind: AcknowledgeType) -> None:
+def test_accepted_record_or_gap_is_no_dead_letter(kind: AcknowledgeType) -> None:
     assert said(acquired(SharePartition(0), 0, 1), kind, 0, 1) == SharePartition(2)
 
 
@@ -68,13 +68,13 @@ def test_a_group_without_a_dead_letter_topic_archives_at_once() -> None:
     assert step(partition, event, 0, settings).partition == SharePartition(2)
 
 
-def test_dead_letters_are_read_back_without_who_rejected_them() -> None:
+def test_dead_letters_are_read_back_without_their_rejecting_member() -> None:
     rejected = said(acquired(SharePartition(0), 0, 4), AcknowledgeType.REJECT, 1, 1)
     stored = durable(rejected)
     assert stored.ranges == (Range(0, 0, AVAILABLE, 1), Range(1, 1, ARCHIVING, 1), Range(2, 4, AVAILABLE, 1))
 
 
-def test_what_is_settled_is_archived_and_the_window_moves_on() -> None:
+def test_settled_dead_letter_is_archived_and_the_window_advances() -> None:
     rejected = said(acquired(SharePartition(0), 0, 4), AcknowledgeType.REJECT, 0, 2)
     part = step(rejected, DeadLettersSettled(1, 2), 0, KEEPS)
     assert part.must_store
@@ -83,7 +83,7 @@ def test_what_is_settled_is_archived_and_the_window_moves_on() -> None:
     assert step(part.partition, DeadLettersSettled(0, 0), 0, KEEPS).partition.start_offset == 3
 
 
-def test_settling_what_is_no_dead_letter_changes_nothing() -> None:
+def test_settling_other_records_changes_nothing() -> None:
     held = acquired(SharePartition(0), 0, 4)
     assert step(held, DeadLettersSettled(0, 9), 0, KEEPS).partition is held
 

@@ -124,7 +124,7 @@ def test_more_members_than_partitions_share_them():
     assert [size(group.target[each]) for each in (A, B, C)] == [1, 1, 1]
 
 
-def test_whoever_leaves_leaves_its_partitions():
+def test_leaving_share_member_frees_its_partitions():
     group, reply = beat(two_members(), B, -1)
     assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, -1)
     _, reply = beat(group, A, 3)
@@ -138,7 +138,7 @@ def test_a_subscription_that_changes_moves_the_epoch():
     assert (reply.member_epoch, reply.assignment) == (4, parts(t1={0, 1}, t2={0}))
 
 
-def test_topics_that_grow_are_told_with_the_next_heartbeat():
+def test_new_partitions_arrive_with_the_next_heartbeat():
     group = two_members()
     grown = cluster_of(2, t1=4)
     assert step(group, ClusterChanged(), grown, 0, SETTINGS).group is group
@@ -152,7 +152,7 @@ def test_topics_that_grow_are_told_with_the_next_heartbeat():
 # --- epochs that Kafka spends before partitions can be read -----------------------------------------------------------
 
 
-def test_partitions_that_nobody_has_read_cost_an_epoch_more():
+def test_partitions_never_read_cost_one_more_epoch():
     group, reply = beat(ShareGroup("g"), A, 0, ("t1", "t2"), cluster=cluster_of())
     assert (reply.member_epoch, reply.assignment) == (1, {})
     for revision, counts, epoch, given in (
@@ -177,7 +177,7 @@ def test_topics_that_came_one_by_one_cost_one_epoch():
     assert (reply.member_epoch, reply.assignment) == (3, parts(t1={0, 1}, t2={0}))
 
 
-def test_whoever_comes_back_reads_on_without_another_epoch():
+def test_returning_share_member_reads_on_at_the_same_epoch():
     group, reply = beat(ShareGroup("g"), A, 0, ("t1",))
     group, _ = beat(group, A, -1)
     stored = SHARE.stored(group)
@@ -187,7 +187,7 @@ def test_whoever_comes_back_reads_on_without_another_epoch():
         assert (again.member_epoch, again.assignment) == (reply.member_epoch + 2, reply.assignment)
 
 
-def test_the_epoch_that_was_passed_over_is_believed_and_told_nothing():
+def test_skipped_epoch_is_accepted_without_an_assignment():
     group, _ = beat(ShareGroup("g"), A, 0, ("t1",), cluster=cluster_of())
     group, reply = beat(group, A, 1)
     assert reply.member_epoch == 3
@@ -217,7 +217,7 @@ def test_the_epoch_that_was_passed_over_is_believed_and_told_nothing():
         (C, 0, ("t1",), "rack", ErrorCode.NONE),
     ],
 )
-def test_who_may_say_what(member_id, epoch, names, rack, error):
+def test_share_heartbeats_are_checked(member_id, epoch, names, rack, error):
     group = two_members()
     after, reply = beat(group, member_id, epoch, names, rack=rack)
     assert reply.error is error
@@ -225,7 +225,7 @@ def test_who_may_say_what(member_id, epoch, names, rack, error):
         assert after is group
 
 
-def test_a_group_that_nobody_has_used_is_not_found():
+def test_unused_share_group_is_not_found():
     for epoch in (1, -1):
         group = ShareGroup("g")
         after, reply = beat(group, A, epoch)
@@ -241,7 +241,7 @@ def test_a_full_group_takes_no_more():
     assert beat(group, A, 0, ("t1",))[1].error is ErrorCode.NONE
 
 
-def test_a_member_that_is_silent_is_gone():
+def test_silent_share_member_is_removed():
     group, _ = beat(two_members(), A, 2, now=5_000)
     assert SHARE.next_deadline(group) == 10_000
     assert step(group, Tick(), CLUSTER, 9_999, SETTINGS).group is group
@@ -276,7 +276,7 @@ def played(group: object, event: object) -> Step:
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_a_share_group_stays_one(emptied):
+def test_share_group_keeps_its_type(emptied):
     group = two_members()
     if emptied:
         for each in (A, B):
@@ -299,7 +299,7 @@ def test_a_share_group_stays_one(emptied):
     assert offset_delete_refusal(SHARE.summary(group)) is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_a_classic_member_that_leaves_was_never_here():
+def test_leave_of_a_classic_member_from_a_share_group_is_unknown():
     group = two_members()
     leave = LeaveGroup(RequestId(3), ConnectionId("c"), (LeavingMember(A, None),))
     taken = played(group, leave)
@@ -309,7 +309,7 @@ def test_a_classic_member_that_leaves_was_never_here():
     )
 
 
-def test_a_group_of_another_kind_never_becomes_one():
+def test_group_of_another_type_never_becomes_a_share_group():
     member = ConsumerMember(MemberId("m"))
     for group in (
         ConsumerGroup("g", exists=True),
@@ -328,7 +328,7 @@ def test_a_group_of_another_kind_never_becomes_one():
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_every_partition_has_a_reader_and_every_member_something(seed):
+def test_every_partition_has_a_reader_and_every_member_a_partition(seed):
     source = random.Random(seed)
     counts = {UUID(int=number + 1): source.randrange(1, 8) for number in range(source.randrange(1, 4))}
     readers: dict[MemberId, Reader] = {}
@@ -361,8 +361,8 @@ def test_every_partition_has_a_reader_and_every_member_something(seed):
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_what_is_stored_is_what_is_shown(seed):
-    """Rows written by durable facts alone always give the group back, and epochs never fall."""
+def test_stored_rows_restore_the_shown_group(seed):
+    """Rows written by durable facts alone always restore the group, and epochs never fall."""
     source = random.Random(seed)
     settings = Settings(share=SETTINGS)
     group, now, cluster = ShareGroup("g"), 0, cluster_of(t1=2)

@@ -1,4 +1,4 @@
-"""What the journal says of a share group: who came and went and why, and of ownership nothing."""
+"""Journal rows of a share group: joins and leaves with their reasons, and no ownership."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_group import CLUSTER, SETTINGS, A, B, heartbeat
 
 
 class Topics:
-    """Nothing is asked of them: nobody owns a partition."""
+    """The journal asks for no topics, because no member owns a partition."""
 
     def name_of(self, topic_id: UUID) -> str:
         raise AssertionError(topic_id)
@@ -27,7 +27,7 @@ class Topics:
         raise AssertionError(name)
 
 
-def test_members_of_a_share_group_come_and_go() -> None:
+def test_share_members_that_join_and_leave_are_in_the_journal() -> None:
     made = Rows(MACHINES, Topics())
     group: object = Group("g")
     rows: list[JournalRow] = []

@@ -1,4 +1,4 @@
-"""A share partition: what happens to records by values, then whatever comes in a seeded simulation."""
+"""A share partition: events of records by values, then a seeded simulation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def states(partition: SharePartition) -> dict[int, RecordState]:
     }
 
 
-def test_a_lock_is_not_renewed_where_the_group_says_so():
+def test_lock_is_not_renewed_if_the_group_forbids_it():
     settings = replace(SETTINGS, renews=False)
     held = acquire(EMPTY, (10, 14), settings=settings).partition
     event = Acknowledge(A, (AcknowledgedBatch(10, 14, (RENEW,)),))
@@ -84,7 +84,7 @@ def test_a_lock_is_not_renewed_where_the_group_says_so():
 # --- acquiring ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_is_acquired_batch_by_batch():
+def test_read_records_are_acquired_batch_by_batch():
     taken = acquire(EMPTY, (10, 14), (15, 19), now=5)
     assert taken.acquired == (Acquired(10, 14, 1), Acquired(15, 19, 1))
     assert taken.partition.ranges == (Range(10, 19, RecordState.ACQUIRED, 1, A, 1_005),)
@@ -93,7 +93,7 @@ def test_what_is_read_is_acquired_batch_by_batch():
     assert next_deadline(taken.partition) == 1_005
 
 
-def test_what_one_has_acquired_no_other_gets():
+def test_acquired_record_is_not_given_to_another_member():
     held = acquire(EMPTY, (10, 14)).partition
     again = step(held, Acquire(B, 10, 20, ((10, 14), (15, 19)), 50), 0, SETTINGS)
     assert again.acquired == (Acquired(15, 19, 1),)
@@ -115,30 +115,30 @@ def test_the_window_holds_no_more_than_it_may():
     assert not acquire(taken.partition, (110, 120)).acquired
 
 
-def test_what_is_not_in_the_log_any_more_is_archived():
+def test_record_removed_from_the_log_is_archived():
     taken = acquire(EMPTY, (12, 13), (16, 17), end=20)
     held = states(taken.partition)
-    # What lies before the first record need not be kept.
+    # Offsets before the first record need not be kept.
     assert taken.partition.start_offset == 12
     assert [offset for offset, state in held.items() if state is RecordState.ARCHIVED] == [14, 15, 18, 19]
     assert taken.partition.next_offset == 20
 
 
-def test_nothing_but_markers_moves_the_start():
+def test_read_of_markers_alone_moves_the_start():
     assert acquire(EMPTY, end=14).partition == SharePartition(14)
 
 
-def test_a_gap_behind_what_was_not_looked_at_stays():
+def test_gap_behind_unread_records_stays():
     assert acquire(EMPTY, (10, 14), (18, 19), end=25, most=5).partition.end_offset == 15
 
 
-def test_a_hole_wider_than_the_window_is_passed():
+def test_hole_wider_than_the_window_is_skipped():
     taken = acquire(EMPTY, (1_000, 1_004))
     assert taken.acquired == (Acquired(1_000, 1_004, 1),)
     assert taken.partition.start_offset == 1_000
 
 
-def test_a_hole_behind_what_is_held_does_not_stop_the_window_for_ever():
+def test_hole_behind_acquired_records_does_not_stop_the_window():
     held = acquire(EMPTY, (10, 10))
     waiting = acquire(held.partition, (1_000, 1_000))
     assert not waiting.acquired
@@ -147,13 +147,13 @@ def test_a_hole_behind_what_is_held_does_not_stop_the_window_for_ever():
     assert acquire(free, (1_000, 1_000)).acquired == (Acquired(1_000, 1_000, 1),)
 
 
-def test_what_was_released_and_is_compacted_since_stops_nobody():
+def test_released_record_that_was_compacted_blocks_no_member():
     free = acknowledge(acquire(EMPTY, (10, 12)).partition, 10, 12, RELEASE).partition
     passed = acquire(free, (1_000, 1_000)).partition
     assert acquire(passed, (1_000, 1_000)).acquired == (Acquired(1_000, 1_000, 1),)
 
 
-def test_what_was_read_before_the_partition_was_read_back_gives_nothing():
+def test_records_read_before_a_restore_are_not_acquired():
     taken = step(EMPTY, Acquire(A, 11, 12, ((11, 11),), 5), 0, SETTINGS)
     assert taken == PartitionStep(EMPTY)
 
@@ -161,14 +161,14 @@ def test_what_was_read_before_the_partition_was_read_back_gives_nothing():
 # --- acknowledging --------------------------------------------------------------------------------------------------
 
 
-def test_accepted_from_the_begin_moves_the_start():
+def test_acceptance_from_the_start_moves_the_start():
     held = acquire(EMPTY, (10, 19)).partition
     taken = acknowledge(held, 10, 14, ACCEPT)
     assert (taken.error, taken.must_store, taken.partition.start_offset) == (ErrorCode.NONE, True, 15)
     assert acknowledge(taken.partition, 15, 19, ACCEPT).partition == SharePartition(20)
 
 
-def test_each_offset_goes_its_way():
+def test_each_offset_follows_its_own_acknowledgement():
     held = acquire(EMPTY, (10, 14)).partition
     after = acknowledge(held, 10, 14, RELEASE, ACCEPT, REJECT, GAP, RENEW, now=500).partition
     assert after.ranges == (
@@ -187,7 +187,7 @@ def test_a_renewal_alone_need_not_be_stored():
     assert next_deadline(taken.partition) == 1_700
 
 
-def test_released_is_delivered_again_until_it_was_often_enough():
+def test_released_record_is_delivered_again_up_to_the_limit():
     partition = EMPTY
     for count in (1, 2, 3):
         taken = acquire(partition, (10, 10))
@@ -211,7 +211,7 @@ def test_released_is_delivered_again_until_it_was_often_enough():
         (3, 10, (ACCEPT,), ErrorCode.NONE),
     ],
 )
-def test_what_may_be_said_of_which_offsets(first, last, types, error):
+def test_invalid_acknowledgements_are_refused(first, last, types, error):
     held = acquire(EMPTY, (10, 14)).partition
     taken = acknowledge(held, first, last, *types)
     assert taken.error is error
@@ -219,7 +219,7 @@ def test_what_may_be_said_of_which_offsets(first, last, types, error):
         assert taken.partition is held
 
 
-def test_batches_of_one_request_stand_or_fall_together():
+def test_batches_of_one_acknowledgement_succeed_or_fail_together():
     held = acquire(EMPTY, (10, 14)).partition
     batches = (AcknowledgedBatch(10, 11, (ACCEPT,)), AcknowledgedBatch(14, 15, (ACCEPT,)))
     taken = step(held, Acknowledge(A, batches), 0, SETTINGS)
@@ -232,7 +232,7 @@ def test_an_acknowledgement_in_an_empty_window_is_refused_as_invalid_record_stat
     assert acknowledge(EMPTY, 10, 10, ACCEPT).error is ErrorCode.INVALID_RECORD_STATE
 
 
-def test_only_who_has_acquired_it_may_say():
+def test_only_the_acquiring_member_may_acknowledge():
     held = acquire(EMPTY, (10, 14)).partition
     assert acknowledge(held, 10, 14, ACCEPT, member=B).error is ErrorCode.INVALID_RECORD_STATE
     done = acknowledge(held, 12, 12, ACCEPT).partition
@@ -242,7 +242,7 @@ def test_only_who_has_acquired_it_may_say():
 # --- time, sessions, the log ----------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_ran_out_is_no_more():
+def test_expired_lock_releases_its_record():
     held = acquire(EMPTY, (10, 14), now=0).partition
     assert step(held, LocksExpire(), 999, SETTINGS).partition is held
     free = step(held, LocksExpire(), 1_000, SETTINGS)
@@ -252,7 +252,7 @@ def test_a_lock_that_ran_out_is_no_more():
     assert acquire(free.partition, (10, 14), member=B).acquired == (Acquired(10, 14, 2),)
 
 
-def test_a_session_that_ends_frees_what_it_held_and_nothing_else():
+def test_end_of_a_session_releases_its_records_alone():
     both = acquire(acquire(EMPTY, (10, 14)).partition, (15, 19), member=B).partition
     after = step(both, Release(A), 0, SETTINGS).partition
     assert [(each.state, each.member_id) for each in after.ranges] == [
@@ -261,7 +261,7 @@ def test_a_session_that_ends_frees_what_it_held_and_nothing_else():
     ]
 
 
-def test_a_delivery_that_ends_with_its_session_counts_and_the_limit_archives_the_record():
+def test_delivery_that_ends_with_its_session_counts_towards_the_limit():
     partition = EMPTY
     for count in (1, 2, 3):
         taken = acquire(partition, (10, 10))
@@ -272,7 +272,7 @@ def test_a_delivery_that_ends_with_its_session_counts_and_the_limit_archives_the
     assert partition == SharePartition(11)
 
 
-def test_records_that_are_gone_from_the_log_are_settled():
+def test_records_deleted_from_the_log_are_settled():
     held = acquire(EMPTY, (10, 19)).partition
     moved = step(held, LogStartMoved(15), 0, SETTINGS)
     assert (moved.partition.start_offset, moved.must_store) == (15, True)
@@ -281,7 +281,7 @@ def test_records_that_are_gone_from_the_log_are_settled():
     assert step(held, LogStartMoved(10), 0, SETTINGS).partition is held
 
 
-def test_what_is_read_back_is_available_with_its_count():
+def test_restored_record_is_available_with_its_delivery_count():
     held = acquire(EMPTY, (10, 14)).partition
     held = acknowledge(held, 12, 12, ACCEPT).partition
     assert durable(held).ranges == (
@@ -296,7 +296,7 @@ def test_what_is_read_back_is_available_with_its_count():
 
 @dataclass
 class World:
-    """A log of batches with gaps, members that do anything, and a database that holds what was stored."""
+    """A log of batches with gaps, members that send anything, and a database with what was stored."""
 
     seed: int
     now_ms: int = 0
@@ -304,7 +304,7 @@ class World:
     stored: SharePartition = field(default_factory=lambda: SharePartition(0))
     counts: dict[int, int] = field(default_factory=dict[int, int])
     answered: set[int] = field(default_factory=set[int])
-    """Offsets whose acceptance or rejection was answered."""
+    """Offsets whose acceptance or rejection was acknowledged."""
     delivered: set[int] = field(default_factory=set[int])
     end: int = 0
     restarts: int = 0
@@ -347,7 +347,8 @@ class World:
             assert len(each) > 0
             at = each.last_offset + 1
             assert (each.state is RecordState.ACQUIRED) == (each.member_id is not None) == (each.deadline_ms > 0)
-            # Who read it back does not know that its last delivery was under way: it has another.
+            # A coordinator that reads the partition back does not know of the last delivery, so the record may have one
+            # more.
             assert each.delivery_count <= self.settings.delivery_count_limit + self.restarts
         assert after.end_offset - after.start_offset <= self.settings.max_record_locks
         was = {o: each for each in before.ranges for o in range(each.first_offset, each.last_offset + 1)}
@@ -367,7 +368,7 @@ class World:
                 self.delivered.add(offset)
 
     def restart(self) -> None:
-        """Delivery counts since the last write are lost, acknowledgements that were answered are not."""
+        """Restart: delivery counts since the last write are lost, acknowledgements that were answered are not."""
         self.partition = self.stored
         self.restarts += 1
         self.counts = {
@@ -428,7 +429,7 @@ class World:
                     self.answered.add(offset)
 
     def finish(self) -> None:
-        """Everything that is in the log is settled in the end, and each record of it was delivered."""
+        """Finish the run: every record in the log must be settled, and must have been delivered."""
         for _ in range(10 * (self.end + 10)):
             self.now_ms += 1_000
             self.play(LocksExpire())
@@ -444,7 +445,7 @@ class World:
 
 
 def run(seed: int) -> None:
-    """AssertionError where something went wrong."""
+    """Run one seed. Raise AssertionError if a rule is broken."""
     world = World(seed)
     moved = False
     for _ in range(200):
@@ -454,7 +455,7 @@ def run(seed: int) -> None:
     world.finish()
     assert moved
     lost = [o for first, last in world.batches for o in range(first, last + 1) if o not in world.delivered]
-    # Of batches that the log's start has cut, the front is gone.
+    # The log's start has cut off the front of these batches.
     assert all(offset < world.batches[0][1] for offset in lost)
 
 
@@ -490,7 +491,7 @@ acknowledged = vars(partition_module)["_acknowledge"]
         pytest.param(Range, "went_as", lambda *_: True, id="neighbours are alike"),
     ],
 )
-def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any):
+def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any):
     monkeypatch.setattr(holder, name, mutant)
     assert any(goes_wrong(seed) for seed in range(60))
 

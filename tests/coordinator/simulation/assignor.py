@@ -1,4 +1,6 @@
-"""What leaders assign, and how it is read back: bytes that say for whom and for which generation they were made."""
+"""Assignments that leaders make, and reading them back: the bytes name the generation and the member they were made
+for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CONSUMER = "consumer"
 
 
 def assign(members: Sequence[JoinedMember], generation_id: int, protocol_type: str) -> dict[MemberId, bytes]:
-    """Every partition to one member. Every fifth generation somebody is left out, and an id is made up."""
+    """Assign every partition to one member. In every fifth generation leave one member out and assign to an invented
+    id.
+    """
     slots = sorted(members, key=lambda member: member.group_instance_id or member.member_id)
     if generation_id % 5 == 0 and len(slots) > 1:
         slots = slots[:-1]
@@ -40,7 +44,7 @@ def _write(generation_id: int, member_id: MemberId, partitions: tuple[int, ...],
 
 
 def read(assignment: bytes, protocol_type: str) -> tuple[int, str, tuple[int, ...]] | None:
-    """Generation, member and partitions; None for an assignment of nothing."""
+    """Return generation, member and partitions, or None for an empty assignment."""
     if not assignment:
         return None
     if protocol_type == CONSUMER:

@@ -1,7 +1,7 @@
-"""Consumers as stock clients are: join, sync, heartbeat, and start over at the place that each error tells them to.
+"""Consumers like stock clients: they join, sync and heartbeat, and start over at the step that each error requires.
 
-The one idea: a client believes only what it was told over its current connection. It does not know the coordinator;
-what it may be told is the referee's business.
+A client believes only answers on its current connection. It does not know the coordinator; the referee judges what the
+answers may be.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """What a client is by configuration."""
+    """Configuration of a client."""
 
     instance_id: str | None
     join_version: int
@@ -66,11 +66,13 @@ class Character:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     cooperative: bool
-    """Joins again, with what it then owns in its metadata, after an assignment that changed what it owns."""
+    """Joins again after an assignment that changed its partitions, with its partitions in its metadata."""
     claims: bool = False
-    """Keeps its partitions while it joins, claims them, and joins again once it has let go of some (KIP-429)."""
+    """Keeps and claims its partitions while it joins, and joins again after it has released some (KIP-429)."""
     claims_last_generation: bool = False
-    """Its claim names the generation that it joined last (Java), not the one that gave it them (librdkafka)."""
+    """Its claim names the generation that it joined last (Java), not the one that assigned its
+    partitions (librdkafka).
+    """
 
 
 class Client:
@@ -82,19 +84,19 @@ class Client:
         self.phase = Phase.JOINING
         self.partitions: tuple[int, ...] = ()
         self.sent: list[Event] = []
-        """The last few requests, for whoever wants to repeat one."""
+        """The last few requests, so that one can be repeated."""
         self._world = world
         self.owned: frozenset[int] = frozenset()
-        """What it claims, where it `claims`."""
+        """Partitions that it claims, if it `claims`."""
         self.reading: frozenset[int] = frozenset()
-        """What it reads of that: the committed offset of the rest is not settled yet."""
+        """Partitions of those that it reads: the committed offset of the others is not settled yet."""
         self._owned_generation_id = -1
         self._announced: tuple[int, ...] = ()
         self._topics: tuple[str, ...] = ("t",)
         self._protocol_name: str | None = None
         self._waiting: RequestId | None = None
         self._life = 0
-        """Counts what the client has gone through; an action planned in an earlier life is not carried out."""
+        """Counts the client's lives; an action planned in an earlier life is skipped."""
         self._connection = self._connect()
 
     @property
@@ -107,7 +109,7 @@ class Client:
         return Connection(self._world, self.name, self._receive, self._lost)
 
     def _lost(self) -> None:
-        """The connection broke: what was asked on it may or may not have happened."""
+        """The connection broke: its pending requests may or may not have been processed."""
         if not self.alive:
             return
         self._connection = self._connect()
@@ -118,7 +120,7 @@ class Client:
             self._plan(self._world.pause_ms(500), self.join)
 
     def reconnect(self) -> None:
-        """Gives up on its connection, which the server may hold to be open for a while."""
+        """Give up the connection, which the server may consider open for a while."""
         self._connection.close()
         self._lost()
 
@@ -190,7 +192,7 @@ class Client:
             self.join()
 
     def join_with_foreign_protocols(self) -> None:
-        """A rejoin that must be refused and leave the member as it was."""
+        """Send a rejoin that must be refused and must leave the member unchanged."""
         if self.phase is Phase.STABLE:
             self._join((("alien", b""),))
 
@@ -247,7 +249,7 @@ class Client:
         self._connection.close()
 
     def ask_twice(self) -> None:
-        """Repeats what it waits for on a new connection while the old one still stands."""
+        """Repeat the pending request on a new connection while the old one is still open."""
         if self._waiting is None or not self.sent or not isinstance(self.sent[-1], JoinGroup | SyncGroup):
             return
         self._world.after(self._world.random.randint(0, 5_000), self._connection.close)
@@ -317,7 +319,9 @@ class Client:
             self._plan(self._world.pause_ms(), self.join)
 
     def _take(self, assigned: frozenset[int]) -> None:
-        """What is to be let go of is read until the application has done so; that is told by joining again."""
+        """Take an assignment. Revoked partitions are read until the application has released them, which the client
+        reports by joining again.
+        """
         let_go = self.owned - assigned
         self.owned |= assigned
         self._owned_generation_id = self.generation_id
@@ -332,7 +336,7 @@ class Client:
             self._plan(self._world.pause_ms(500), revoke)
 
     def _read(self) -> None:
-        """Asks for committed offsets of what it was given, as often as it is told that they are not settled."""
+        """Fetch the committed offsets of the assigned partitions until all of them are settled."""
         if not self.alive or not self.owned - self.reading:
             return
         unsettled = self._world.server.unsettled_for(self._connection.connection_id)
@@ -343,7 +347,7 @@ class Client:
             self._world.after(100, self._read)
 
     def _beaten(self, event: Event, reply: HeartbeatReply | OffsetCommitReply) -> None:
-        """Only an answer for the current generation says anything."""
+        """Only an answer for the current generation counts."""
         if reply.error is ErrorCode.NONE or event.generation_id != self.generation_id:  # type: ignore[union-attr]
             return
         if isinstance(reply, OffsetCommitReply) and reply.error is ErrorCode.REBALANCE_IN_PROGRESS:

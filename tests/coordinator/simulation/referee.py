@@ -1,7 +1,7 @@
-"""What must hold in every run, whatever happens: checked after each step, with no knowledge of how steps are made.
+"""Rules that hold in every run: checked after each step, with no knowledge of how steps are made.
 
-The one idea: the referee keeps its own books (what was stored, who was heard from when, what leaders assigned) and
-holds the coordinator to them. It looks only at events, replies and the group's fields.
+The referee keeps its own books (what was stored, when each member was heard, what leaders assigned) and compares the
+coordinator with them. It sees only events, replies and the group's fields.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHANGES_THE_GROUP = {
     (JoinReply, ErrorCode.GROUP_MAX_SIZE_REACHED),
     (HeartbeatReply, ErrorCode.REBALANCE_IN_PROGRESS),
 }
-"""The refusals that are none, or that upstream lets have an effect."""
+"""Refusals that are not errors, or that change the group upstream, too."""
 NEVER = 1 << 60
 Stored = tuple[StoredGroup, dict[MemberId, Document]]
 EMPTY = GroupState.EMPTY
@@ -53,13 +53,13 @@ STABLE = GroupState.STABLE
 
 
 class FoulError(AssertionError):
-    """An invariant does not hold."""
+    """A rule is broken."""
 
 
 class Referee:
     def __init__(self, coordinator: ModuleType, settings: Settings) -> None:
         self.stored: Stored | None = None
-        """What storage holds: the group's row and its members'."""
+        """The stored rows of the group and its members."""
         self._touched: set[MemberId] = set()
         """Members that facts named since the group was last stored."""
         self.seen: set[tuple[str, GroupState, GroupState]] = set()
@@ -68,7 +68,7 @@ class Referee:
         self._settings = settings
         self._heard_ms: dict[MemberId, int] = {}
         self._assigned: dict[str, bytes] = {}
-        """What the leader of the current generation gave, by slot: a static member's is its instance's."""
+        """Assignments by the leader of the current generation, by slot: a static member's slot is its instance's."""
         self._owners: dict[int, str] = {}
         """The slot of each partition in the current generation."""
         self._told: dict[int, tuple[str | None, str | None]] = {}
@@ -76,9 +76,11 @@ class Referee:
         self._initial_delay_ends_ms = 0
         self._assigned_ms = 0
         self._answered: set[MemberId] = set()
-        """Who has its assignment of this generation, and static members that came back to it; they are not held."""
+        """Members that have their assignment of this generation, and static members that returned to it; they are not
+        held.
+        """
         self.excused: set[int] = set()
-        """Partitions that somebody was given before another had let go, because it was told that time was over."""
+        """Partitions that a member received before the old owner released them, because the time was over."""
 
     def require(self, holds: bool, foul: str) -> None:
         if not holds:
@@ -101,7 +103,9 @@ class Referee:
         self._store(taken)
 
     def check_held(self, group: Group, waiting: set[RequestId]) -> None:
-        """Whoever waits is held by the group, and the other way round: so each request gets exactly one answer."""
+        """Check that the waiting requests are exactly those that the group holds, so that each request gets exactly one
+        answer.
+        """
         held = held_requests(group)
         self.require(held == waiting, f"held: {sorted(held)}, waiting: {sorted(waiting)}")
 
@@ -113,7 +117,7 @@ class Referee:
             self.stored = replace(self.stored[0], all_heard=False), self.stored[1]
         self._heard_ms = dict.fromkeys(group.members, now_ms)
         self._initial_delay_ends_ms = 0
-        # Whom the last coordinator held, and since when, this one does not know.
+        # This coordinator does not know which members the last one held, and since when.
         self._assigned_ms = now_ms
 
     # --- rules --------------------------------------------------------------------------------------------------------
@@ -126,7 +130,7 @@ class Referee:
         self.require(after.state in leads_to, f"the table does not lead from {before.state} to {after.state}: {event}")
 
     def _check_refusal(self, before: Group, event: Event, taken: Step) -> None:
-        """A refused request changes nothing, answers nobody else and has nothing to store."""
+        """Check that a refused request changes nothing, answers no other member and stores nothing."""
         for request_id, reply in taken.replies:
             if request_id != getattr(event, "request_id", None):
                 continue
@@ -192,7 +196,9 @@ class Referee:
                 self.require(member.metadata == offered[reply.protocol_name or ""], "metadata of another protocol")
 
     def _check_identity(self, event: JoinGroup, reply: JoinReply) -> None:
-        """An id comes from its own client: named by it, or made for one of its connections."""
+        """Check that an id comes from its own client: the client named it, or it was made for one
+        of its connections.
+        """
         if reply.error not in (NONE, ErrorCode.MEMBER_ID_REQUIRED) or reply.member_id == event.member_id:
             return
         asker = event.connection_id.partition("/")[0]
@@ -242,7 +248,7 @@ class Referee:
             self._initial_delay_ends_ms = now_ms + self._settings.group_initial_rebalance_delay_ms
 
     def _listen(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
-        """Who has been heard from, as far as the session timer is concerned."""
+        """Record which members have been heard from, for the session timer."""
         after, heard = taken.group, set[MemberId]()
         asker = getattr(event, "member_id", None)
         parked_syncs = {m.parked_sync.request_id: k for k, m in before.members.items() if m.parked_sync is not None}
@@ -273,7 +279,9 @@ class Referee:
         self._heard_ms.update(dict.fromkeys(heard & after.members.keys(), now_ms))
 
     def _store(self, taken: Step) -> None:
-        """Keeps rows as the runner does: what durable steps, and all since the last of them, say that they touched."""
+        """Keep rows as the runner does: those that durable steps, and all steps since the last durable one, have
+        touched.
+        """
         group = taken.group
         self._touched.update(member_id for fact in taken.facts for member_id in fact.touches())
         if must_store(taken):
@@ -296,7 +304,7 @@ class Referee:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _silent_ms(self, group: Group, member_id: MemberId, now_ms: int) -> int:
-        """How far the member is past its session; negative while it is not. Who is held is not silent."""
+        """Return how far the member is past its session; negative before its end. A held member is not silent."""
         member = group.members[member_id]
         if not member.is_new and (member.parked_join or member.parked_sync):
             return -1
@@ -338,7 +346,9 @@ class Referee:
         self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
 
     def _check_holds(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
-        """Who must wait is answered when nothing is awaited any more, or after half its session; not before."""
+        """Check that a held member is answered when nothing is pending any more or after half its session, and not
+        before.
+        """
         after = taken.group
         if before.state is COMPLETING and after.state is STABLE:
             self._assigned_ms = now_ms
@@ -409,7 +419,7 @@ class Referee:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def check_ownership(self, group: Group) -> None:
-        """Once all have synced, every partition has one owner, as far as the leader assigned any."""
+        """Check that, once all have synced, every partition that the leader assigned has one owner."""
         self.require(set(self._owners) == set(range(PARTITIONS)), f"only {sorted(self._owners)} have an owner")
         slots = {_slot(group, member_id) for member_id in group.members}
         self.require(set(self._owners.values()) <= slots, "partitions of somebody who is gone")
@@ -429,7 +439,7 @@ def _first_join_held(group: Group, member_id: MemberId) -> bool:
 
 
 def frozen_copy(group: Group) -> Group:
-    """To see whether a step has mutated what it was given."""
+    """Return a copy that shows whether a step has mutated its input."""
     return replace(
         group,
         members=dict(group.members),

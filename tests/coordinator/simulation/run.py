@@ -1,4 +1,4 @@
-"""One run: a cast of clients, foul weather and things done to them, then calm weather in which all must settle."""
+"""One run: a cast of clients, foul weather and disturbances, then calm weather in which the group must settle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def run(seed: int, coordinator: ModuleType = classic) -> Outcome:
-    """`coordinator` is the module under test, in the place of `gateway.coordinator.classic`."""
+    """Run one seed. `coordinator` is the module under test, in the place of `gateway.coordinator.classic`."""
     play = Play(seed, coordinator)
     foul: str | None = None
     try:
@@ -61,9 +61,9 @@ class Play:
         self.world = world = World(seed)
         chance = world.random
         guarded = seed % 4 == 3
-        """Everyone keeps to KIP-429 but the leaders, who give partitions away that others claim."""
+        """True if all clients follow KIP-429 except leaders, which assign partitions that other members claim."""
         handed = seed % 4 == 2
-        """The same without the guard: who is given what another claims is made to wait."""
+        """The same without the guard: a member that is assigned what another one claims must wait."""
         self._handed = handed
         self._rude = guarded or handed
         modes = (HandoffMode.ACK, HandoffMode.DRAIN) if handed else tuple(HandoffMode)
@@ -104,7 +104,7 @@ class Play:
     # --- foul weather -------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Something happens every now and then, as long as the weather is foul."""
+        """Perform a disturbance every now and then, as long as the weather is foul."""
         deeds: list[tuple[int, Callable[[], None]]] = [
             (4, self.add_client),
             (2, self._to_one(Client.leave)),
@@ -116,14 +116,14 @@ class Play:
             (2, self._to_one(Client.join_with_foreign_protocols)),
             (4, self._to_one(Client.commit)),
             (3, self._restart_static),
-            # What arrives again later lies about what its member claims by then.
+            # A repeated request would misreport what its member claims by then.
             *(() if self._rude else ((4, self._repeat_something_old),)),
             (4, self._look_how_far_sources_are),
             (2, self._administer),
             (2, self.server.tick),
             (1, self.server.crash),
             (1, self.server.evict),
-            # The gateway puts deadlines off for a group whose timers were late, so that two are not due at once.
+            # The gateway postpones the deadlines of a group whose timers were late, so that two are not due at once.
             *(() if self._handed else ((2, self.server.oversleep),)),
         ]
         weights, acts = zip(*deeds, strict=True)
@@ -177,7 +177,9 @@ class Play:
         client.join()
 
     def _restart_static(self) -> None:
-        """A process is replaced by another with its instance id, and may not know that it is dead."""
+        """A process is replaced by another with its instance id. The new process may not know that
+        the old one is dead.
+        """
         static = [client for client in self.living() if client.character.instance_id is not None]
         if not static:
             return
@@ -191,7 +193,7 @@ class Play:
         )
 
     def _repeat_something_old(self) -> None:
-        """A request of some time ago arrives again, from a connection that soon closes; nobody reads the answer."""
+        """An earlier request arrives again, on a connection that soon closes without reading the answer."""
         sent = [event for client in self.clients for event in client.sent]
         if not sent:
             return
@@ -219,7 +221,9 @@ class Play:
         self.world.after(1_000, admin.close)
 
     def _look_how_far_sources_are(self) -> None:
-        """Of what is awaited, or was a while ago; the answer may come late, or of somebody else."""
+        """Ask how far partitions that are or were pending have been committed. The answer may come late, or concern
+        another source.
+        """
         chance = self.world.random
         awaited = self.server.group.handoffs
         found = [
@@ -239,7 +243,7 @@ class Play:
         return Connection(self.world, name, ignore, lambda: None)
 
     def _check_sole_owner(self, client: Client) -> None:
-        """Nobody reads what another member still reads; who is out of the group but does not know it is no member."""
+        """Check that no partition has two readers. A client that does not know that it was removed is no member."""
         members = self.server.group.members
         if not self.server.up or client.member_id not in members:
             return
@@ -267,7 +271,9 @@ class Play:
             self.server.referee.check_ownership(self.server.group)
 
     def _unsettled(self) -> str:
-        """What is still to come; empty once every live client is a Stable member and nobody else is one."""
+        """Return why the group has not settled; empty once every live client is a Stable member and no other member
+        exists.
+        """
         group, living = self.server.group, self.living()
         if not self.server.up:
             return "the node is down"

@@ -1,7 +1,7 @@
 """The coordinator's node: runs `step` as the gateway's runner does, and fails as a node does.
 
-The one idea: one group, one stored record. What must be stored is stored before it is answered; if that fails the step
-has not happened, or, when the outcome is unknown, the group is read again and everyone who waits is sent away.
+There is one group and one stored record. A change is stored before it is answered. If that fails, the step has not
+happened. If the outcome is unknown, the group is read again and every waiting client is sent away.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Server:
             self._apply(ConnectionClosed(connection_id))
 
     def unsettled_for(self, connection_id: ConnectionId) -> frozenset[int] | None:
-        """OffsetFetch with RequireStable: of which partitions the committed offset may still move; None: no answer."""
+        """Answer OffsetFetch with RequireStable: return the partitions whose committed offset may still move, or None
+        for no answer.
+        """
         if not self.up:
             return None
         return frozenset(index for _, index in awaited_by(self.group, connection_id, "everyone", "/127.0.0.1"))
@@ -94,7 +96,7 @@ class Server:
     # --- how it fails -------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Everything in memory is gone, and every connection with it; the node is back in a moment."""
+        """Lose everything in memory and every connection. The node is back in a moment."""
         if not self.up:
             return
         self._world.tell("the node crashes")
@@ -111,12 +113,12 @@ class Server:
         self._restore()
 
     def oversleep(self) -> None:
-        """Timers stand still for a while; what is due in the meantime is due all at once."""
+        """Let timers stand still for a while. Everything due in that time is due at once afterwards."""
         self._world.tell("timers stand still")
         self._asleep_until_ms = self._world.now_ms + self._world.random.randint(2_000, 20_000)
 
     def evict(self) -> None:
-        """The group moves away, and comes back at once: who waits is sent away, who is connected stays so."""
+        """Move the group away and back at once: waiting clients are sent away, connected ones stay connected."""
         if not self.up:
             return
         self._world.tell("the group is evicted")
@@ -219,7 +221,7 @@ def refuse(event: Event, error: ErrorCode) -> Reply:
 
 
 def _line(event: Event, before: Group, taken: Step) -> str:
-    """One step for whoever replays a seed."""
+    """Describe one step for a person who replays a seed."""
     who = getattr(event, "member_id", None)
     words = [type(event).__name__]
     if who is not None:

@@ -1,8 +1,7 @@
 """Time, chance and the network of one run.
 
-The one idea: one agenda of actions in order of time, one source of chance. A connection keeps the order of what is sent
-on it and may break at any time, before or after the request was received; the server learns of a break late, or much
-later.
+There is one agenda of actions in order of time, and one source of chance. A connection keeps the order of its requests
+and may break at any time, before or after a request was received. The server learns of a break late, or much later.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Chances of faults, and how slow things are."""
+    """Chances of faults, and delays."""
 
     break_on_send: float = 0.0
-    """That a connection breaks with a request on it, which may or may not arrive."""
+    """The chance that a connection breaks with a request on it, which may or may not arrive."""
     break_on_reply: float = 0.0
     late: float = 0.0
-    """That a message takes seconds instead of milliseconds."""
+    """The chance that a message takes seconds instead of milliseconds."""
     dawdle: float = 0.0
-    """That a client takes seconds to go on: it processes records, or is paused."""
+    """The chance that a client continues after seconds: it processes records, or is paused."""
     store_failure: float = 0.0
     late_tick: float = 0.0
     half_open: float = 0.0
-    """That the server is not told of a closed connection for many seconds."""
+    """The chance that the server does not learn of a closed connection for many seconds."""
 
 
 CALM = Weather()
@@ -48,12 +47,12 @@ class World:
         self.told: list[str] = []
         self.server: Server
         self.owns: Callable[[Client], None] = lambda client: None
-        """Is told whenever a client begins to read partitions that it claims."""
+        """Called each time a client begins to read partitions that it claims."""
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._last = 0
 
     def number(self) -> int:
-        """A number never given before."""
+        """Return a number never used before."""
         self._last += 1
         return self._last
 
@@ -73,7 +72,7 @@ class World:
         return self.random.randint(500, 6_000) if self.chance(self.weather.late) else self.random.randint(1, 30)
 
     def pause_ms(self, usual_ms: int = 20) -> int:
-        """How long a client takes to go on."""
+        """Return how long a client takes to continue."""
         if self.chance(self.weather.dawdle):
             return self.random.randint(500, 20_000)
         return self.random.randint(0, usual_ms)
@@ -83,7 +82,9 @@ class World:
 
 
 class Connection:
-    """One client's connection. Its id starts with the client's name, which the coordinator must make nothing of."""
+    """One client's connection. Its id starts with the client's name, from which the coordinator
+    must conclude nothing.
+    """
 
     def __init__(
         self, world: World, name: str, receive: Callable[[Connection, Event, Reply], None], lost: Callable[[], None]
@@ -105,10 +106,10 @@ class Connection:
             world.after(world.random.randint(1, 300), self._break)
 
     def close(self) -> None:
-        """By the client, which no longer cares what comes back."""
+        """Close the connection at the client, which ignores later answers."""
         if self._open_here:
             self._open_here = False
-            # Behind what was sent before, as a socket has it.
+            # After what was sent before, as on a socket.
             half_open = self._world.chance(self._world.weather.half_open)
             self._in_order(self._closed_there, self._world.random.randint(2_000, 25_000) if half_open else 1)
 
@@ -132,14 +133,14 @@ class Connection:
             self._world.server.disconnected(self.connection_id)
 
     def cut(self) -> None:
-        """The server is gone, with all connections."""
+        """Close the connection because the server is gone, with all connections."""
         self._open_there = False
         if self._open_here:
             self._open_here = False
             self._lost()
 
     def reply(self, event: Event, reply: Reply) -> None:
-        """Sent by the server."""
+        """Send a reply from the server."""
         world = self._world
         if world.chance(world.weather.break_on_reply):
             world.after(1, self._break)
@@ -152,5 +153,5 @@ def request_id(world: World) -> RequestId:
 
 
 def member_id(world: World, name: str) -> MemberId:
-    """As unguessable as a test needs; whose it is can be read off it, by the referee."""
+    """Return a member id that is unguessable enough for a test. The referee can read its owner in it."""
     return MemberId(f"{name}#{world.number()}")

@@ -1,4 +1,4 @@
-"""A streams group under test: one value, a clock, topics, and members that say what they are told to say."""
+"""A streams group under test: one value, a clock, topics, and members whose reports the test chooses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster_of(topics: Mapping[str, int], revision: int = 1) -> Cluster:
 
 
 class Scene:
-    """`at_once`: the first member is not kept waiting for others."""
+    """A scene. `at_once`: the first member does not wait for others."""
 
     def __init__(self, topics: Mapping[str, int] | None = None, **settings: Any) -> None:
         own = StreamsSettings(**{"initial_rebalance_delay_ms": 0, **settings})
@@ -39,18 +39,20 @@ class Scene:
         self.last = Step(self.group)
         self.stored = STREAMS.stored(self.group)
         self.rows: dict[MemberId, Document] = {}
-        """What durable facts had written, as the runner writes it."""
+        """Rows that durable facts have written, as the runner writes them."""
         self._requests = 0
 
     def play(self, event: Any) -> Any:
-        """The reply, if the event asks for one."""
+        """Return the reply, if the event has one."""
         self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.group = self.last.group
         self._store()
         return self.last.replies[0][1] if self.last.replies else None
 
     def _store(self) -> None:
-        """Rows of the members that facts touch. They say what the group shows, for whoever reads it next."""
+        """Store the rows of the members that facts touch, and check that a coordinator that reads them sees the same
+        group.
+        """
         if any(type(fact) in STREAMS.durable for fact in self.last.facts):
             self.stored = STREAMS.stored(self.group)
             for member_id in {each for fact in self.last.facts for each in fact.touches()}:
@@ -61,7 +63,7 @@ class Scene:
                     self.rows[member_id] = row.document
         shown = {each: STREAMS.stored_member(self.group, each) for each in STREAMS.member_ids(self.group)}
         assert self.rows == {each: row.document for each, row in shown.items() if row is not None}
-        # Who reads a group back has heard nobody, and says so with the next row that it writes.
+        # A coordinator that reads a group back has heard no member yet, and stores that with the next row.
         now = replace(STREAMS.stored(self.group), all_heard=self.stored.all_heard)
         assert self.stored == now
 
@@ -92,7 +94,7 @@ class Scene:
         return self.beat(member_id, 0, **given)
 
     def pass_time(self, ms: int) -> None:
-        """Deadlines fire on the way, each at its time."""
+        """Let time pass. Deadlines fire on the way, each at its time."""
         end_ms = self.now_ms + ms
         while True:
             deadline_ms = STREAMS.next_deadline(self.group)
@@ -103,11 +105,11 @@ class Scene:
         self.now_ms = end_ms
 
     def topics(self, topics: Mapping[str, int]) -> None:
-        """The cluster's topics are these from now on; the group has not been told."""
+        """Change the cluster's topics without an event to the group."""
         self.cluster = cluster_of(topics, self.cluster.revision + 1)
 
     def restore(self, silent_ms: int | None = None) -> None:
-        """Another coordinator reads the group back."""
+        """Let another coordinator read the group back."""
         self.group = STREAMS.restore(GROUP, self.stored, self.rows, silent_ms, self.now_ms, self.settings)
 
     def set(self, **settings: Any) -> None:

@@ -57,13 +57,13 @@ def test_a_member_that_joins_takes_no_more_than_its_share():
     assert len(after[MemberId("b")].active) == 2
 
 
-def test_who_has_a_standby_takes_over():
+def test_member_with_a_standby_takes_the_task_over():
     last = {"a": Tasks(frozenset({("0", 0)})), "b": Tasks(), "c": Tasks(standby=frozenset({("0", 0)}))}
     workers = {MemberId(key): Worker(key, last[key]) for key in ("b", "c")}
     assert assign(workers, {"0": 1}, 0)[MemberId("c")].active == {("0", 0)}
 
 
-def test_a_process_of_many_members_is_asked_once_for_a_task():
+def test_process_of_many_members_is_considered_once_per_task():
     workers = {MemberId(f"m{at:03}"): Worker("one" if at else "other") for at in range(300)}
     started = time.process_time()
     given = assign(workers, {"0": 20_000}, 2)

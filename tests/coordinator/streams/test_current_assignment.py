@@ -1,4 +1,4 @@
-"""Members on their way to their targets: by a seeded simulation in which each speaks in any order."""
+"""Members on their way to their targets, in a seeded simulation in which they report in any order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sim:
         after = reconcile(member, self.target[member_id], self.epoch, others, owned)
         self.members[member_id] = after
         self.check()
-        if self.chance.random() < 0.7:  # otherwise the answer is on its way, and it still owns what it did
+        if self.chance.random() < 0.7:  # otherwise the answer is still on its way, and the member owns what it did
             self.owned[member_id] = after.assigned
             self.check()
 
@@ -82,6 +82,6 @@ def test_a_task_has_one_active_owner_and_one_copy_in_a_process_at_any_time(seed:
         assert member.assigned == sim.target[member_id]
 
 
-def test_nothing_new_leaves_the_member_as_it_is():
+def test_unchanged_target_leaves_the_member_unchanged():
     member = replace(StreamsMember(MemberId("a"), "p"), member_epoch=3)
     assert reconcile(member, NO_TASKS, 3, held_by_others(member, [member]), None) is member

@@ -71,7 +71,7 @@ def test_one_member_is_given_all_tasks() -> None:
     assert (again.member_epoch, again.tasks) == (2, None)
 
 
-def test_a_newcomer_waits_until_tasks_are_let_go_of() -> None:
+def test_newcomer_waits_until_tasks_are_released() -> None:
     scene = Scene()
     scene.join("a")
     newcomer = scene.join("b")
@@ -89,7 +89,7 @@ def test_a_newcomer_waits_until_tasks_are_let_go_of() -> None:
     assert state(scene) is StreamsGroupState.STABLE
 
 
-def test_the_first_members_are_waited_for() -> None:
+def test_initial_rebalance_waits_for_more_members() -> None:
     scene = Scene(initial_rebalance_delay_ms=3_000)
     assert (scene.join("a").member_epoch, scene.join("b").member_epoch) == (1, 1)
     scene.pass_time(2_999)
@@ -99,11 +99,11 @@ def test_the_first_members_are_waited_for() -> None:
     assert [reply.member_epoch for reply in replies] == [2, 2]
     given = [reply.tasks for reply in replies if reply.tasks is not None]
     assert [len(tasks.active) for tasks in given] == [2, 2]
-    # The group is not empty any more: whoever joins now is given tasks at once.
+    # The group is not empty any more, so a joining member is assigned tasks at once.
     assert scene.join("c").member_epoch == 3
 
 
-def test_who_waits_for_the_first_members_is_told_so_and_the_group_is_not_stable_yet() -> None:
+def test_member_waiting_in_the_initial_delay_sees_it_and_the_group_is_not_stable() -> None:
     scene = Scene(initial_rebalance_delay_ms=3_000)
 
     def told(*replies: StreamsGroupHeartbeatReply) -> list[list[StatusCode]]:
@@ -119,7 +119,7 @@ def test_who_waits_for_the_first_members_is_told_so_and_the_group_is_not_stable_
     assert state(scene) is StreamsGroupState.STABLE
 
 
-def test_a_heartbeat_ends_a_delay_that_is_over() -> None:
+def test_heartbeat_ends_an_expired_delay() -> None:
     scene = Scene(initial_rebalance_delay_ms=3_000)
     scene.join("a")
     scene.now_ms = 3_000
@@ -127,8 +127,8 @@ def test_a_heartbeat_ends_a_delay_that_is_over() -> None:
     assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL))
 
 
-def test_a_delay_that_is_over_changes_nothing_of_what_was_missing_when_somebody_spoke_last() -> None:
-    """As upstream: what a topology's topics are is asked when a member speaks."""
+def test_expired_delay_alone_does_not_update_missing_topics() -> None:
+    """Upstream also looks a topology's topics up when a member sends a heartbeat."""
     scene = Scene(initial_rebalance_delay_ms=3_000)
     assert scene.join("a", COUNTING).missing_internal_topics
     scene.topics({"t": 4, "counts": 4, "words": 4})
@@ -141,7 +141,7 @@ def test_a_delay_that_is_over_changes_nothing_of_what_was_missing_when_somebody_
     assert state(scene) is StreamsGroupState.STABLE
 
 
-def test_who_rejoins_keeps_its_tasks_and_has_nothing_before_it_is_told() -> None:
+def test_rejoining_member_keeps_its_tasks_but_owns_none_before_the_answer() -> None:
     scene = Scene()
     scene.join("a")
     reply = scene.join("a")
@@ -149,7 +149,7 @@ def test_who_rejoins_keeps_its_tasks_and_has_nothing_before_it_is_told() -> None
     assert scene.group.group_epoch == 2
 
 
-def test_a_group_is_full_at_its_size() -> None:
+def test_join_above_the_maximum_group_size_is_refused() -> None:
     scene = Scene(max_size=1)
     scene.join("a")
     assert refused(scene.join("b")) is ErrorCode.GROUP_MAX_SIZE_REACHED
@@ -164,7 +164,7 @@ def test_a_topology_that_could_never_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", ["process_id", "client_tags", "rack_id", "user_endpoint"])
-def test_what_tasks_are_given_by_raises_the_epoch(change: str) -> None:
+def test_changed_assignment_input_raises_the_epoch(change: str) -> None:
     values: dict[str, Any] = {
         "process_id": "p",
         "client_tags": (("zone", "a"),),
@@ -203,7 +203,7 @@ def test_a_group_without_members_takes_another_topology() -> None:
     assert reply.tasks == active(("x", 0))
 
 
-def test_missing_sources_are_awaited() -> None:
+def test_tasks_wait_for_missing_sources() -> None:
     scene = Scene({})
     reply = scene.join("a")
     assert [code for code, _ in reply.status] == [StatusCode.MISSING_SOURCE_TOPICS]
@@ -215,7 +215,7 @@ def test_missing_sources_are_awaited() -> None:
     assert (reply.member_epoch, reply.tasks, reply.status) == (3, active(("0", 0), ("0", 1)), ())
 
 
-def test_missing_internal_topics_are_named_until_they_are_there() -> None:
+def test_missing_internal_topics_are_reported_until_they_exist() -> None:
     scene = Scene()
     reply = scene.join("a", COUNTING)
     assert [code for code, _ in reply.status] == [StatusCode.MISSING_INTERNAL_TOPICS]
@@ -227,7 +227,7 @@ def test_missing_internal_topics_are_named_until_they_are_there() -> None:
     assert reply.tasks == Tasks(ALL | {("1", index) for index in range(4)})
 
 
-def test_a_topic_that_goes_takes_all_tasks_along() -> None:
+def test_deleted_source_topic_ends_all_tasks() -> None:
     scene = Scene()
     scene.join("a")
     scene.topics({})
@@ -237,7 +237,7 @@ def test_a_topic_that_goes_takes_all_tasks_along() -> None:
     assert state(scene) is StreamsGroupState.NOT_READY
 
 
-def test_topics_of_others_are_not_weighed() -> None:
+def test_changes_of_unrelated_topics_are_ignored() -> None:
     scene = Scene()
     scene.join("a")
     configured = scene.group.configured
@@ -259,7 +259,7 @@ def test_more_partitions_are_more_tasks() -> None:
     assert (reply.member_epoch, reply.tasks) == (3, Tasks(ALL | {("0", 4)}))
 
 
-def test_a_coordinator_with_older_topics_does_not_decide() -> None:
+def test_streams_coordinator_with_older_topics_decides_nothing() -> None:
     scene = Scene()
     scene.topics({"t": 4})
     scene.join("a")
@@ -267,7 +267,7 @@ def test_a_coordinator_with_older_topics_does_not_decide() -> None:
     assert refused(scene.beat("a", 2)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
+def test_standby_replicas_are_assigned_if_configured() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -281,7 +281,7 @@ def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
 # --- epochs and reports ---------------------------------------------------------------------------------------------
 
 
-def test_epochs_that_are_not_the_members_are_fenced() -> None:
+def test_wrong_member_epoch_is_fenced() -> None:
     scene = Scene()
     scene.join("a")
     assert refused(scene.beat("a", 3)) is ErrorCode.FENCED_MEMBER_EPOCH
@@ -289,7 +289,7 @@ def test_epochs_that_are_not_the_members_are_fenced() -> None:
     assert refused(scene.beat("b", -1)) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_who_missed_an_answer_is_believed_if_it_owns_what_it_may() -> None:
+def test_previous_epoch_is_accepted_if_the_owned_tasks_are_permitted() -> None:
     scene = Scene()
     scene.join("a")
     scene.topics({"t": 5})
@@ -299,7 +299,7 @@ def test_who_missed_an_answer_is_believed_if_it_owns_what_it_may() -> None:
     assert refused(scene.beat("a", 2)) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_who_missed_an_answer_and_owns_what_is_anothers_is_fenced() -> None:
+def test_previous_epoch_is_fenced_if_a_task_has_another_owner() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -309,14 +309,14 @@ def test_who_missed_an_answer_and_owns_what_is_anothers_is_fenced() -> None:
     assert refused(scene.beat("a", 2, owned=Tasks(ALL))) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
-def test_a_task_that_there_is_not_is_refused() -> None:
+def test_report_of_an_unknown_task_is_refused() -> None:
     scene = Scene()
     scene.join("a")
     for task in (("0", 4), ("0", -1), ("1", 0)):
         assert refused(scene.beat("a", 2, owned=active(task))) is ErrorCode.INVALID_REQUEST
 
 
-def test_a_request_that_was_overtaken_says_nothing() -> None:
+def test_overtaken_request_is_ignored() -> None:
     scene = Scene()
     scene.join("a", connection_number=5)
     assert refused(scene.beat("a", 2, connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -324,7 +324,7 @@ def test_a_request_that_was_overtaken_says_nothing() -> None:
     assert scene.beat("a", 2, connection_number=6).error is ErrorCode.NONE
 
 
-def test_a_shutdown_is_told_until_nobody_is_left() -> None:
+def test_shutdown_is_announced_until_the_group_is_empty() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -339,7 +339,7 @@ def test_a_shutdown_is_told_until_nobody_is_left() -> None:
     assert scene.join("a").status == ()
 
 
-def test_who_leaves_may_ask_all_to_shut_down() -> None:
+def test_leaving_member_may_request_a_shutdown() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -352,7 +352,7 @@ def test_who_leaves_may_ask_all_to_shut_down() -> None:
     assert scene.join("a").status == ()
 
 
-def test_endpoints_are_told_to_who_does_not_know_them() -> None:
+def test_endpoints_are_sent_to_members_with_an_older_epoch() -> None:
     scene = Scene()
     reply = scene.join("a", user_endpoint=Endpoint("h", 9))
     assert reply.partitions_by_user_endpoint is not None
@@ -364,7 +364,7 @@ def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     assert scene.beat("a", 2, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
 
 
-def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
+def test_changed_endpoint_is_sent_to_other_members() -> None:
     scene = Scene()
     scene.join("a", user_endpoint=Endpoint("h", 9))
     known = scene.beat("a", 2).endpoint_information_epoch
@@ -375,7 +375,7 @@ def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
     assert [each.endpoint for each in told] == [Endpoint("h", 11)]
 
 
-def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
+def test_returning_member_without_tasks_has_no_partitions_at_its_endpoint() -> None:
     scene = Scene()
     scene.join("a", replace(READING, epoch=1), user_endpoint=Endpoint("h", 9))
     known = scene.beat("a", 2).endpoint_information_epoch
@@ -384,7 +384,7 @@ def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
     assert back.endpoint_information_epoch > known
 
 
-def test_endpoints_cost_what_is_read_behind_them() -> None:
+def test_cost_of_endpoints_follows_their_partitions() -> None:
     scene = Scene({"t": 10_000, "other": 1})
     started = time.process_time()
     reply = scene.join("a", Topology(0, (Subtopology("0", ("t", "other") * 2_400),)), user_endpoint=Endpoint("h", 9))
@@ -397,7 +397,7 @@ def test_endpoints_cost_what_is_read_behind_them() -> None:
 # --- going ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_leaves_is_gone_and_its_tasks_are_free() -> None:
+def test_leaving_streams_member_frees_its_tasks() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -410,7 +410,7 @@ def test_who_leaves_is_gone_and_its_tasks_are_free() -> None:
     assert reply.tasks == Tasks(ALL)
 
 
-def test_who_is_silent_for_its_session_is_gone() -> None:
+def test_streams_member_silent_for_its_session_is_removed() -> None:
     scene = Scene()
     scene.join("a")
     scene.pass_time(40_000)
@@ -423,7 +423,7 @@ def test_who_is_silent_for_its_session_is_gone() -> None:
     assert scene.beat("b", 3).tasks == Tasks(ALL)
 
 
-def test_who_does_not_let_go_in_time_is_gone() -> None:
+def test_member_that_does_not_release_in_time_is_removed() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -437,7 +437,7 @@ def test_who_does_not_let_go_in_time_is_gone() -> None:
     assert refused(scene.beat("a", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_time_that_stood_still_counts_for_nobody() -> None:
+def test_time_lost_by_a_late_timer_is_not_counted() -> None:
     scene = Scene(initial_rebalance_delay_ms=3_000)
     scene.join("a")
     scene.group = STREAMS.postponed(scene.group, 1_000)
@@ -450,7 +450,7 @@ def test_time_that_stood_still_counts_for_nobody() -> None:
 # --- taking over ----------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_read_back_goes_on() -> None:
+def test_restored_streams_group_continues() -> None:
     scene = Scene()
     scene.join("a", user_endpoint=Endpoint("h", 9), client_tags=(("zone", "a"),))
     scene.join("b")
@@ -567,8 +567,8 @@ def test_a_member_commits_at_its_epoch_alone() -> None:
     assert commit(scene, "", -1) is ErrorCode.NONE
 
 
-def test_what_a_member_has_held_since_an_older_epoch_it_commits_at_that_epoch() -> None:
-    """Its heartbeat has moved its epoch while a commit was under way."""
+def test_commit_at_an_older_epoch_is_accepted_for_tasks_held_since() -> None:
+    """The member's heartbeat has advanced its epoch while a commit was under way."""
     scene = Scene({"t": 4, "other": 9})
     scene.join("a")
     scene.join("b")
@@ -602,7 +602,7 @@ def test_what_a_member_has_held_since_an_older_epoch_it_commits_at_that_epoch() 
             assert (txn_commit(scene, "a", epoch, partitions) is ErrorCode.ILLEGAL_GENERATION) is stale
         # Postgres knows the member at its newest epoch alone.
         assert scene.play(commit_event(scene, "a", 3, partitions=held)).member_epoch == 4
-    # Whoever joins anew has nothing of what it had.
+    # A member that joins anew owns nothing of its former share.
     scene.join("a")
     assert commit(scene, "a", 3, partitions=held) is ErrorCode.STALE_MEMBER_EPOCH
 
@@ -632,7 +632,7 @@ def test_classic_requests_find_no_member() -> None:
     assert scene.play(beat).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_summary_tells_what_is_read() -> None:
+def test_summary_shows_the_subscribed_topics() -> None:
     scene = Scene()
     scene.join("a", COUNTING)
     summary = STREAMS.summary(scene.group)
@@ -642,8 +642,8 @@ def test_a_summary_tells_what_is_read() -> None:
     assert isinstance(scene.group, StreamsGroup)
 
 
-def test_a_member_that_speaks_from_elsewhere_is_stored_anew() -> None:
-    """Its connection alone is nothing that is stored."""
+def test_member_with_another_client_host_is_stored_anew() -> None:
+    """A change of its connection alone is not stored."""
     scene = Scene()
     epoch = scene.join("a").member_epoch
     scene.beat("a", epoch, connection_number=2)
@@ -652,7 +652,7 @@ def test_a_member_that_speaks_from_elsewhere_is_stored_anew() -> None:
     assert scene.last.facts == (MemberChanged(MemberId("a")),)
 
 
-def test_who_speaks_first_behind_a_change_of_topics_may_take_long() -> None:
+def test_first_heartbeat_after_a_change_of_topics_may_be_slow() -> None:
     scene = Scene({"t": MANY + 1})
     epoch = scene.join("a").member_epoch
     said = StreamsGroupHeartbeat(

@@ -1,4 +1,4 @@
-"""What no streams group takes, by values."""
+"""Requests that streams groups accept and refuse, by values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WIDE_CHANGELOG = Topology(0, (Subtopology("0", ("words",), state_changelog_topic
     ],
     ids=lambda e: e.member_epoch,
 )
-def test_what_is_taken(event: StreamsGroupHeartbeat):
+def test_valid_streams_heartbeat_is_accepted(event: StreamsGroupHeartbeat):
     check_request(event)
 
 
@@ -88,7 +88,7 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
         (BEAT, {"rebalance_timeout_ms": -5}),
     ],
 )
-def test_what_is_refused(event: StreamsGroupHeartbeat, changed: dict[str, Any]):
+def test_invalid_streams_heartbeat_is_refused(event: StreamsGroupHeartbeat, changed: dict[str, Any]):
     with pytest.raises(KafkaError) as refused:
         check_request(replace(event, **changed))
     assert refused.value.code is ErrorCode.INVALID_REQUEST

@@ -1,5 +1,8 @@
-"""A streams group by seeded simulation: members that come, go, die, answer late and lose answers, topics that change,
-coordinators that begin anew. Whatever happens no task is active twice; once it is quiet every task is active once."""
+"""A streams group by seeded simulation: members join, leave, die, answer late and lose answers, topics change,
+coordinators restart.
+
+No task is ever active twice. Once everything is quiet every task is active once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ STEPS = 120
 
 @dataclass
 class Client:
-    """As Java's client: it takes over and lets go after it was told, and says so in a later heartbeat."""
+    """A client like Java's: it takes over and releases tasks after the answer, and reports that in
+    a later heartbeat.
+    """
 
     member_id: str
     process_id: str
@@ -82,7 +87,7 @@ class World:
                 self.scene.beat(client.member_id, -1)
 
     def die(self) -> None:
-        """It is heard of no more; what it owned is nobody's once its session is over."""
+        """Die silently. Its tasks are free once its session is over."""
         if self.clients:
             self.clients.remove(self.chance.choice(self.clients))
 
@@ -109,7 +114,7 @@ class World:
             reply = scene.beat(client.member_id, client.epoch, owned=owned)
             client.reported = client.owned
         if self.chance.random() < loses:
-            client.reported = None  # the answer is lost: everything is said anew
+            client.reported = None  # the answer is lost: the next request is a full one
             return
         if reply.error in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
             client.fenced()
@@ -118,12 +123,12 @@ class World:
         client.epoch, client.heard_ms = reply.member_epoch, scene.now_ms
         if reply.tasks is not None:
             client.told = reply.tasks
-            # It lets go at its leisure, and takes over what it is given before it speaks again, or later.
+            # The client releases tasks later, and takes new ones over before its next heartbeat, or later.
             if self.chance.random() < 0.5:
                 client.owned = client.told
 
     def forget_fenced(self) -> None:
-        """A client that is out and silent for longer than its session has stopped by itself."""
+        """A removed client that was silent for longer than its session has stopped by itself."""
         for client in self.clients:
             if client.epoch != JOIN_EPOCH and client.member_id not in self.scene.group.members:
                 client.fenced()
@@ -163,7 +168,7 @@ class World:
 
 
 def run(seed: int) -> None:
-    """AssertionError where something went wrong."""
+    """Run one seed. Raise AssertionError if a rule is broken."""
     world = World(seed)
     for _ in range(STEPS):
         world.act()
@@ -171,11 +176,11 @@ def run(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", first_always(range(150), 50))
-def test_whatever_happens_no_task_is_active_twice_and_all_are_in_the_end(seed: int) -> None:
+def test_no_task_is_ever_active_twice_and_all_are_active_in_the_end(seed: int) -> None:
     run(seed)
 
 
-# --- bugs that it must find -----------------------------------------------------------------------------------------
+# --- planted bugs that it must find -----------------------------------------------------------------------------------
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -191,7 +196,7 @@ def others_everywhere(member: StreamsMember, members: Iterable[StreamsMember]) -
 
 
 def no_topics_change(draft: Draft) -> bool:
-    """But for those that the group has first."""
+    """Ignore all topics except those that the group has first."""
     if draft.configured is None:
         return see_topics(draft)
     draft.seen = draft.cluster
@@ -199,7 +204,7 @@ def no_topics_change(draft: Draft) -> bool:
 
 
 FIND_THE_RAREST = (33,)
-"""Seeds that have found targets that are not stored."""
+"""Seeds that find targets that are not stored."""
 
 held_by_others, see_topics = current_assignment.held_by_others, Draft.see_topics
 
@@ -217,7 +222,7 @@ held_by_others, see_topics = current_assignment.held_by_others, Draft.see_topics
         pytest.param(type(STREAMS), "durable", DURABLE - {TargetComputed}, id="targets are not stored"),
     ],
 )
-def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any) -> None:
+def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any) -> None:
     monkeypatch.setattr(holder, name, mutant)
     assert finds(range(60), goes_wrong, found_before=FIND_THE_RAREST)
 

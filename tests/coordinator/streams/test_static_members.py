@@ -1,4 +1,4 @@
-"""Static members of a streams group (upstream 4.4): they leave for a while, come back, and are told apart."""
+"""Static members of a streams group (upstream 4.4): they leave for a while, return, and are distinguished."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tasks_of(scene: Scene, member_id: str) -> Tasks:
     return scene.group.members[MemberId(member_id)].assigned
 
 
-def test_a_static_member_that_comes_back_has_its_tasks_and_no_epoch_rises() -> None:
+def test_returning_static_member_has_its_tasks_at_the_same_epoch() -> None:
     scene = Scene()
     scene.join("a", **STATIC)
     before = scene.group.group_epoch
@@ -35,7 +35,7 @@ def test_a_static_member_that_comes_back_has_its_tasks_and_no_epoch_rises() -> N
     assert set(scene.group.target) == {"b"}
 
 
-def test_what_a_static_member_that_is_away_had_is_not_given_to_others() -> None:
+def test_tasks_of_an_absent_static_member_are_kept() -> None:
     scene = Scene()
     scene.join("a", **STATIC)
     scene.beat("a", AWAY, instance_id="i")
@@ -57,7 +57,7 @@ def test_a_static_member_that_stays_away_for_its_session_is_gone() -> None:
     assert not scene.group.members
 
 
-def test_a_static_member_that_comes_back_otherwise_has_its_tasks_shared_out_anew() -> None:
+def test_returning_static_member_with_changes_causes_a_reassignment() -> None:
     scene = Scene()
     scene.join("a", **STATIC)
     before = scene.group.group_epoch
@@ -74,7 +74,7 @@ def test_an_instance_that_is_in_use_is_refused_to_another() -> None:
 
 
 @pytest.mark.parametrize("epoch", [2, AWAY, GONE])
-def test_a_static_member_whose_place_another_has_taken_is_fenced(epoch: int) -> None:
+def test_replaced_static_streams_member_is_fenced(epoch: int) -> None:
     scene = Scene()
     scene.join("a", **STATIC)
     scene.beat("a", AWAY, instance_id="i")
@@ -96,7 +96,7 @@ def test_a_static_member_may_leave_for_good() -> None:
     assert not scene.group.members
 
 
-def test_a_static_member_releases_at_once_what_it_was_to_release_when_it_leaves_for_a_while() -> None:
+def test_absent_static_member_has_released_its_revoked_tasks() -> None:
     scene = Scene()
     scene.join("a", **STATIC)
     newcomer = scene.join("b")

@@ -1,4 +1,4 @@
-"""How many tasks a topology has, and what stands in its way, by values."""
+"""How many tasks a topology has, and what prevents them, by values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_source_that_is_missing_is_named():
     assert not configured.task_counts
 
 
-def test_internal_topics_have_the_partitions_of_what_flows_into_them():
+def test_internal_topic_has_the_partitions_of_its_inputs():
     configured = configure(COUNTING, cluster(words=3))
     assert configured.status is StatusCode.MISSING_INTERNAL_TOPICS
     assert configured.missing == (
@@ -55,14 +55,14 @@ def test_internal_topics_have_the_partitions_of_what_flows_into_them():
     assert not configured.task_counts
 
 
-def test_with_all_topics_there_are_tasks():
+def test_topology_with_all_topics_has_tasks():
     configured = configure(COUNTING, cluster(words=3, by_word=3, counts=3))
     assert configured.is_ready
     assert configured.task_counts == {"0": 3, "1": 3}
 
 
 @pytest.mark.parametrize(("by_word", "counts"), [(2, 3), (3, 2)])
-def test_an_internal_topic_of_another_width_stands_in_the_way(by_word: int, counts: int):
+def test_internal_topic_with_wrong_partition_count_prevents_tasks(by_word: int, counts: int):
     configured = configure(COUNTING, cluster(words=3, by_word=by_word, counts=counts))
     assert configured.status is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
 
@@ -81,7 +81,7 @@ def test_a_repartition_topic_is_as_wide_as_its_widest_writer():
     assert configured.missing == (TopicInfo("joined", 5), TopicInfo("next", 5))
 
 
-def test_who_reads_what_it_writes_is_as_wide_as_its_sources():
+def test_subtopology_that_reads_its_own_output_is_as_wide_as_its_sources():
     topology = Topology(
         0,
         (
@@ -130,7 +130,7 @@ def test_a_repartition_topic_follows_what_it_is_read_with():
     assert follows.missing == (TopicInfo("re", 4),)
 
 
-def test_a_number_that_the_application_names_must_agree():
+def test_partition_count_given_by_the_application_must_agree():
     fixed = copartitioned("left", repartition=(TopicInfo("re", 3),))
     assert configure(fixed, cluster(feed=7, left=4)).status is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
     assert configure(fixed, cluster(feed=7, left=3)).missing == (TopicInfo("re", 3),)
@@ -152,7 +152,7 @@ def test_repartition_topics_alone_take_the_widest():
     assert configure(topology, cluster(narrow=2, wide=6)).missing == (TopicInfo("x", 6), TopicInfo("y", 6))
 
 
-def test_a_long_way_from_topic_to_topic_costs_what_it_is_long():
+def test_cost_of_a_long_chain_of_topics_is_linear():
     length = 4_000
     onwards = (
         Subtopology(str(at), (), (f"r{at}",), repartition_source_topics=(TopicInfo(f"r{at - 1}"),))
@@ -166,7 +166,7 @@ def test_a_long_way_from_topic_to_topic_costs_what_it_is_long():
     assert len(configured.missing) == length - 1
 
 
-def test_subtopologies_that_read_what_they_write_cost_what_they_are_long():
+def test_cost_of_many_cyclic_subtopologies_is_linear():
     length = 2_000
     loops = (
         Subtopology(str(at), (), (f"r{at}", f"own{at}"), (), (TopicInfo(f"r{at - 1}"), TopicInfo(f"own{at}")))
@@ -179,20 +179,20 @@ def test_subtopologies_that_read_what_they_write_cost_what_they_are_long():
     assert {topic.partitions for topic in configured.missing} == {3}
 
 
-def test_a_number_that_one_subtopology_gives_holds_for_all():
+def test_partition_count_given_by_one_subtopology_applies_to_all():
     for infos in ((TopicInfo("r", 5), TopicInfo("r")), (TopicInfo("r"), TopicInfo("r", 5))):
         readers = (Subtopology(str(at), repartition_source_topics=(info,)) for at, info in enumerate(infos, 1))
         topology = Topology(0, (Subtopology("0", ("words",), ("r",)), *readers))
         assert configure(topology, cluster(words=3)).missing == (TopicInfo("r", 5),)
 
 
-def test_a_number_below_nothing_is_none():
+def test_negative_partition_count_is_refused():
     topology = Topology(0, (Subtopology("0", ("words",), repartition_source_topics=(TopicInfo("r", -1),)),))
     with pytest.raises(InvalidTopologyError, match="-1"):
         configure(topology, cluster(words=3))
 
 
-def test_a_group_has_only_so_many_tasks():
+def test_number_of_tasks_is_bounded():
     twice = Topology(0, (Subtopology("0", ("words",)), Subtopology("1", ("words",), (), (TopicInfo("counts"),))))
     configured = configure(twice, cluster(words=MAX_TASKS // 2 + 1))
     assert configured.status is StatusCode.INCORRECTLY_PARTITIONED_TOPICS

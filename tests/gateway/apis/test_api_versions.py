@@ -53,7 +53,7 @@ AMONG_CONTROLLERS = {
     "Vote",
 }
 
-MEMBERSHIP = SimpleNamespace(node_id=3, transaction_version=2, levels=dict[str, int](), read_ms=7)
+MEMBERSHIP = SimpleNamespace(node_id=3, levels=dict[str, int](), read_ms=7)
 
 
 def context(
@@ -143,8 +143,8 @@ async def test_api_versions_lists_the_table(version: int) -> None:
 
 
 @pytest.mark.parametrize("served", range(3))
-async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MEMBERSHIP, "transaction_version", served)
+async def test_a_feature_is_finalized_at_the_level_that_was_set(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MEMBERSHIP, "levels", {"transaction.version": served})
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
     levels = {each.name: each.max_version_level for each in response.finalized_features}

@@ -218,20 +218,6 @@ async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node:
     assert await committed(node, topic, 0) == (list(range(len(names))), [])
 
 
-async def test_no_producer_begins_beside_a_node_that_knows_no_transactions(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a code that clients ask again after."""
-
-    async def unknown() -> bool:
-        return False
-
-    monkeypatch.setattr(node.transactions.store, "are_known", unknown)
-    with pytest.raises(KafkaError) as refused:
-        await node.transactions.initialize("a", InitProducer(60_000))
-    assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
-
-
 async def outlive(database_url: str) -> None:
     """More time passes than any transaction may take."""
     connection = await asyncpg.connect(database_url)

@@ -1,7 +1,7 @@
-"""A consumer of the classic protocol as stock ones are: one request at a time, and it leads where it is told to.
+"""A consumer of the classic protocol like stock ones: one request at a time, and it leads if it is the leader.
 
-The one idea: what it owns is what it reads. An eager one gives up everything before it joins, a cooperative one keeps
-what it has, claims it, and gives up what its assignment leaves out, and then joins once more.
+The client reads exactly what it owns. An eager client releases all its partitions before it joins. A cooperative client
+keeps and claims its partitions, releases those that its assignment leaves out, and then joins once more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ClassicClient:
         self.cooperative = all("cooperative" in protocol for protocol in protocols)
         self.version = world.random.choice((3, 5, 9))
         self.claims_last_generation = world.chance(0.5)
-        """Its claim names the generation that it joined last (Java), or the one that gave it what it owns."""
+        """True if its claim names the generation that it joined last (Java), False for the one that assigned its
+        partitions.
+        """
         self.member_id = NO_ID
         self.generation_id = -1
         self.alive = True
@@ -69,8 +71,9 @@ class ClassicClient:
         self.connection_number = world.number()
         self.join_patience_ms = world.random.choice((4_000, 25_000))
         self.stubborn = instance_id is None and world.chance(0.1)
-        """Goes on when it is told of a rebalance, until it is put out: its application is stuck. (A static one would be
-        waited for as long as it heartbeats.)"""
+        """True if it ignores a rebalance until it is removed, because its application is stuck. (The group would wait
+        for a static one as long as it heartbeats.)
+        """
         self.session_ms = world.random.choice((6_000, 10_000))
         self.rebalance_ms = world.random.choice((8_000, 20_000))
         self.names: tuple[str, ...] = ()
@@ -80,19 +83,18 @@ class ClassicClient:
         self._planned = 0
         self.announced: tuple[str, ...] = ()
         self._watched: dict[str, int | None] | None = None
-        """Partitions of the topics that the group reads, as it last led it; None for one that follows, and looks at
-        nothing."""
+        """Partition counts of the group's topics when it last led; None for a follower, which does not watch topics."""
         self._topics_then = world.cluster.topics
-        """As they were when the last request was answered: what an assignment means by its names."""
+        """Topics when the last request was answered: the assignment's names refer to them."""
         self.choose_topics()
 
     @property
     def _server(self) -> MixedServer:
-        """The one that answers classic members."""
+        """Return the server that answers classic members."""
         return cast("MixedServer", self.world.server)
 
     def choose_topics(self) -> None:
-        """Told to the group when it is next asked."""
+        """The next request tells the group."""
         self.names = tuple(self.world.random.sample(NAMES, self.world.random.randint(1, 3)))
 
     def start(self) -> None:
@@ -111,7 +113,7 @@ class ClassicClient:
         self.die()
 
     def disconnect(self) -> None:
-        """Whatever it asked on its connection is not answered any more."""
+        """Requests on the closed connection receive no answer."""
         self._server.disconnected(self)
         self.connection_number = self.world.number()
         if self._outstanding is not None:
@@ -159,7 +161,7 @@ class ClassicClient:
     def _metadata(self) -> bytes:
         claimed: list[TopicPartition] = []
         for topic_id, indexes in self.owned.items():
-            # It knows topics by their names, and has not heard that one is gone, or another one by now.
+            # The client knows topics by name, and has not learnt that a topic was deleted or created anew.
             claimed.append(TopicPartition(self.world.name_of[topic_id], tuple(sorted(indexes))))
         generation_id = self.generation_id if self.claims_last_generation else self._owned_generation_id
         return encode_subscription(Subscription(3, self.names, None, tuple(claimed), generation_id))
@@ -253,7 +255,7 @@ class ClassicClient:
         return watched is not None and any(counts.get(name) != count for name, count in watched.items())
 
     def _assign(self, members: tuple[JoinedMember, ...]) -> dict[MemberId, bytes]:
-        """Round robin; where it is cooperative, nothing that somebody else claims (KIP-429)."""
+        """Assign round robin; a cooperative leader assigns nothing that another member claims (KIP-429)."""
         read = {member.member_id: decode_subscription(member.metadata) for member in members}
         holder: dict[tuple[str, int], tuple[int, MemberId]] = {}
         if self.cooperative:
@@ -287,7 +289,7 @@ class ClassicClient:
         assigned = partitions_of((topics[name].topic_id, indexes) for name, indexes in given if name in topics)
         revokes = self.cooperative and not contains(assigned, self.owned)
         if revokes and self.world.chance(0.3):
-            # Its callback takes a while.
+            # The rebalance callback takes a while.
             kept = intersection(self.owned, assigned)
             self._plan(self.world.random.randint(0, 3_000), lambda: self._settle(assigned, kept))
         else:
@@ -310,7 +312,7 @@ class ClassicClient:
         elif reply.error is ErrorCode.NONE or (told and self.stubborn):
             self._plan(HEARTBEAT_MS, self._heartbeat)
         elif told:
-            # Its poll comes in its time; it goes on reading until then.
+            # The client polls later and continues to read until then.
             self._plan(self.world.random.choice((0, 50, 2_000)), self.join)
         else:
             self._start_over(reply.error)

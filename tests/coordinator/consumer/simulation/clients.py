@@ -1,4 +1,4 @@
-"""A consumer as stock ones are: one request at a time, everything said anew after any mishap."""
+"""Consumers like stock ones: one request at a time, and a full request after any failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FENCED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 
 class Client:
-    """A consumer as stock ones are: one request at a time, everything said anew after any mishap."""
+    """A consumer like stock ones: one request at a time, and a full request after any failure."""
 
     def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
         self.world = world
@@ -37,7 +37,7 @@ class Client:
         self.epoch = 0
         self.owned: Partitions = NOTHING
         self.assignment: Partitions | None = None
-        """What it was last told, where it has not come that far yet."""
+        """The last assignment received, if the client has not reached it yet."""
         self.connection_number = world.number()
         self.outstanding: int | None = None
         self.full = True
@@ -61,7 +61,7 @@ class Client:
         self.beat()
 
     def disconnect(self) -> None:
-        """Whatever it asked on its connection is not answered any more."""
+        """Requests on the closed connection receive no answer."""
         self.connection_number = self.world.number()
         self.full = True
         if self.outstanding is not None:
@@ -169,7 +169,7 @@ class Client:
             self._next_beat(reply.heartbeat_interval_ms)
 
     def _reconcile(self, assignment: Partitions) -> None:
-        """Lets go first, which may take its time; only then takes what is new, and says so."""
+        """Release partitions first, which may take a while; only then take new ones, and report them."""
         self.assignment = assignment
         epoch = self.epoch
         if assignment == self.owned:
@@ -183,7 +183,7 @@ class Client:
             self.world.after(delay_ms, lambda: self._let_go(assignment, epoch))
 
     def _reported(self) -> None:
-        """The coordinator has answered a request that says what this member owns."""
+        """The coordinator has answered a request that reports this member's partitions."""
 
     def _let_go(self, assignment: Partitions, epoch: int) -> None:
         if self.assignment is not assignment or not self.alive:
@@ -213,16 +213,18 @@ class Client:
 
 
 class SlowClient(Client):
-    """One whose application takes its time to take over what it is told, as librdkafka plays it: until then whole
-    requests say what it owned before; what it is told meanwhile waits until the coordinator has answered a request that
-    says what it took."""
+    """A client whose application is slow to take its assignment over, as librdkafka does it.
+
+    Until then full requests report what it owned before. A later assignment waits until the coordinator has answered a
+    request that reports the earlier one.
+    """
 
     def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
         super().__init__(world, name, instance_id, version)
         self.has_taken = False
         self.next: Partitions | None = None
         self.says_all = world.tempers.random() < 0.3
-        """Its acknowledgements are whole requests, as franz-go's are."""
+        """True if its acknowledgements are full requests, as franz-go's are."""
 
     def rejoin(self) -> None:
         self.next = None
@@ -264,8 +266,11 @@ class SlowClient(Client):
 
 
 class UnawareClient(Client):
-    """One that hears of topics late, as Java plays it: it takes over what it can name and acknowledges that, and the
-    rest once it has heard of it; what it is told meanwhile comes after that."""
+    """A client that learns of topics late, as Java does it.
+
+    It takes over the partitions of topics that it can name and acknowledges them, and the rest once it has learnt their
+    names. A later assignment waits for that.
+    """
 
     def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
         super().__init__(world, name, instance_id, version)
@@ -319,7 +324,7 @@ class UnawareClient(Client):
 
 
 def consumer(world: World, name: str, instance_id: str | None, version: int) -> Client:
-    """Of some runs, a part of the consumers is slow."""
+    """Create a consumer. In some runs a part of the consumers is slow."""
     kind = Client
     if world.tempers.random() < world.slow_share:
         kind = SlowClient if world.tempers.random() < 0.7 else UnawareClient

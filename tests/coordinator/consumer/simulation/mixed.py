@@ -1,8 +1,8 @@
-"""A group whose members change their protocol while everything fails: both machines on one node, and its referee.
+"""A group whose members change their protocol under failures: both machines on one node, and their referee.
 
-The one idea: the id is played as the gateway plays it, by whichever machine has it, with what is not stored yet kept
-until the next write. The referee asks one question more than the others do: what a client really reads it must be
-known to read, on either side of a migration.
+The group is run as the gateway runs it, by the machine of its current type; changes that are not stored yet are kept
+until the next write. The referee checks one more rule than the others: the coordinator must know every partition that a
+client really reads, before and after a migration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CODA_MS = 100_000
 MAX_CLIENTS = 4
 SEEDS_PER_CLOSE_LOOK = 20
 TOLD_TO_LEAD = 9
-"""JoinGroup version at which a static leader that returns is told so (KIP-814)."""
+"""JoinGroup version from which a returning static leader learns that it leads (KIP-814)."""
 
 AnyClient = Client | ClassicClient
 
@@ -55,7 +55,7 @@ def run(seed: int, *, topics_change: bool = False) -> Outcome:
 
 
 def run_with(seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False) -> Outcome:
-    """`begun` is given the server of the run."""
+    """Run one seed. `begun` receives the server of the run."""
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
@@ -84,7 +84,9 @@ class MixedServer(Server):
         self.rows: dict[MemberId, Any] = {}
         self.closely = closely
         self.coda = False
-        """All has settled once, and what follows is what a careful operator does: nobody may be put out for it."""
+        """True after everything has settled once. A careful operator acts from then on, so no member may be
+        removed for it.
+        """
         self._unstored = Unstored()
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
@@ -93,8 +95,9 @@ class MixedServer(Server):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def receive(self, event: Any, answered: Callable[[Any], None] | None = None) -> Any:
-        """A classic group believes what arrives late, as upstream's does: there, nothing arrives on a connection that
-        its client has given up."""
+        """Receive an event. A classic group accepts late requests, as upstream's does, so no request arrives on a
+        connection that its client has given up.
+        """
         connection = str(event.connection_id)
         if not self.up or int(connection) <= self.cut or connection in self._closed:
             return None
@@ -156,7 +159,7 @@ class MixedServer(Server):
         return own
 
     def look_how_far_sources_are(self) -> None:
-        """The answer may come late, to a group that is another by then."""
+        """The answer may come late, after the group has changed its type."""
         chance = self.world.random
         if isinstance(self.group, ConsumerGroup):
             awaited = [(*key, moving.source) for key, moving in self.group.moving.items()]
@@ -167,8 +170,9 @@ class MixedServer(Server):
         self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)))
 
     def _check_still_drained(self, before: Any) -> None:
-        """Whatever members have let go of and not committed is waited for after a conversion, too: it is nobody's, or
-        its owner is not told where to read on."""
+        """Check that partitions released without a commit stay pending after a conversion: either the partition has no
+        owner, or its owner must not read yet.
+        """
         was, now = self._drained_of(before), self._drained_of(self.group)
         for key, source in was.items():
             if source in self.group.members and key[0] in self.world.cluster.topics:
@@ -176,7 +180,7 @@ class MixedServer(Server):
                 require(has_it or now.get(key) == source, "{} of {} is not drained", key, source)
 
     def _owner_of(self, key: tuple[str, int]) -> MemberId | None:
-        """Who has it in the consumer group that the classic one has become."""
+        """Return the partition's owner in the consumer group that the classic group has become."""
         if isinstance(self.group, Group):
             return None
         topic_id = self.world.cluster.topics[key[0]].topic_id
@@ -185,7 +189,7 @@ class MixedServer(Server):
         )
 
     def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
-        """By topic and partition, who is to commit it."""
+        """Return, by topic and partition, the member that must commit it."""
         if isinstance(group, Group):
             awaited = (each for each in group.handoffs if each.awaits is Awaits.DRAIN and not each.forced)
             return {(each.topic, each.partition): each.source for each in awaited}
@@ -298,8 +302,9 @@ class MixedServer(Server):
         self.check_clients()
 
     def check_clients(self) -> None:
-        """What a member really owns, the coordinator knows that it may own; so no two own the same. Of a topic that is
-        gone nobody owns anything, though another has its name by now."""
+        """Check that the coordinator knows every partition that a member really owns, so that no two members own the
+        same one. A deleted topic has no owners, even if another topic has its name now.
+        """
         world, group = self.world, self.group
         live = frozenset(world.cluster.by_id)
         owner: dict[tuple[UUID, int], str] = {}
@@ -358,7 +363,7 @@ class _Play(Play[AnyClient]):
         world.run_until(FOUL_MS)
         self.calm_down()
         self.settle(SETTLE_MS)
-        # What was on its way when the weather changed has arrived.
+        # Requests that were on their way when the weather changed have arrived.
         world.run_until(world.now_ms + LATEST_MS)
         self.settle(SETTLE_MS)
         self.server.coda = True
@@ -400,7 +405,8 @@ class _Play(Play[AnyClient]):
         if len(self.living()) < MAX_CLIENTS:
             client = ClassicClient(self.world, f"k{number}", instance_id, self.protocols)
             if self.topics_change and instance_id is not None:
-                # An older one that returns is not told that it leads, and nobody looks at topics then (KAFKA-13435).
+                # An older static leader that returns is not told that it leads, and then no member watches topics
+                # (KAFKA-13435).
                 client.version = TOLD_TO_LEAD
             client.names = names or client.names
             self.start(client)
@@ -422,8 +428,9 @@ class _Play(Play[AnyClient]):
         self._replace(Client, self._add_classic)
 
     def _replace(self, kind: type, add: Callable[[str | None, tuple[str, ...]], None]) -> None:
-        """One process goes, with its instance if it has one, and another one comes that speaks the other protocol, and
-        most often reads the same."""
+        """Replace a process, with its instance if it has one, by one that speaks the other protocol and usually reads
+        the same topics.
+        """
         living = [client for client in self.living() if isinstance(client, kind)]
         if living:
             old = self.world.random.choice(living)
@@ -434,7 +441,7 @@ class _Play(Play[AnyClient]):
             add(old.instance_id if "range" not in self.protocols else None, names)
 
     def _deliver_something_old(self) -> None:
-        """Rather a join than anything else: it is what a member's word is taken from."""
+        """Prefer a join, because the coordinator takes a member's claims from it."""
         stuck = self.world.stuck
         if stuck:
             joins = [event for event in stuck if isinstance(event, JoinGroup)]

@@ -1,4 +1,4 @@
-"""Time, chance and topics; and the one node, which runs the machine as the gateway does and fails as a node does."""
+"""Time, chance and topics, and one node that runs the machine as the gateway does and fails as a node does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = ("t0", "t1", "t2", "logs-a", "logs-b")
 
 
 class FoulError(AssertionError):
-    """The coordinator broke a rule."""
+    """The coordinator has broken a rule."""
 
 
 @dataclass
@@ -50,7 +50,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.tempers = Random(f"tempers of {seed}")
-        """Of slow consumers: runs without any are as they were before there were some."""
+        """Random source of slow consumers, so that runs without slow consumers stay as they were
+        before this was added.
+        """
         self.slow_share = self.tempers.choice((0, 0, 0.5, 1))
         self.now_ms = 0
         self.told: list[str] = []
@@ -60,13 +62,13 @@ class World:
         self._numbers = 0
         self.partition_counts = {name: self.random.randint(1, 6) for name in NAMES[: self.random.randint(1, 5)]}
         self.name_of: dict[UUID, str] = {}
-        """Of every topic that has ever been."""
+        """Names of every topic that has ever existed."""
         self.topic_ids = {name: self.new_topic_id(name) for name in self.partition_counts}
         self._revision = 0
         self.cluster = self._cluster()
         self.clients: list[Client] = []
         self.stuck: list[ConsumerGroupHeartbeat] = []
-        """Requests on their way that nobody waits for any more; each may still arrive, once."""
+        """Requests on their way whose client no longer waits. Each may still arrive, once."""
         self.server = Server(self)
 
     def _cluster(self) -> Cluster:
@@ -112,7 +114,7 @@ class World:
         self._topics_changed()
 
     def recreate_topic(self) -> None:
-        """Nobody gets to see that it was gone."""
+        """Recreate a topic so quickly that no client sees it missing."""
         if self.partition_counts:
             name = self.random.choice(list(self.partition_counts))
             if self.chance(0.5):
@@ -129,7 +131,7 @@ class World:
 
 @dataclass
 class Stored:
-    """The rows, as facts make them."""
+    """The stored rows, as facts describe them."""
 
     group: StoredGroup | None = None
     members: dict[MemberId, Any] = field(default_factory=dict)
@@ -168,12 +170,14 @@ class Server:
         self.stored = Stored()
         self.up = True
         self.closely = True
-        """Looks whether a step changes the value that it was given, which takes most of the time."""
+        """Check whether a step changes the value it was given. That check takes most of the time."""
         self.tick_at_ms: int | None = None
         self.undrained: dict[tuple[UUID, int], tuple[MemberId, int, int | None]] = {}
-        """What each member has let go of and has not committed up to its mark: until when, and the mark."""
+        """For each member, the partitions it has released without a commit up to their marks: the deadline and the
+        mark.
+        """
         self.cut = 0
-        """Connections up to this number went down with a coordinator before, and all that was on them."""
+        """Connections up to this number were lost with an earlier coordinator, and all requests on them."""
 
     def receive(self, event: ConsumerGroupHeartbeat) -> ConsumerGroupHeartbeatReply | None:
         if not self.up or event.connection_number <= self.cut:
@@ -181,7 +185,7 @@ class Server:
         return self.apply(event)
 
     def look_how_far_sources_are(self) -> None:
-        """The answer may come late, or of somebody who is no source any more."""
+        """The answer may come late, or concern a member that is no longer a source."""
         chance = self.world.random
         found = tuple(
             Drained(topic_id, index, source, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9)))
@@ -272,7 +276,9 @@ class Server:
                 self._arm()
 
     def _judge_draining(self, before: ConsumerGroup, event: object) -> None:
-        """By books of its own: nobody has what another has let go of and has not drained, while there is time."""
+        """Check by separate books that no member receives a partition that another has released but not drained, before
+        the deadline.
+        """
         world, after, handoff = self.world, self.group, self.settings.consumer.handoff
         if isinstance(event, HandoffProgress):
             for found in event.found:
@@ -354,20 +360,24 @@ class Server:
             self.check_client(client)
 
     def check_client(self, client: Client) -> None:
-        """What a member really owns, the coordinator must know that it may own; then no two own the same."""
+        """Check that the coordinator knows every partition that the member really owns, so that no two members own the
+        same one.
+        """
         member = self.group.members.get(client.member_id)
         if not client.is_member or member is None:
             return
         owned = client.owned
         if self.world.slow_share:
-            # Who takes over late what is gone by then takes it from nobody.
+            # A client that takes over a deleted partition late takes it from no other member.
             owned = only_topics(owned, frozenset(self.world.cluster.by_id))
         rest = difference(difference(owned, member.assigned), member.pending_revocation)
         require(not rest, "{} owns {}, which may be another's", client.name, rest)
 
 
 def require(kept: bool, foul: str, *about: object) -> None:
-    """What is foul is put into words only where it is: that takes longer than looking."""
+    """Raise FoulError if a rule is broken. The message is built only then, because building it takes longer than the
+    check.
+    """
     if not kept:
         raise FoulError(foul.format(*about))
 

@@ -1,4 +1,4 @@
-"""One run: foul weather and things done to clients, then calm weather in which all must settle."""
+"""One run: foul weather and disturbances of clients, then calm weather in which the group must settle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .clients import Client, consumer, subscribes
 from .node import FoulError, Weather, World
 
 C = TypeVar("C", bound=Any)
-"""Clients: what they speak is their own affair."""
+"""Clients: a play does not depend on their protocol."""
 FOUL_MS = 120_000
 SETTLE_MS = 400_000
 MAX_CLIENTS = 5
@@ -41,7 +41,7 @@ def run(seed: int) -> Outcome:
 
 
 class Play(ABC, Generic[C]):
-    """What the runs of groups of any kind have in common: a world, its weather, and clients to whom things are done."""
+    """Common parts of the runs of all kinds of groups: a world, its weather, and clients to disturb."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -60,7 +60,7 @@ class Play(ABC, Generic[C]):
 
     @abstractmethod
     def unsettled(self) -> str:
-        """What is still to come; empty where all is as it is to be in the end."""
+        """Return what the group has not reached yet; empty if it has settled."""
 
     def living(self) -> list[C]:
         return [client for client in self.clients if client.alive]
@@ -70,7 +70,7 @@ class Play(ABC, Generic[C]):
         client.start()
 
     def to_one(self, deed: str) -> Callable[[], None]:
-        """The deed is a method of all clients."""
+        """Return an action that calls this method on a random client."""
 
         def act() -> None:
             living = self.living()
@@ -82,7 +82,7 @@ class Play(ABC, Generic[C]):
         return act
 
     def disturb(self, deeds: Sequence[tuple[int, Callable[[], object]]], *, within_ms: int, every_ms: int) -> None:
-        """One of them happens every now and then, as long as the weather is foul."""
+        """Perform one of the deeds every now and then, as long as the weather is foul."""
         world = self.world
         weights, acts = zip(*deeds, strict=True)
 
@@ -109,7 +109,7 @@ class Play(ABC, Generic[C]):
         raise FoulError(f"never settled: {unsettled}")
 
     def wanted(self, reads: Callable[[C, str], bool]) -> set[tuple[UUID, int]]:
-        """The partitions that somebody reads."""
+        """Return the partitions that some client reads."""
         living = self.living()
         return {
             (topic_id, index)
@@ -160,7 +160,9 @@ class _Play(Play[Client]):
             self.start(consumer(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
 
     def _restart_static(self) -> None:
-        """A process takes the place of one with its instance id, which may be dead, gone for a while, or alive."""
+        """A process takes the place of another with its instance id, which may be dead, absent for
+        a while, or alive.
+        """
         static = [client for client in self.world.clients if client.instance_id is not None]
         if static:
             old = self.world.random.choice(static)
@@ -169,15 +171,18 @@ class _Play(Play[Client]):
             self.start(consumer(self.world, f"{old.name}r", old.instance_id, 1))
 
     def _deliver_something_old(self) -> None:
-        """A request on a connection that its client has given up arrives after all."""
+        """A request arrives on a connection that its client has given up."""
         stuck = self.world.stuck
         if stuck:
             self.world.tell("something old arrives")
             self.world.server.receive(stuck.pop(self.world.random.randrange(len(stuck))))
 
     def unsettled(self) -> str:
-        """Empty once every live client is a member with its share, nobody else is one, and every partition that
-        somebody subscribes to is somebody's."""
+        """Return why the group has not settled.
+
+        It has settled if every live client is a member with its share, no other member exists, and every subscribed
+        partition has an owner.
+        """
         server, living = self.world.server, self.living()
         group = server.group
         if not server.up:

@@ -1,0 +1,311 @@
+"""Bytes of keys, values and headers as a person can read them.
+
+The one idea: the bytes decide, and what is shown is bounded and plain data. A page that shows it puts it into text
+nodes only. Avro is decoded by a schema that the viewer gives; without one, a value framed for a schema registry shows
+its schema id. Protobuf without a schema shows its fields by number.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+MAX_SHOWN_BYTES = 4 * 1024
+"""Part of a key or value in a list."""
+MAX_WHOLE_BYTES = 256 * 1024
+"""Part of a key or value that is shown alone."""
+HEX_BYTES = 1_024
+MAX_SCHEMA_CHARS = 64 * 1024
+MAX_DEPTH = 40
+MAX_ITEMS = 10_000
+_REGISTRY_HEAD_BYTES = 5
+
+
+class DecodeError(Exception):
+    """The bytes do not fit the format; the message says where."""
+
+
+def shown(raw: bytes | None, form: str, schema: Any = None, most: int = MAX_SHOWN_BYTES) -> dict[str, Any]:
+    """Return a key or value as `form` shows it: auto, text, json, hex, avro or protobuf. Never fails: bytes that do
+    not fit the form are shown in hex, with the reason."""
+    if raw is None:
+        return {"form": "null", "text": None, "size": 0}
+    told: dict[str, Any] = {"size": len(raw), "cut": len(raw) > most}
+    if form == "auto":
+        form = _form_of(raw)
+    try:
+        return {**told, "form": form, **_decoded(raw, form, schema, most)}
+    except (DecodeError, UnicodeDecodeError, ValueError, RecursionError, struct.error) as error:
+        return {**told, "form": "hex", "text": hexed(raw, HEX_BYTES), "why": f"not {form}: {error}"[:200]}
+
+
+def _decoded(raw: bytes, form: str, schema: Any, most: int) -> dict[str, Any]:
+    registry = _schema_id(raw) if form in ("avro", "protobuf", "registry") else None
+    more = {} if registry is None else {"schemaId": registry}
+    body = raw if registry is None else raw[_REGISTRY_HEAD_BYTES:]
+    match form:
+        case "json":
+            text = raw.decode()
+            if len(raw) > most:
+                return {"text": text[:most]}
+            # A list shows one line for each record.
+            indent = 2 if most == MAX_WHOLE_BYTES else None
+            return {"text": json.dumps(json.loads(text), indent=indent, ensure_ascii=False)}
+        case "text":
+            return {"text": raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")}
+        case "avro" if schema is not None:
+            return {**more, "text": _dumped(avro(body, schema), most)}
+        case "protobuf":
+            if registry is not None:
+                body = _after_indexes(body)
+            return {**more, "text": _dumped(protobuf(body), most)}
+        case _:
+            return {**more, "text": hexed(raw, min(HEX_BYTES, most))}
+
+
+def _form_of(raw: bytes) -> str:
+    if not raw:
+        return "text"
+    if raw[0] == 0 and len(raw) > _REGISTRY_HEAD_BYTES:
+        return "registry"
+    head = raw[:1].lstrip()
+    try:
+        text = raw[:MAX_SHOWN_BYTES].decode()
+    except UnicodeDecodeError as error:
+        if error.start < min(len(raw), MAX_SHOWN_BYTES) - 4:
+            return "hex"
+        text = ""
+    if any(ord(character) < 32 and character not in "\t\r\n" for character in text):
+        return "hex"
+    if head in (b"{", b"[") and len(raw) <= MAX_WHOLE_BYTES:
+        try:
+            json.loads(raw)
+        except (ValueError, RecursionError):
+            return "text"
+        return "json"
+    return "text"
+
+
+def _schema_id(raw: bytes) -> int | None:
+    if len(raw) < _REGISTRY_HEAD_BYTES or raw[0] != 0:
+        return None
+    return int.from_bytes(raw[1:_REGISTRY_HEAD_BYTES], "big")
+
+
+def hexed(raw: bytes, most: int) -> str:
+    """Return a dump of 16 bytes a line: offset, bytes, printable characters."""
+    lines: list[str] = []
+    for start in range(0, min(len(raw), most), 16):
+        piece = raw[start : start + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
+        lines.append(f"{start:06x}  {piece.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+def _dumped(value: Any, most: int) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=lambda raw: cast(bytes, raw).hex())
+    return text if len(text) <= most * 4 else text[: most * 4] + "…"
+
+
+# --- JSON paths -------------------------------------------------------------------------------------------------------
+
+
+def at_path(raw: bytes | None, path: Sequence[str]) -> Any:
+    """Return the value at a path like ("user", "ids", "0"); None if the value has no such path."""
+    if raw is None or len(raw) > MAX_WHOLE_BYTES:
+        return None
+    try:
+        value: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    for step in path:
+        if isinstance(value, Mapping):
+            value = cast(Mapping[str, Any], value).get(step)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(cast(list[Any], value)):
+            value = cast(list[Any], value)[int(step)]
+        else:
+            return None
+    return value
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    """Parse `$.user.ids[0]` or `user.ids.0`."""
+    return tuple(part for part in text.removeprefix("$").replace("[", ".").replace("]", "").split(".") if part)
+
+
+# --- Avro -------------------------------------------------------------------------------------------------------------
+
+
+class _Bytes:
+    """A position in bytes."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw, self.at, self.items = raw, 0, 0
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.at + count > len(self.raw):
+            raise DecodeError(f"the value ends at byte {len(self.raw)}, and {count} more are expected")
+        self.at += count
+        return self.raw[self.at - count : self.at]
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+            if shift > 63:
+                raise DecodeError(f"a number at byte {self.at} is too long")
+
+    def zigzag(self) -> int:
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def count(self) -> None:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            raise DecodeError(f"more than {MAX_ITEMS} items")
+
+
+def avro(raw: bytes, schema: Any) -> Any:
+    """Return the value of an Avro datum by its writer's schema. Raise DecodeError."""
+    source = _Bytes(raw)
+    return _avro(source, schema, {}, 0)
+
+
+def _avro(source: _Bytes, schema: Any, named: dict[str, Any], depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise DecodeError("the schema is too deep")
+    source.count()
+    if isinstance(schema, list):
+        choices = cast(list[Any], schema)
+        index = source.zigzag()
+        if not 0 <= index < len(choices):
+            raise DecodeError(f"the union has no branch {index}")
+        return _avro(source, choices[index], named, depth + 1)
+    if isinstance(schema, str):
+        if schema in named:
+            return _avro(source, named[schema], named, depth + 1)
+        return _primitive(source, schema)
+    if not isinstance(schema, Mapping):
+        raise DecodeError("the schema is not an Avro schema")
+    declared = cast(Mapping[str, Any], schema)
+    kind = declared.get("type")
+    if kind in ("record", "enum", "fixed") and "name" in declared:
+        space = declared.get("namespace")
+        named[str(declared["name"])] = named[f"{space}.{declared['name']}"] = schema
+    match kind:
+        case "record" | "error":
+            return {
+                str(each["name"]): _avro(source, each["type"], named, depth + 1) for each in declared.get("fields", ())
+            }
+        case "enum":
+            symbols, index = declared.get("symbols", ()), source.zigzag()
+            if not 0 <= index < len(symbols):
+                raise DecodeError(f"the enum has no symbol {index}")
+            return symbols[index]
+        case "fixed":
+            return source.take(int(declared.get("size", 0))).hex()
+        case "array":
+            return [_avro(source, declared["items"], named, depth + 1) for _ in _blocks(source)]
+        case "map":
+            return {
+                source.take(source.zigzag()).decode(): _avro(source, declared["values"], named, depth + 1)
+                for _ in _blocks(source)
+            }
+        case _:
+            return _avro(source, kind, named, depth + 1)
+
+
+def _blocks(source: _Bytes) -> Any:
+    while (count := source.zigzag()) != 0:
+        if count < 0:
+            source.zigzag()
+        for _ in range(abs(count)):
+            source.count()
+            yield None
+
+
+def _primitive(source: _Bytes, name: str) -> Any:
+    match name:
+        case "null":
+            return None
+        case "boolean":
+            return source.take(1) != b"\0"
+        case "int" | "long":
+            return source.zigzag()
+        case "float":
+            return struct.unpack("<f", source.take(4))[0]
+        case "double":
+            return struct.unpack("<d", source.take(8))[0]
+        case "bytes":
+            return source.take(source.zigzag()).hex()
+        case "string":
+            return source.take(source.zigzag()).decode()
+        case _:
+            raise DecodeError(f"unknown type {name}")
+
+
+# --- Protobuf ---------------------------------------------------------------------------------------------------------
+
+
+def _after_indexes(raw: bytes) -> bytes:
+    """Return the message behind the message indexes that a registry's clients write."""
+    source = _Bytes(raw)
+    for _ in range(source.zigzag()):
+        source.zigzag()
+    return raw[source.at :]
+
+
+def protobuf(raw: bytes, depth: int = 0) -> dict[str, Any]:
+    """Return the fields of a Protobuf message by number, as its wire format tells them. Raise DecodeError."""
+    source, fields = _Bytes(raw), dict[str, Any]()
+    while source.at < len(raw):
+        source.count()
+        tag = source.varint()
+        number, kind = tag >> 3, tag & 7
+        if not number:
+            raise DecodeError(f"field number 0 at byte {source.at}")
+        value = _wire_value(source, kind, depth)
+        key = str(number)
+        if key not in fields:
+            fields[key] = value
+        elif isinstance(fields[key], list):
+            cast(list[Any], fields[key]).append(value)
+        else:
+            fields[key] = [fields[key], value]
+    return fields
+
+
+def _wire_value(source: _Bytes, kind: int, depth: int) -> Any:
+    match kind:
+        case 0:
+            return source.varint()
+        case 1:
+            return struct.unpack("<d", source.take(8))[0]
+        case 5:
+            return struct.unpack("<f", source.take(4))[0]
+        case 2:
+            piece = source.take(source.varint())
+            return _text_or_message(piece, depth)
+        case _:
+            raise DecodeError(f"unknown wire type {kind} at byte {source.at}")
+
+
+def _text_or_message(piece: bytes, depth: int) -> Any:
+    try:
+        text = piece.decode()
+        if text.isprintable():
+            return text
+    except UnicodeDecodeError:
+        pass  # not text, so it may be a message or bytes
+    if piece and depth < MAX_DEPTH:
+        try:
+            return protobuf(piece, depth + 1)
+        except DecodeError:
+            pass  # not a message either, so it is shown as bytes
+    return piece.hex()

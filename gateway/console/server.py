@@ -1,0 +1,426 @@
+"""The console's socket and routes.
+
+The one idea: one small table of routes, each a function of the viewer and the query that returns JSON. Pages are files
+of this package, read once and kept in memory. Nothing is computed before a request comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, cast
+
+import structlog
+from aiohttp import web
+
+from gateway.config.broker import BrokerConfig
+from gateway.config.definition import ConfigError
+from gateway.config.listeners import parse_address
+from gateway.console.actions import Actions
+from gateway.console.asked import parse_record, parse_search
+from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
+from gateway.console.groups import GroupViews
+from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failure, guarded, is_loopback
+from gateway.console.kafka import Kafka, Viewer
+from gateway.console.live import Event, Streams
+from gateway.console.overview import Overview
+from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
+from gateway.console.topics import TopicViews
+from gateway.net.context import Principal
+from gateway.security.authenticator import Users
+from protocol.errors import KafkaError
+from storage.console import ConsoleStore
+from storage.groups import GroupStore
+from storage.journal import JournalStore
+from storage.nodes import NodeStore
+from storage.pool import Database
+
+logger = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+STOP_TIMEOUT_S = 0.3
+BACKLOG = 64
+MAX_TEXT_CHARS = 4_096
+OVERVIEW_S = 2.0
+GROUP_S = 0.7
+"""Interval at which an open group page looks whether something happened."""
+LAG_EVERY = 3
+"""Lag is read at every third look."""
+
+_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+
+DEFAULT_LISTEN = "127.0.0.1:8080"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of the node that the console uses."""
+
+    kafka: Kafka
+    database: Database
+    users: Users
+
+
+class Console:
+    """The console of one node. `start` once, `stop` once."""
+
+    def __init__(self, parts: Parts, broker: BrokerConfig) -> None:
+        kafka, store = parts.kafka, ConsoleStore(parts.database)
+        host, port = parse_address(broker.console_listen)
+        self._address = (host, port)
+        self._broker = broker
+        self._tls = _tls(broker)
+        self._kafka, self._store, self._users = kafka, store, parts.users
+        has_authorizer = kafka.services.authorizer is not None
+        local = is_loopback(host)
+        if not local and self._tls is None and not broker.console_plaintext_allow:
+            raise ConfigError(
+                "console.listen",
+                broker.console_listen,
+                "is not a loopback address, so passwords would cross the network in the clear: give "
+                "console.ssl.keystore.location, or set console.plaintext.allow=true behind a proxy that has TLS",
+            )
+        self._rules = Rules(local, not local or has_authorizer, self._tls is not None, broker.console_read_only)
+        self._may_produce = not broker.console_read_only and (
+            broker.console_produce == "true" or (broker.console_produce == "auto" and not has_authorizer)
+        )
+        self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
+        self._groups = GroupViews(kafka, store, GroupStore(parts.database))
+        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups)
+        self._cluster = ClusterViews(kafka, store, self._groups)
+        self._topics = TopicViews(kafka, store, self._groups, self._cluster)
+        journal = JournalStore(parts.database) if kafka.services.groups.journal is not None else None
+        self._actions = Actions(kafka, self._groups, self._topics, self._cluster, journal)
+        self._files = _static()
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        """URL of the console, once started."""
+
+    async def start(self) -> None:
+        """Listen. Raise OSError if the address is taken."""
+        app = web.Application(middlewares=[guarded(self._rules, self._sessions)], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(self._routes())
+        # A stream ends as soon as its reader is gone, and with it everything that it asks Postgres.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        host, port = self._address
+        bound = await asyncio.get_running_loop().create_server(
+            server, host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
+        )
+        self._bound = bound
+        port = bound.sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
+        logger.info("console", url=self.url, login=self._rules.needs_login, read_only=self._rules.is_read_only)
+
+    async def stop(self) -> None:
+        if self._runner is None:
+            return
+        if self.url:
+            self._bound.close()
+        await self._streams.close()
+        await self._runner.cleanup()
+
+    # --- routes -------------------------------------------------------------------------------------------------------
+
+    def _routes(self) -> list[web.RouteDef]:
+        views: Mapping[str, Callable[[Viewer, Mapping[str, str]], Awaitable[Any]]] = {
+            "/api/overview": lambda who, query: self._overview.show(who),
+            "/api/nodes": self._nodes,
+            "/api/groups": lambda who, query: self._groups.list(who, _text(query, "search", "")),
+            "/api/group": lambda who, query: self._groups.describe(who, _text(query, "id")),
+            "/api/group/timeline": self._timeline,
+            "/api/group/lag": self._lag,
+            "/api/group/settings": self._group_settings,
+            "/api/topics": lambda who, query: self._topics.list(who, _text(query, "search", "")),
+            "/api/topic": self._topic,
+            "/api/topic/records": self._records,
+            "/api/topic/record": self._record,
+            "/api/transactions": lambda who, query: self._cluster.transactions(who),
+            "/api/share": lambda who, query: self._cluster.share_groups(who),
+            "/api/acls": lambda who, query: self._cluster.acls(who),
+            "/api/users": lambda who, query: self._cluster.users(who),
+            "/api/quotas": lambda who, query: self._cluster.quotas(who),
+            "/api/settings": lambda who, query: self._cluster.node_settings(who),
+        }
+        routes = [web.get(path, _answering(view)) for path, view in views.items()]
+        routes += [
+            web.get("/api/session", self._get_session),
+            web.post("/api/login", self._post_login),
+            web.post("/api/logout", self._post_logout),
+            web.post("/api/action/plan", self._post_plan),
+            web.post("/api/action", self._post_action),
+            web.post("/api/produce", self._post_produce),
+            web.get("/api/live/overview", self._live_overview),
+            web.get("/api/live/group", self._live_group),
+            web.get("/api/live/records", self._live_records),
+            web.get("/{name:[a-z0-9_-]*(?:\\.[a-z]+)?}", self._get_file),
+        ]
+        return routes
+
+    async def _get_file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"] or "index.html"
+        found = self._files.get(name)
+        if found is None:
+            return failure(404, "there is no such page")
+        body, kind, tag = found
+        headers = {"Cache-Control": "no-cache", "ETag": tag}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+    async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        return {"nodes": await self._overview.nodes(who)}
+
+    async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        from_ms, to_ms = self._window(query)
+        return await self._groups.timeline(who, _text(query, "id"), from_ms, to_ms)
+
+    async def _lag(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        from_ms, to_ms = self._window(query)
+        return await self._groups.lag_history(who, _text(query, "id"), from_ms, to_ms)
+
+    def _window(self, query: Mapping[str, str]) -> tuple[int, int]:
+        now_ms = self._kafka.services.clock.now_ms()
+        to_ms = _number(query, "to", now_ms)
+        from_ms = _number(query, "from", to_ms - 300_000)
+        if not 0 <= from_ms < to_ms < 2**53:
+            raise BadRequestError("the window ends before it begins")
+        return from_ms, to_ms
+
+    async def _group_settings(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        return {"settings": await self._cluster.settings(who, GROUP_RESOURCE, _text(query, "id"))}
+
+    async def _topic(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        topic = await self._topics.describe(who, _text(query, "name"))
+        return {**topic, "mayProduce": self._may_produce}
+
+    async def _records(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        search, begin, value, at = parse_search(query)
+        return await self._topics.records(who, search, begin, value, at)
+
+    async def _record(self, who: Viewer, query: Mapping[str, str]) -> Any:
+        search, _, _, _ = parse_search(query)
+        return await self._topics.record(who, search, _number(query, "partition"), _number(query, "offset"))
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    async def _get_session(self, request: web.Request) -> web.Response:
+        """Name the viewer. Begin a session if viewers need no login."""
+        session = request.get(SESSION)
+        if session is None and not self._rules.needs_login:
+            session = self._sessions.begin()
+            return self._with_cookie(self._session_of(session), session)
+        return web.json_response(self._session_of(session))
+
+    def _session_of(self, session: Session | None) -> dict[str, Any]:
+        return {
+            "needsLogin": session is None and self._rules.needs_login,
+            "user": str(session.principal) if session is not None and session.is_logged_in else None,
+            "csrf": None if session is None else session.csrf,
+            "readOnly": self._rules.is_read_only,
+            "node": int(self._kafka.services.membership.node_id),
+        }
+
+    def _with_cookie(self, data: Any, session: Session) -> web.Response:
+        response = web.json_response(data)
+        response.set_cookie(
+            COOKIE, session.key, httponly=True, samesite="Strict", secure=self._rules.is_secure, path="/"
+        )
+        return response
+
+    async def _post_login(self, request: web.Request) -> web.Response:
+        given = await _body(request)
+        user, password = given.get("user"), given.get("password")
+        if not isinstance(user, str) or not isinstance(password, str):
+            raise BadRequestError("user and password are texts")
+        if not user or len(user) > MAX_NAME_CHARS or len(password) > MAX_NAME_CHARS:
+            raise BadRequestError("user or password is empty or too long")
+        address = request.remote or ""
+        keys = (f"address {address}", f"user {user}")
+        wait_s = self._attempts.wait_s(*keys)
+        if wait_s > 0:
+            response = failure(429, f"too many failed logins; try again in {int(wait_s) + 1} s")
+            response.headers["Retry-After"] = str(int(wait_s) + 1)
+            return response
+        # Counted before the password is compared, so that many requests at once are many attempts.
+        self._attempts.failed(*keys)
+        if not await password_matches(self._users, user, password, address):
+            logger.warning("a login to the console failed", user=user[:100], address=address)
+            return failure(403, "user or password is wrong")
+        self._attempts.forget(*keys)
+        old = request.cookies.get(COOKIE)
+        if old is not None:
+            self._sessions.end(old)
+        session = self._sessions.begin(Principal(user), is_logged_in=True)
+        logger.info("a user logged in to the console", user=user, address=address)
+        return self._with_cookie(self._session_of(session), session)
+
+    async def _post_logout(self, request: web.Request) -> web.Response:
+        self._sessions.end(request[SESSION].key)
+        response = web.json_response({})
+        response.del_cookie(COOKIE, path="/")
+        return response
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    async def _post_plan(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._actions.plan(request[VIEWER], await _body(request)), dumps=_dumps)
+
+    async def _post_action(self, request: web.Request) -> web.Response:
+        if self._rules.is_read_only:
+            return failure(403, "this console is read-only (console.read.only)")
+        given = await _body(request)
+        # A person who closes the page has confirmed all the same.
+        done = await asyncio.shield(asyncio.create_task(self._actions.carry_out(request[VIEWER], given)))
+        return web.json_response(done)
+
+    async def _post_produce(self, request: web.Request) -> web.Response:
+        if not self._may_produce:
+            return failure(403, "this console does not produce (console.produce, console.read.only)")
+        topic, partition, record = parse_record(await _body(request), self._kafka.services.clock.now_ms())
+        who = request[VIEWER]
+        done = await asyncio.shield(asyncio.create_task(self._topics.produce(who, topic, partition, record)))
+        return web.json_response(done)
+
+    # --- live ---------------------------------------------------------------------------------------------------------
+
+    async def _live_overview(self, request: web.Request) -> web.StreamResponse:
+        who = request[VIEWER]
+
+        async def events() -> AsyncIterator[Event]:
+            loop = asyncio.get_running_loop()
+            while True:
+                began_s = loop.time()
+                yield "overview", await self._overview.show(who)
+                # A cluster whose overview takes long is read less often.
+                await asyncio.sleep(max(OVERVIEW_S, 20 * (loop.time() - began_s)))
+
+        return await self._streams.serve(request, events, self._still(request))
+
+    async def _live_group(self, request: web.Request) -> web.StreamResponse:
+        who, group_id = request[VIEWER], _text(request.query, "id")
+        await self._groups.describe(who, group_id)  # refuse before the stream begins
+
+        async def events() -> AsyncIterator[Event]:
+            loop = asyncio.get_running_loop()
+            journal, group, offsets, looks = -1, None, None, 0
+            while True:
+                began_s = loop.time()
+                position = await self._store.position()
+                if position != journal:
+                    journal, now = position, await self._store.group_position(group_id)
+                    if now != group:
+                        group = now
+                        try:
+                            yield "group", await self._groups.describe(who, group_id)
+                        except KafkaError as error:
+                            yield "gone", {"error": error.message or error.code.name}
+                if looks % LAG_EVERY == 0:
+                    found = await self._groups.offsets(who, group_id)
+                    if found != offsets:
+                        offsets = found
+                        yield "lag", {"at": self._kafka.services.clock.now_ms(), "offsets": offsets}
+                looks += 1
+                await asyncio.sleep(max(GROUP_S, 20 * (loop.time() - began_s)))
+
+        return await self._streams.serve(request, events, self._still(request))
+
+    async def _live_records(self, request: web.Request) -> web.StreamResponse:
+        who, query = request[VIEWER], dict(request.query)
+        search, _, _, _ = parse_search(query)
+
+        async def events() -> AsyncIterator[Event]:
+            async for found in self._topics.tail(who, search):
+                if found["records"] or found["scanned"]:
+                    yield "records", found
+
+        return await self._streams.serve(request, events, self._still(request))
+
+    def _still(self, request: web.Request) -> Callable[[], bool]:
+        key = request[SESSION].key
+        return lambda: self._sessions.find(key) is not None
+
+
+def _answering(
+    view: Callable[[Viewer, Mapping[str, str]], Awaitable[Any]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        data = await view(request[VIEWER], request.query)
+        # A timeline may have thousands of spans, which take milliseconds to write.
+        body = await asyncio.to_thread(_dumps, data)
+        return web.Response(text=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    return answer
+
+
+def _dumps(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), default=str)
+
+
+async def _body(request: web.Request) -> Mapping[str, Any]:
+    try:
+        data = await request.json()
+    except ValueError as error:
+        raise BadRequestError("the request is not JSON") from error
+    if not isinstance(data, dict):
+        raise BadRequestError("the request is not an object")
+    return cast(Mapping[str, Any], data)
+
+
+def _text(query: Mapping[str, str], name: str, default: str | None = None) -> str:
+    text = query.get(name, default)
+    if text is None or len(text) > MAX_TEXT_CHARS * 8:
+        raise BadRequestError(f"{name} is missing or too long")
+    return text
+
+
+def _number(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        number = int(text or "")
+    except ValueError:
+        raise BadRequestError(f"{name} is not a number") from None
+    if not -(2**53) < number < 2**53:
+        raise BadRequestError(f"{name} is too large")
+    return number
+
+
+def _static() -> Mapping[str, tuple[bytes, str, str]]:
+    """Return the package's files by name: content, type, and a tag that changes with the content."""
+    found: dict[str, tuple[bytes, str, str]] = {}
+    for file in files("gateway.console").joinpath("static").iterdir():
+        ending = file.name.rpartition(".")[2]
+        if ending in _TYPES:
+            body = file.read_bytes()
+            found[file.name] = body, _TYPES[ending], f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return found
+
+
+def _tls(broker: BrokerConfig) -> ssl.SSLContext | None:
+    """Return the context of `console.ssl.keystore.location`, None if it is not given. Raise ConfigError."""
+    path = broker.console_ssl_keystore_location
+    if not path:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(path)
+    except (OSError, ssl.SSLError) as error:
+        reason = f"is no PEM file with a key and its certificates: {error}"
+        raise ConfigError("console.ssl.keystore.location", path, reason) from error
+    return context

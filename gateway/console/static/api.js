@@ -1,0 +1,76 @@
+// Requests to the console's APIs, and streams of events.
+
+export const session = { csrf: null, user: null, readOnly: false, needsLogin: false, node: null };
+
+export class Refused extends Error {
+  constructor(status, text) {
+    super(text);
+    this.status = status;
+  }
+}
+
+async function answer(response) {
+  let data = {};
+  try {
+    data = await response.json();
+  } catch {
+    // The proxy in front of the console answered, or nobody did.
+  }
+  if (response.status === 401) window.dispatchEvent(new Event("login"));
+  if (!response.ok) throw new Refused(response.status, data.error || `The console answered ${response.status}.`);
+  return data;
+}
+
+export async function get(path, parameters, signal) {
+  const given = Object.entries(parameters || {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = given.length ? `?${new URLSearchParams(given)}` : "";
+  return answer(await fetch(`/api/${path}${query}`, { signal, headers: { Accept: "application/json" } }));
+}
+
+export async function post(path, data) {
+  return answer(await fetch(`/api/${path}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf || "" },
+    body: JSON.stringify(data || {}),
+  }));
+}
+
+export async function refreshSession() {
+  Object.assign(session, await get("session"));
+}
+
+// Opens a stream; returns a function that closes it. A hidden page closes its stream, so it costs nothing.
+export function stream(path, parameters, handlers) {
+  let source = null;
+  let closed = false;
+  let retry = 0;
+  const open = () => {
+    if (closed || document.hidden || source) return;
+    source = new EventSource(`/api/live/${path}?${new URLSearchParams(parameters || {})}`);
+    for (const [name, handler] of Object.entries(handlers)) {
+      if (name === "open" || name === "down") continue;
+      source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
+    }
+    source.onopen = () => handlers.open && handlers.open();
+    source.onerror = () => {
+      if (source && source.readyState === EventSource.CLOSED) {
+        close();
+        retry = setTimeout(open, 3000);
+      }
+      if (handlers.down) handlers.down();
+    };
+  };
+  const close = () => {
+    clearTimeout(retry);
+    if (source) source.close();
+    source = null;
+  };
+  const turn = () => (document.hidden ? close() : open());
+  document.addEventListener("visibilitychange", turn);
+  open();
+  return () => {
+    closed = true;
+    document.removeEventListener("visibilitychange", turn);
+    close();
+  };
+}

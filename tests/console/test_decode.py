@@ -1,0 +1,103 @@
+"""Bytes of records as the console shows them."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from gateway.console.decode import MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "price", "type": "double"},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+    ],
+}
+DATUM = b"\x54" + b"\x02\x04hi" + b"\x04\x02a\x02b\x00" + struct.pack("<d", 2.5) + b"\x02"
+EXPECTED = {"id": 42, "note": "hi", "tags": ["a", "b"], "price": 2.5, "kind": "OLD"}
+
+
+def test_avro_datum_is_decoded_by_its_schema():
+    assert avro(DATUM, ORDER) == EXPECTED
+
+
+def test_avro_value_of_a_registry_is_decoded_behind_its_head():
+    told = shown(b"\0\0\0\0\x07" + DATUM, "avro", ORDER, MAX_WHOLE_BYTES)
+    assert json.loads(told["text"]) == EXPECTED
+    assert told["schemaId"] == 7
+
+
+@pytest.mark.parametrize("cut", range(len(DATUM)))
+def test_truncated_avro_is_an_error(cut: int):
+    with pytest.raises(DecodeError):
+        avro(DATUM[:cut], ORDER)
+
+
+def test_avro_schema_that_refers_to_itself_without_end_is_shown_in_hex():
+    endless = {"type": "record", "name": "A", "fields": [{"name": "a", "type": "A"}]}
+    assert shown(b"x", "avro", endless)["form"] == "hex"
+
+
+def test_avro_array_with_a_huge_count_is_bounded():
+    with pytest.raises(DecodeError, match="more than"):
+        avro(b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01", {"type": "array", "items": "null"})
+
+
+def test_protobuf_is_shown_by_field_numbers():
+    inner = b"\x0a\x03Ana\x10\x05"
+    assert protobuf(b"\x08\x96\x01" + b"\x12" + bytes([len(inner)]) + inner + b"\x1a\x01x\x1a\x01y") == {
+        "1": 150,
+        "2": {"1": "Ana", "2": 5},
+        "3": ["x", "y"],
+    }
+
+
+def test_json_is_recognised_and_written_with_indents_when_shown_alone():
+    told = shown(b'{"a":[1]}', "auto", None, MAX_WHOLE_BYTES)
+    assert told["form"] == "json"
+    assert told["text"] == '{\n  "a": [\n    1\n  ]\n}'
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"\x01\x02", bytes(range(1, 256))])
+def test_binary_value_is_shown_in_hex(raw: bytes):
+    assert shown(raw, "auto")["form"] == "hex"
+
+
+def test_long_value_is_cut_and_says_its_size():
+    told = shown(b"x" * 1_000_000, "auto")
+    assert told["size"] == 1_000_000
+    assert told["cut"]
+    assert len(told["text"]) <= 4096
+
+
+def test_deep_json_is_shown_as_text():
+    assert shown(b"[" * 3_000 + b"]" * 3_000, "json", None, MAX_WHOLE_BYTES)["form"] in ("hex", "text")
+
+
+def test_value_that_is_not_json_says_why():
+    told = shown(b"{oops", "json", None, MAX_WHOLE_BYTES)
+    assert told["form"] == "hex"
+    assert "not json" in told["why"]
+
+
+def test_null_differs_from_empty():
+    assert shown(None, "auto")["text"] is None
+    assert shown(b"", "auto")["text"] == ""
+
+
+@pytest.mark.parametrize("path", ["$.user.ids[1]", "user.ids.1"])
+def test_json_path_finds_a_value(path: str):
+    assert at_path(b'{"user":{"ids":[1,2]}}', parse_path(path)) == 2
+
+
+def test_json_path_into_nothing_is_none():
+    assert at_path(b'{"user":1}', ("user", "name")) is None
+    assert at_path(b"not json", ("user",)) is None
+    assert at_path(None, ("user",)) is None

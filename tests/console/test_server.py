@@ -1,0 +1,549 @@
+"""The console by HTTP: what it refuses, what it shows to whom, what it does, and what it costs."""
+
+# pyright: reportPrivateImportUsage=false
+# confluent_kafka.admin lists what it exports only for people.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from storage.pool import Database
+from tests.conftest import gateways
+from tests.console.consoles import Consoled, Person, start_consoled, wait_until
+from tests.gateway_process import GatewayFactory, free_ports
+from tests.postgres import Databases
+from tests.secured import Authority
+
+AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+ORDERS = "orders"
+
+
+@pytest.fixture(scope="module")
+def stocked(console: Consoled) -> Consoled:
+    """The module's console with a topic of three partitions and twenty records."""
+    console.topic(ORDERS, 3)
+    console.produce(ORDERS, [(f"key-{n}", json.dumps({"n": n, "user": {"name": "Ana"}}), None) for n in range(20)])
+    return console
+
+
+def commit(console: Consoled, group: str, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(ORDERS, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_page_has_a_policy_without_inline_scripts(console: Consoled):
+    answer = Person(console.port).ask("GET", "/")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert b"<script>" not in answer.body
+    assert b" style=" not in answer.body
+
+
+@pytest.mark.parametrize("host", ["attacker.example", "127.0.0.1.attacker.example", "10.0.0.1"])
+def test_request_for_another_host_is_refused(console: Consoled, host: str):
+    answer = Person(console.port, host=host).ask("GET", "/api/session")
+    assert answer.status == 400
+    assert "Set-Cookie" not in answer.headers
+
+
+def test_api_without_a_session_is_refused(console: Consoled):
+    assert Person(console.port).ask("GET", "/api/groups").status == 401
+
+
+def test_change_without_the_pages_token_is_refused(console: Consoled):
+    person = console.person
+    person.csrf = "wrong"
+    assert person.post("action/plan", {"action": "delete", "group": "g"}).status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://attacker.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ],
+)
+def test_change_from_another_site_is_refused(console: Consoled, headers: dict[str, str]):
+    assert console.person.ask("POST", "/api/action/plan", {"action": "delete"}, headers).status == 400
+
+
+def test_cookie_is_kept_from_scripts_and_from_other_sites(console: Consoled):
+    cookie = Person(console.port).ask("GET", "/api/session").headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/..%2f..%2fserver.py",
+        "/../server.py",
+        "/static/../server.py",
+        "/server.py",
+        "/%00",
+        "/api/nothing",
+    ],
+)
+def test_other_files_are_not_served(console: Consoled, path: str):
+    assert console.person.ask("GET", path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("group/timeline", {"id": "g", "from": "5", "to": "4"}),
+        ("group/timeline", {"id": "g", "from": "x"}),
+        ("group/timeline", {"id": "g", "to": "9" * 30}),
+        ("group/timeline", {}),
+        ("topic/records", {"topic": "t" * 300}),
+        ("topic/records", {"topic": ORDERS, "begin": "offset", "value": "x"}),
+        ("topic/records", {"topic": ORDERS, "begin": "never"}),
+        ("topic/records", {"topic": ORDERS, "form": "avro", "schema": "{"}),
+        ("topic/records", {"topic": ORDERS, "text": "x" * 2_000}),
+    ],
+)
+def test_malformed_query_is_a_bad_request(console: Consoled, path: str, query: dict[str, str]):
+    answer = console.person.ask("GET", f"/api/{path}", **query)
+    assert answer.status == 400, answer.body
+    assert answer.json["error"]
+
+
+@pytest.mark.parametrize("body", [[], "text", 5, None])
+def test_body_that_is_no_object_is_a_bad_request(console: Consoled, body: Any):
+    person = console.person
+    answer = person.ask(
+        "POST", "/api/action/plan", body, {"Content-Type": "application/json", "X-CSRF-Token": person.csrf}
+    )
+    assert answer.status == 400
+
+
+def test_unknown_group_and_topic_are_not_found(console: Consoled):
+    assert console.person.ask("GET", "/api/group", id="nobody").status == 404
+    assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+def test_taken_default_port_costs_only_the_console(gateway_factory: GatewayFactory):
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # another process has the port, which is as good
+            taken.bind(("127.0.0.1", 8080))
+            taken.listen()
+        gateway = gateway_factory({"console.listen": "127.0.0.1:8080"})
+        wait_until(lambda: "no console: its port is taken" in gateway.log_text(), "the warning")
+        assert gateway.log_text().count("no console") == 1
+
+
+def test_taken_given_port_fails_the_start(gateway_factory: GatewayFactory):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=r"console\.listen"):
+            gateway_factory({"console.listen": f"127.0.0.1:{port}"})
+
+
+def test_other_address_without_tls_fails_the_start(gateway_factory: GatewayFactory):
+    (port,) = free_ports(1)
+    with pytest.raises(AssertionError, match=r"console\.ssl\.keystore\.location"):
+        gateway_factory({"console.listen": f"0.0.0.0:{port}"})
+
+
+def test_other_address_with_tls_serves_https(gateway_factory: GatewayFactory, tmp_path: Path):
+    (port,) = free_ports(1)
+    whole = Authority(tmp_path, "ca").issue("/CN=localhost").whole
+    gateway_factory({"console.listen": f"0.0.0.0:{port}", "console.ssl.keystore.location": str(whole)})
+
+    def asked() -> dict[str, Any] | None:
+        unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=unchecked)
+        try:
+            connection.request("GET", "/api/session")
+            response = connection.getresponse()
+            return json.loads(response.read())
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    assert wait_until(asked, "the console answers")["needsLogin"]
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_group_of_another_node_is_shown_and_changed_from_this_node(gateway_factory: GatewayFactory):
+    first = start_consoled(gateway_factory)
+    second = start_consoled(gateway_factory, database_url=first.gateway.database_url)
+    first.topic(ORDERS, 1)
+    first.produce(ORDERS, [("k", "v", None)] * 5)
+    groups = [f"group-{number}" for number in range(12)]
+    for group in groups:
+        commit(first, group, 2)
+
+    def shared() -> bool:
+        shown = [second.person.get("group", id=group) for group in groups]
+        return {group["coordinator"] for group in shown} == {1, 2}
+
+    wait_until(shared, "both nodes coordinate groups")
+    for console in (first, second):
+        assert [row["id"] for row in console.person.get("groups")["groups"]] == sorted(groups)
+    elsewhere = next(group for group in groups if not second.person.get("group", id=group)["isHere"])
+    done = second.person.act(action="reset", group=elsewhere, to="earliest")
+    assert done.status == 200, done.body
+    assert first.person.get("group", id=elsewhere)["offsets"][0]["committed"] == 0
+
+
+def test_message_browser_finds_by_offset_key_text_path_and_time(stocked: Consoled):
+    person = stocked.person
+
+    def offsets(**query: Any) -> list[int]:
+        found = person.get("topic/records", topic=ORDERS, partitions="0", **query)
+        return sorted(record["offset"] for record in found["records"])
+
+    assert offsets(begin="offset", value="17") == [17, 18, 19]
+    assert offsets(begin="latest", limit="2") == [18, 19]
+    assert offsets(begin="earliest", key="key-7") == [7]
+    assert offsets(begin="earliest", text="KEY-1") == [1, *range(10, 20)]
+    assert offsets(begin="earliest", path="user.name=Ana", limit="3") == [0, 1, 2]
+    assert offsets(begin="earliest", path="n=12") == [12]
+    first = person.get("topic/records", topic=ORDERS, partitions="0", begin="earliest", limit="1")["records"][0]
+    assert offsets(begin="time", value=str(first["timestamp"])) == list(range(20))
+    assert offsets(begin="time", value=str(first["timestamp"] + 3_600_000)) == []
+
+
+def test_search_continues_where_it_stopped(stocked: Consoled):
+    person = stocked.person
+    found = person.get("topic/records", topic=ORDERS, partitions="0", begin="earliest", limit="15")
+    assert not found["done"]
+    positions = ",".join(f"{index}:{at}" for index, at in found["next"].items())
+    rest = person.get("topic/records", topic=ORDERS, partitions="0", begin="earliest", limit="15", next=positions)
+    assert sorted(record["offset"] for record in rest["records"]) == list(range(15, 20))
+    assert rest["done"]
+
+
+def test_transaction_states_are_shown_on_request(console: Consoled):
+    topic = "decided"
+    console.topic(topic, 1)
+    person = console.person
+    settings = {"bootstrap.servers": console.gateway.bootstrap, "transactional.id": "states", "linger.ms": 0}
+    producer = Producer(settings)
+    producer.init_transactions(30)
+    for ends in (producer.commit_transaction, producer.abort_transaction, None):
+        producer.begin_transaction()
+        producer.produce(topic, b"v")
+        producer.flush(30)
+        if ends is not None:
+            ends(30)
+    wait_until(lambda: person.get("topic", name=topic)["partitions"][0]["end"] == 5, "five records")
+    plain = person.get("topic/records", topic=topic, begin="earliest")["records"]
+    assert [record["offset"] for record in plain] == [0]
+    states = {
+        record["offset"]: record["state"]
+        for record in person.get("topic/records", topic=topic, begin="earliest", control="1")["records"]
+    }
+    assert states == {0: "committed", 1: "commit marker", 2: "aborted", 3: "abort marker", 4: "open"}
+    (open_one,) = person.get("transactions")["transactions"]
+    assert open_one["id"] == "states"
+    assert open_one["partitions"][0]["first"] == 4
+    producer.abort_transaction(30)
+
+
+def test_large_value_is_cut_in_lists_and_longer_alone(console: Consoled):
+    console.topic("large", 1, {"max.message.bytes": "10000000"})
+    producer = Producer({"bootstrap.servers": console.gateway.bootstrap, "message.max.bytes": 9_000_000})
+    producer.produce("large", b"x" * 8_000_000)
+    assert producer.flush(30) == 0
+    person = console.person
+    (record,) = person.get("topic/records", topic="large", begin="earliest")["records"]
+    assert record["value"]["size"] == 8_000_000
+    assert len(record["value"]["text"]) == 4_096
+    alone = person.ask("GET", "/api/topic/record", topic="large", partition=0, offset=0)
+    assert 200_000 < len(alone.body) < 1_000_000
+
+
+def test_record_is_produced_with_key_and_headers(stocked: Consoled):
+    person = stocked.person
+    stocked.topic("written", 2)
+    headers = [{"name": "trace", "value": "1"}]
+    body = {"topic": "written", "partition": 1, "key": "k", "value": "v", "headers": headers}
+    assert person.post("produce", body).json == {"partition": 1, "offset": 0}
+    record = person.get("topic/record", topic="written", partition=1, offset=0)
+    assert (record["key"]["text"], record["value"]["text"]) == ("k", "v")
+    assert record["headers"][0]["name"] == "trace"
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+def test_reset_shows_a_plan_does_it_and_writes_who_did_it(stocked: Consoled):
+    commit(stocked, "resetting", 12)
+    person = stocked.person
+    given = {"group": "resetting", "action": "reset", "to": "shift", "value": -5}
+    plan = person.post("action/plan", given).json
+    (row,) = plan["rows"]
+    assert (row["committed"], row["new"], row["moved"]) == (12, 7, -5)
+    assert "5 records again" in plan["warnings"][0]
+    assert person.get("group", id="resetting")["offsets"][0]["committed"] == 12
+    assert person.post("action", {**given, "digest": plan["digest"]}).status == 200
+    assert person.get("group", id="resetting")["offsets"][0]["committed"] == 7
+    words = [row["what"] for row in person.get("group/timeline", id="resetting")["words"]]
+    assert any("User:ANONYMOUS at 127.0.0.1: reset offsets of orders[0] to shift -5" in what for what in words)
+
+
+def test_plan_that_has_changed_is_not_carried_out(stocked: Consoled):
+    commit(stocked, "moving", 12)
+    person = stocked.person
+    given = {"group": "moving", "action": "reset", "to": "earliest"}
+    plan = person.post("action/plan", given).json
+    commit(stocked, "moving", 15)
+    answer = person.post("action", {**given, "digest": plan["digest"]})
+    assert answer.status == 409
+    assert "has changed since you looked" in answer.json["error"]
+    assert person.get("group", id="moving")["offsets"][0]["committed"] == 15
+
+
+def test_offsets_and_group_are_deleted(stocked: Consoled):
+    commit(stocked, "leaving", 3)
+    person = stocked.person
+    assert person.act(group="leaving", action="forget", topic=ORDERS).status == 200
+    assert person.get("group", id="leaving")["offsets"] == []
+    assert person.act(group="leaving", action="delete").status == 200
+    assert person.ask("GET", "/api/group", id="leaving").status == 404
+
+
+def test_setting_of_a_group_is_changed_and_a_wrong_one_refused(stocked: Consoled):
+    commit(stocked, "configured", 1)
+    person = stocked.person
+    name = "consumer.session.timeout.ms"
+    given = {"group": "configured", "action": "set", "name": name, "value": "50000"}
+    assert person.act(**given).status == 200
+    settings = {row["name"]: row for row in person.get("group/settings", id="configured")["settings"]}
+    assert (settings[name]["value"], settings[name]["source"]) == ("50000", "group")
+    assert person.post("action/plan", {**given, "value": "soon"}).status == 409
+
+
+def test_reset_of_a_group_with_members_is_blocked_and_a_member_can_be_removed(stocked: Consoled):
+    stocked.join("busy", "worker", ORDERS)
+    person = stocked.person
+    wait_until(lambda: person.get("group", id="busy")["offsets"][0]["committed"] is not None, "a commit")
+    plan = person.post("action/plan", {"group": "busy", "action": "reset", "to": "earliest"}).json
+    assert "has members" in plan["blocked"]
+    (member,) = person.get("group", id="busy")["members"]
+    assert person.act(group="busy", action="remove", member=member["id"]).status == 200
+    wait_until(lambda: member["id"] not in str(person.get("group", id="busy")["members"]), "the member is gone")
+
+
+def test_read_only_console_refuses_every_change(gateway_factory: GatewayFactory):
+    console = start_consoled(gateway_factory, {"console.read.only": "true"})
+    console.topic(ORDERS, 1)
+    commit(console, "kept", 0)
+    person = console.person
+    plan = person.post("action/plan", {"group": "kept", "action": "delete"}).json
+    done = person.post("action", {"group": "kept", "action": "delete", "digest": plan["digest"]})
+    assert done.status == 403
+    assert person.post("produce", {"topic": ORDERS, "partition": 0, "value": "v"}).status == 403
+    assert person.get("group", id="kept")
+
+
+# --- login ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(postgres: Databases) -> Iterator[Consoled]:
+    """A console with an authorizer: alice may describe the group `hers` and topic `orders`, bob is a super user."""
+    with gateways(postgres) as factory:
+        more = {"super.users": "User:bob;User:ANONYMOUS"}
+        console = start_consoled(factory, {**AUTHORIZER, **more})
+        _prepare(console)
+        yield console
+
+
+def _prepare(console: Consoled) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+        ScramCredentialInfo,
+        ScramMechanism,
+        UserScramCredentialUpsertion,
+    )
+
+    admin = AdminClient({"bootstrap.servers": console.gateway.bootstrap})
+    for mechanism, user in ((ScramMechanism.SCRAM_SHA_256, "alice"), (ScramMechanism.SCRAM_SHA_512, "bob")):
+        info = ScramCredentialInfo(mechanism, 4096)
+        change = UserScramCredentialUpsertion(user, info, f"{user}-secret".encode())
+        admin.alter_user_scram_credentials([change])[user].result(30)
+    console.topic(ORDERS, 1)
+    console.topic("secret", 1)
+    for kind, name, operation in (
+        (ResourceType.GROUP, "hers", AclOperation.DESCRIBE),
+        (ResourceType.TOPIC, ORDERS, AclOperation.DESCRIBE),
+    ):
+        binding = AclBinding(
+            kind, name, ResourcePatternType.LITERAL, "User:alice", "*", operation, AclPermissionType.ALLOW
+        )
+        admin.create_acls([binding])[binding].result(30)
+    for group in ("hers", "theirs"):
+        commit(console, group, 0)
+
+
+def test_authorizer_demands_a_login(guarded: Consoled):
+    person = Person(guarded.port)
+    assert person.get("session")["needsLogin"]
+    assert person.ask("GET", "/api/overview").status == 401
+
+
+def test_viewer_sees_only_what_the_authorizer_permits(guarded: Consoled):
+    alice = Person(guarded.port)
+    assert alice.log_in("alice", "alice-secret").status == 200
+    assert alice.get("session")["user"] == "User:alice"
+    assert [row["id"] for row in alice.get("groups")["groups"]] == ["hers"]
+    assert [row["name"] for row in alice.get("topics")["topics"]] == [ORDERS]
+    refused = ["group?id=theirs", "group/timeline?id=theirs", "group/lag?id=theirs", "topic?name=secret"]
+    refused += ["live/group?id=theirs", "acls", "users", "quotas", "nodes", "settings"]
+    for path in refused:
+        assert alice.ask("GET", f"/api/{path}").status == 403, path
+    assert alice.get("topic", name=ORDERS)["mayRead"] is False
+    assert not alice.get("topic", name=ORDERS)["mayProduce"]
+    for action in ({"action": "reset", "to": "earliest"}, {"action": "delete"}):
+        assert alice.post("action/plan", {"group": "hers", **action}).status == 403
+    assert alice.get("overview")["nodes"] == []
+
+
+def test_super_user_sees_everything_and_is_named_in_the_journal(guarded: Consoled):
+    bob = Person(guarded.port)
+    assert bob.log_in("bob", "bob-secret").status == 200
+    assert len(bob.get("acls")["acls"]) == 2
+    assert {row["user"] for row in bob.get("users")["users"]} == {"alice", "bob"}
+    commit(guarded, "done-for", 0)
+    assert bob.act(group="done-for", action="forget", topic=ORDERS).status == 200
+    words = [row["what"] for row in bob.get("group/timeline", id="done-for")["words"]]
+    assert any("User:bob" in what for what in words)
+
+
+def test_logout_ends_the_session(guarded: Consoled):
+    bob = Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    cookie = bob.cookie
+    assert bob.post("logout", {}).status == 200
+    bob.cookie = cookie
+    assert bob.ask("GET", "/api/groups").status == 401
+
+
+def test_login_gives_another_cookie_than_before(guarded: Consoled):
+    person = Person(guarded.port, cookie="sluice_console=chosen-by-an-attacker")
+    person.log_in("bob", "bob-secret")
+    assert "chosen-by-an-attacker" not in person.cookie
+
+
+def test_secrets_are_in_no_answer(guarded: Consoled):
+    bob = Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    for path in ("users", "settings", "overview", "acls", "session"):
+        body = bob.ask("GET", f"/api/{path}").body
+        assert b"bob-secret" not in body
+        assert b"stored_key" not in body
+
+
+def test_guessing_passwords_is_slowed_down(gateway_factory: GatewayFactory):
+    console = start_consoled(gateway_factory, {**AUTHORIZER, "super.users": "User:ANONYMOUS"})
+    person = Person(console.port)
+    for _ in range(5):
+        assert person.log_in("mallory", "guess").status == 403
+    answer = person.log_in("mallory", "guess")
+    assert answer.status == 429
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def queries(url: str) -> int:
+    """Count the transactions of the database, as Postgres does."""
+
+    async def read() -> int:
+        database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
+        try:
+            return await database.cold.fetch_value(
+                "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+            )
+        finally:
+            await database.close()
+
+    return asyncio.run(read())
+
+
+def open_stream(console: Consoled, path: str) -> http.client.HTTPResponse:
+    person = console.person
+    connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
+    connection.request("GET", f"/api/live/{path}", headers={"Cookie": person.cookie})
+    response = connection.getresponse()
+    assert response.status == 200
+    response.fp.readline()
+    return response
+
+
+def test_stream_ends_with_its_reader(stocked: Consoled):
+    commit(stocked, "watched", 1)
+    response = open_stream(stocked, "group?id=watched")
+    ports = {each.laddr.port for each in psutil.Process(stocked.gateway.pid).net_connections() if each.raddr}
+    assert stocked.port in ports
+    response.close()
+
+    def gone() -> bool:
+        found = psutil.Process(stocked.gateway.pid).net_connections()
+        return not any(each.laddr.port == stocked.port and each.status == "ESTABLISHED" for each in found)
+
+    wait_until(gone, "the connection is closed")
+
+
+@pytest.mark.alone
+def test_console_that_nobody_looks_at_asks_nothing(gateway_factory: GatewayFactory):
+    """The same node with and without a console: both commit as many transactions in the same time, give or take the
+    passes that begin at other moments. An open overview shows what a reader would cost."""
+    idle = start_consoled(gateway_factory)
+    idle.person.get("overview")
+    bare = gateway_factory()
+    seconds = 8
+
+    def rate(url: str | None) -> float:
+        assert url is not None
+        before = queries(url)
+        time.sleep(seconds)
+        return (queries(url) - before) / seconds
+
+    time.sleep(3)
+    without, with_console = rate(bare.database_url), rate(idle.gateway.database_url)
+    stream = open_stream(idle, "overview")
+    watched = rate(idle.gateway.database_url)
+    stream.close()
+    assert with_console < without + 1.5
+    assert watched > with_console + 1.5

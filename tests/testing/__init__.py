@@ -1,0 +1,1 @@
+"""The test server and its fixtures, as users meet them."""

@@ -1,0 +1,308 @@
+"""Judge a history: pure functions that return one sentence per violation, an empty list if the promise was kept.
+
+The one idea: a check takes events and the final state of the log, and nothing else. It can therefore be tested by
+values (test_checks.py), and a history on disk can be judged again.
+
+Each function names the promise that it checks. No function may excuse a violation because a fault was under way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tests.trust.history import Change, Consumed, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
+
+MAX_SENTENCES = 20
+"""Violations that one check describes; it counts the others."""
+
+
+class Place(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
+class Part(NamedTuple):
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record as a reader of the finished log found it."""
+
+    key: str | None
+    value: int
+
+
+Log = Mapping[Place, Entry]
+
+
+def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list[str]:
+    """Every acknowledged record is at the offset of its acknowledgement.
+
+    librdkafka reports no offset if the answer was lost and a later batch of the same producer was acknowledged. Such a
+    record must be somewhere in its partition.
+    """
+    held = {(place.topic, place.partition, entry.value) for place, entry in log.items()}
+    found: list[str] = []
+    for record in produced:
+        if record.outcome is not Outcome.OK:
+            continue
+        name = f"{record.topic}-{record.partition}"
+        if record.offset < 0:
+            if (record.topic, record.partition, record.value) not in held:
+                found.append(f"value {record.value} of {record.client} was acknowledged and is not in {name}")
+        elif _value(log.get(_place(record))) != record.value:
+            found.append(
+                f"{record.client} was told that value {record.value} is at {name} offset {record.offset}; "
+                f"{_found(log.get(_place(record)))}"
+            )
+    return _some(found)
+
+
+def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
+    """No record of an idempotent producer is in the log twice. `topics`: those with idempotent producers only."""
+    places: dict[tuple[str, int], list[Place]] = defaultdict(list)
+    for place, entry in log.items():
+        if place.topic in topics:
+            places[place.topic, entry.value].append(place)
+    return _some(
+        f"value {value} of {topic} is at {len(found)} places: "
+        + ", ".join(f"partition {place.partition} offset {place.offset}" for place in sorted(found)[:4])
+        for (topic, value), found in places.items()
+        if len(found) > 1
+    )
+
+
+def nothing_was_invented(produced: Iterable[Produced], log: Log) -> list[str]:
+    """A producer sent every record in the log, and did not receive an error for it."""
+    sent = {
+        (record.topic, record.partition, record.value) for record in produced if record.outcome is not Outcome.FAILED
+    }
+    return _some(
+        f"{place.topic}-{place.partition} offset {place.offset} holds value {entry.value}, which no producer sent there"
+        for place, entry in log.items()
+        if (place.topic, place.partition, entry.value) not in sent
+    )
+
+
+def offsets_are_dense(ends: Mapping[Part, int], topics: Collection[str], log: Log) -> list[str]:
+    """A partition without transactions and without compaction has a record at every offset below its end."""
+    offsets: dict[Part, set[int]] = defaultdict(set)
+    for place in log:
+        offsets[Part(place.topic, place.partition)].add(place.offset)
+    found: list[str] = []
+    for part, end in sorted(ends.items()):
+        missing = sorted(set(range(end)) - offsets[part]) if part.topic in topics else []
+        if missing:
+            found.append(f"{part.topic}-{part.partition} ends at {end}, but {_ranges(missing)} cannot be read")
+    return _some(found)
+
+
+def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[str]:
+    """Values of one idempotent producer rise within a partition, because it sends them rising."""
+    client_of = {(record.topic, record.partition, record.value): record.client for record in produced}
+    last: dict[tuple[str, str, int], int] = {}
+    found: list[str] = []
+    for place, entry in sorted(log.items()):
+        client = client_of.get((place.topic, place.partition, entry.value))
+        if client is None:
+            continue
+        before = last.get((client, place.topic, place.partition), -1)
+        if entry.value < before:
+            found.append(
+                f"{place.topic}-{place.partition} offset {place.offset}: {client}'s {entry.value} follows {before}"
+            )
+        last[client, place.topic, place.partition] = entry.value
+    return _some(found)
+
+
+def groups_read_everything(
+    produced: Iterable[Produced], consumed: Iterable[Consumed], groups: Mapping[str, str]
+) -> list[str]:
+    """Every acknowledged record reached its groups. `groups`: topic by group."""
+    return _some(
+        f"group {group} was never given value {record.value} of {record.topic}-{record.partition}"
+        for group, record in unread(produced, consumed, groups)
+    )
+
+
+def unread(
+    produced: Iterable[Produced], consumed: Iterable[Consumed], groups: Mapping[str, str]
+) -> list[tuple[str, Produced]]:
+    """Return each group with the acknowledged records that it was not given. `groups`: topic by group."""
+    read: dict[str, set[tuple[int, int]]] = {group: set() for group in groups}
+    for delivery in consumed:
+        if delivery.group in read:
+            read[delivery.group].add((delivery.partition, delivery.value))
+    records = [record for record in produced if record.outcome is Outcome.OK]
+    return [
+        (group, record)
+        for group, topic in groups.items()
+        for record in records
+        if record.topic == topic and (record.partition, record.value) not in read[group]
+    ]
+
+
+def groups_read_what_the_log_holds(consumed: Iterable[Consumed], log: Log) -> list[str]:
+    """A consumer is given the record that the log holds at that offset, at any time and by any node."""
+    return _some(
+        f"{delivery.member} of {delivery.group} was given value {delivery.value} at {delivery.topic}-"
+        f"{delivery.partition} offset {delivery.offset}; {_found(log.get(_place(delivery)))}"
+        for delivery in consumed
+        if _value(log.get(_place(delivery))) != delivery.value
+    )
+
+
+def owners_never_overlap(
+    changes: Iterable[OwnerChanged], groups: Collection[str], removed: Collection[tuple[str, str]]
+) -> list[str]:
+    """A member owns a partition from its assignment until it revokes it, and no other member owns it in between.
+
+    `removed` has group and member of those that the coordinator removed because they were silent. Such a member learns
+    of it late, so its intervals do not count.
+    """
+    owners: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    found: list[str] = []
+    for change in sorted(changes, key=lambda each: each.at_s):
+        if change.group not in groups or (change.group, change.member) in removed:
+            continue
+        held = owners[change.group, change.topic, change.partition]
+        if change.change is not Change.ASSIGNED:
+            held.discard(change.member)
+            continue
+        if held - {change.member}:
+            found.append(
+                f"group {change.group}: {change.member} was given {change.topic}-{change.partition} "
+                f"at {change.at_s:.3f} s while {', '.join(sorted(held - {change.member}))} owned it"
+            )
+        held.add(change.member)
+    return _some(found)
+
+
+def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[OffsetCommitted]) -> list[str]:
+    """No commit succeeds that a member invokes after the coordinator gave the partition to another member."""
+    assigned: dict[tuple[str, str, int], list[tuple[float, str]]] = defaultdict(list)
+    for change in sorted(changes, key=lambda each: each.at_s):
+        if change.change is Change.ASSIGNED:
+            assigned[change.group, change.topic, change.partition].append((change.at_s, change.member))
+    found: list[str] = []
+    for commit in commits:
+        if commit.outcome is not Outcome.OK:
+            continue
+        owner: str | None = None
+        for at_s, member in assigned[commit.group, commit.topic, commit.partition]:
+            if at_s >= commit.invoked_s:
+                break
+            owner = member
+        if owner not in (None, commit.member):
+            found.append(
+                f"group {commit.group}: {commit.member} committed {commit.topic}-{commit.partition} offset "
+                f"{commit.offset} at {commit.invoked_s:.3f} s, after {owner} had been given it"
+            )
+    return _some(found)
+
+
+def numbers_never_fall(
+    observations: Iterable[Observed], commits: Iterable[OffsetCommitted], produced: Iterable[Produced]
+) -> list[str]:
+    """A committed offset, a log's start and its end never fall.
+
+    A read that begins after a commit or a record was acknowledged sees it.
+    """
+    lines: dict[tuple[str, str, str, int], list[tuple[float, float, int, str]]] = defaultdict(list)
+    for seen in observations:
+        key = (seen.quantity.value, seen.group, seen.topic, seen.partition)
+        lines[key].append((seen.invoked_s, seen.completed_s, seen.value, "read"))
+    for commit in commits:
+        if commit.outcome is Outcome.OK:
+            key = ("committed offset", commit.group, commit.topic, commit.partition)
+            lines[key].append((commit.invoked_s, commit.completed_s, commit.offset, "written"))
+    for record in produced:
+        if record.outcome is Outcome.OK:
+            key = ("log end", "", record.topic, record.partition)
+            lines[key].append((record.invoked_s, record.completed_s, record.offset + 1, "written"))
+    found: list[str] = []
+    for (quantity, group, topic, partition), events in lines.items():
+        # The highest value that was known for certain when a read began is a lower bound of what it may return.
+        known = sorted((completed_s, value) for _, completed_s, value, _ in events)
+        at, highest = 0, -1
+        for invoked_s, _, value, how in sorted(events):
+            while at < len(known) and known[at][0] < invoked_s:
+                highest = max(highest, known[at][1])
+                at += 1
+            if how == "read" and value < highest:
+                name = f"{topic}-{partition}" + (f" of group {group}" if group else "")
+                found.append(f"{quantity} of {name} was {highest}, and {value} at {invoked_s:.3f} s")
+    return _some(found)
+
+
+def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[str], log: Log) -> list[str]:
+    """The last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown fate."""
+    least: dict[tuple[str, str], int] = {}
+    for record in produced:
+        if record.topic in topics and record.key is not None and record.outcome is Outcome.OK:
+            least[record.topic, record.key] = max(record.value, least.get((record.topic, record.key), -1))
+    last: dict[tuple[str, str], int] = {}
+    for place, entry in sorted(log.items()):
+        if place.topic in topics and entry.key is not None:
+            last[place.topic, entry.key] = entry.value
+    return _some(
+        f"the last value of key {key} in {topic} is {last.get((topic, key), 'missing')}; {value} was acknowledged"
+        for (topic, key), value in sorted(least.items())
+        if last.get((topic, key), -1) < value
+    )
+
+
+def transfers_happen_once(sources: Iterable[int], results: Iterable[int]) -> list[str]:
+    """A consume-process-produce transaction turns every source into exactly one result (read_committed)."""
+    left = set(sources)
+    counts: dict[int, int] = defaultdict(int)
+    for result in results:
+        counts[result] += 1
+    twice = [f"source {value} has {count} results" for value, count in sorted(counts.items()) if count > 1]
+    invented = [f"result {value} has no source" for value in sorted(set(counts) - left)]
+    missing = [f"source {value} has no result" for value in sorted(left - set(counts))]
+    return _some([*twice, *invented, *missing])
+
+
+def states_are_equal(before: Mapping[str, object], after: Mapping[str, object], what: str) -> list[str]:
+    """Two descriptions of the cluster are the same."""
+    return _some(
+        f"{what}: {name} was {before.get(name, 'absent')} and is {after.get(name, 'absent')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    )
+
+
+def _place(event: Produced | Consumed) -> Place:
+    return Place(event.topic, event.partition, event.offset)
+
+
+def _value(entry: Entry | None) -> int | None:
+    return None if entry is None else entry.value
+
+
+def _found(entry: Entry | None) -> str:
+    return "no record is there" if entry is None else f"value {entry.value} is there"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    said = [str(first) if first == last else f"{first} to {last}" for first, last in ranges[:5]]
+    return f"{len(numbers)} offsets ({', '.join(said)}{', …' if len(ranges) > 5 else ''})"
+
+
+def _some(violations: Iterable[str]) -> list[str]:
+    found = list(violations)
+    more = len(found) - MAX_SENTENCES
+    return found if more <= 0 else [*found[:MAX_SENTENCES], f"and {more} more"]

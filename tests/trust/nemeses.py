@@ -1,0 +1,179 @@
+"""Faults. Each does its harm, and heals it before it returns.
+
+The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them. A seed chooses which
+come, in which order and how long they last.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+
+from tests.trust.links import Direction
+from tests.trust.world import NODE_TTL_MS, World
+
+Nemesis = Callable[[World, random.Random], str]
+"""Harms and heals; returns what it did, in words."""
+
+TTL_S = NODE_TTL_MS / 1_000
+
+
+def kill_a_node(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    away_s = _length(chance, 0.0, 2 * TTL_S)
+    node.process.kill()
+    _wait(away_s)
+    node.process.start()
+    return f"{node.name} killed by SIGKILL, away for {away_s:.1f} s"
+
+
+def kill_all_nodes(world: World, chance: random.Random) -> str:
+    for node in world.nodes:
+        node.process.kill()
+    for node in chance.sample(world.nodes, len(world.nodes)):
+        node.process.start()
+    return "all nodes killed at once by SIGKILL, and started again"
+
+
+def stop_a_node(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    away_s = _length(chance, 0.0, TTL_S)
+    node.process.stop()
+    _wait(away_s)
+    node.process.start()
+    return f"{node.name} stopped by SIGTERM, away for {away_s:.1f} s"
+
+
+def restart_all_nodes_in_turn(world: World, _: random.Random) -> str:
+    for node in world.nodes:
+        node.process.stop()
+        node.process.start()
+    return "all nodes restarted one after the other, as in an upgrade"
+
+
+def leave_one_node(world: World, chance: random.Random) -> str:
+    stopped = chance.sample(world.nodes, len(world.nodes) - 1)
+    alone_s = _length(chance, 1.0, 2 * TTL_S)
+    for node in stopped:
+        node.process.stop()
+    _wait(alone_s)
+    for node in stopped:
+        node.process.start()
+    return f"one node alone for {alone_s:.1f} s, then {len(world.nodes)} again"
+
+
+def freeze_a_node(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    asleep_s = _length(chance, 0.5, 3 * TTL_S)
+    node.sleep()
+    try:
+        _wait(asleep_s)
+    finally:
+        node.wake()
+    return f"{node.name} frozen by SIGSTOP for {asleep_s:.1f} s"
+
+
+def kill_postgres(world: World, _: random.Random) -> str:
+    world.kill_postgres()
+    return "Postgres killed by SIGKILL"
+
+
+def freeze_postgres(world: World, chance: random.Random) -> str:
+    asleep_s = _length(chance, 0.5, TTL_S)
+    with world.sleeping_postgres():
+        _wait(asleep_s)
+    return f"Postgres frozen by SIGSTOP for {asleep_s:.1f} s"
+
+
+def cut_clients_off(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    directions = chance.choice([(Direction.REQUESTS,), (Direction.ANSWERS,), tuple(Direction)])
+    cut_s = _length(chance, 0.5, 2 * TTL_S)
+    node.link.cut(*directions)
+    _wait(cut_s)
+    node.link.heal()
+    return f"{' and '.join(each.value for each in directions)} of {node.name} lost for {cut_s:.1f} s"
+
+
+def delay_clients(world: World, chance: random.Random) -> str:
+    node, delay_s, length_s = chance.choice(world.nodes), chance.uniform(0.01, 0.5), _length(chance, 1.0, TTL_S)
+    node.link.delay(delay_s)
+    _wait(length_s)
+    node.link.heal()
+    return f"clients of {node.name} {delay_s * 1000:.0f} ms late for {length_s:.1f} s"
+
+
+def reset_clients(world: World, chance: random.Random) -> str:
+    times = chance.randint(1, 5)
+    for _ in range(times):
+        for node in world.nodes:
+            node.link.reset()
+        _wait(chance.uniform(0.05, 0.5))
+    return f"all connections of clients broken {times} times"
+
+
+def cut_a_node_off_postgres(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    cut_s = _length(chance, 0.5, 2 * TTL_S)
+    node.postgres.drop()
+    _wait(cut_s)
+    node.postgres.heal()
+    return f"{node.name} cut off from Postgres for {cut_s:.1f} s, without a word"
+
+
+def delay_postgres(world: World, chance: random.Random) -> str:
+    node, delay_s, length_s = chance.choice(world.nodes), chance.uniform(0.005, 0.1), _length(chance, 1.0, TTL_S)
+    node.postgres.delay(delay_s)
+    _wait(length_s)
+    node.postgres.heal()
+    return f"Postgres {delay_s * 1000:.0f} ms late for {node.name}, for {length_s:.1f} s"
+
+
+def break_postgres_connections(world: World, chance: random.Random) -> str:
+    node = chance.choice(world.nodes)
+    half = chance.random() < 0.5
+    node.postgres.half_close() if half else node.postgres.reset()
+    _wait(0.2)
+    node.postgres.heal()
+    return f"connections of {node.name} to Postgres {'half closed' if half else 'reset'}"
+
+
+def lose_notifications(world: World, chance: random.Random) -> str:
+    node, length_s = chance.choice(world.nodes), _length(chance, 1.0, 2 * TTL_S)
+    node.postgres.silence()
+    _wait(length_s)
+    node.postgres.heal()
+    return f"{node.name} hears no notification for {length_s:.1f} s"
+
+
+NEMESES: Mapping[str, Nemesis] = {
+    nemesis.__name__: nemesis
+    for nemesis in (
+        kill_a_node,
+        kill_all_nodes,
+        stop_a_node,
+        restart_all_nodes_in_turn,
+        leave_one_node,
+        freeze_a_node,
+        kill_postgres,
+        freeze_postgres,
+        cut_clients_off,
+        delay_clients,
+        reset_clients,
+        cut_a_node_off_postgres,
+        delay_postgres,
+        break_postgres_connections,
+        lose_notifications,
+    )
+}
+
+
+def _length(chance: random.Random, least_s: float, most_s: float) -> float:
+    """Draw how long a fault lasts. Short ones are likelier, because races hide in them."""
+    return least_s + (most_s - least_s) * chance.random() ** 2
+
+
+def _wait(seconds: float) -> None:
+    """Let a fault last: this is the fault's length, and no synchronisation."""
+    threading.Event().wait(seconds)

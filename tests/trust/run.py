@@ -1,0 +1,338 @@
+"""One run: start the world, the workloads and the faults of a seed; then let everything settle, and judge.
+
+The order at the end matters. Faults end, then the world heals, then workloads finish (each must), then the log is read
+whole from every partition, then all nodes describe the cluster, restart, and describe it again.
+"""
+
+# The stubs of these clients name only a part of what they have.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import confluent_kafka
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from tests.gateway_process import ROOT
+from tests.trust import checks
+from tests.trust.checks import Entry, Part, Place
+from tests.trust.history import Consumed, Faulted, History, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
+from tests.trust.nemeses import NEMESES
+from tests.trust.workloads import (
+    CALL_S,
+    PATIENT,
+    Group,
+    Observer,
+    Producing,
+    TopicChurn,
+    Transfers,
+    Workload,
+    WorkloadError,
+    asking,
+    committed,
+    create_topics,
+)
+from tests.trust.world import World, world
+
+READ_S = 120.0
+NODES = 3
+
+PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET = "plain", "idempotent", "keyed", "source", "target"
+TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4}
+CONFIGS: Mapping[str, Mapping[str, str]] = {
+    KEYED: {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
+}
+GROUPS = ("eager", "cooperative", "static", "consumer")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The findings of a run. `violations`: sentences by the check's name, an empty list for a promise that was kept."""
+
+    seed: int
+    seconds: float
+    violations: Mapping[str, Sequence[str]]
+    counts: Mapping[str, int]
+    history: History = field(repr=False)
+    logs: Mapping[str, str] = field(repr=False)
+
+    @property
+    def passed(self) -> bool:
+        return not any(self.violations.values())
+
+
+@dataclass(frozen=True)
+class _Work:
+    producers: Sequence[Producing]
+    groups: Sequence[Group]
+    transfers: Transfers
+    churn: TopicChurn
+    observer: Observer
+
+    def all(self) -> list[Workload]:
+        return [*self.producers, self.transfers, self.churn, *self.groups, self.observer]
+
+
+def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], None] = print) -> Verdict:
+    """Attack a cluster for `seconds` and judge it.
+
+    `root`: sources of the nodes. `say` receives a line for each fault.
+    """
+    chance = random.Random(seed)
+    history = History()
+    began_s = time.monotonic()
+    with world(NODES, root) as attacked:
+        create_topics(attacked.bootstrap, TOPICS, CONFIGS)
+        work = _work(history, attacked.bootstrap, chance)
+        for workload in work.all():
+            workload.start()
+        violations: dict[str, list[str]] = {"every workload finishes": []}
+        try:
+            _attack(attacked, history, chance, began_s + seconds, say)
+            attacked.heal()
+            say("All faults have ended; workloads finish.")
+            _finish(work, history)
+        except (WorkloadError, AssertionError) as error:
+            violations["every workload finishes"].append(str(error))
+            for workload in work.all():
+                workload.stop()
+        else:
+            say("Reading the log, and judging.")
+            violations |= _judge(attacked, history, work)
+        logs = attacked.logs()
+    counts = {
+        "records acknowledged": sum(1 for each in history.of(Produced) if each.outcome is Outcome.OK),
+        "records consumed": len(history.of(Consumed)),
+        "commits acknowledged": sum(1 for each in history.of(OffsetCommitted) if each.outcome is Outcome.OK),
+        "partitions assigned": len(history.of(OwnerChanged)),
+        "observations": len(history.of(Observed)),
+        "faults": len(history.of(Faulted)),
+        "topics created and deleted": work.churn.rounds,
+    }
+    return Verdict(seed, time.monotonic() - began_s, violations, counts, history, logs)
+
+
+def _work(history: History, bootstrap: str, chance: random.Random) -> _Work:
+    def producing(topic: str, *, idempotent: bool = True, keys: int = 0, rate: float = 100.0) -> Producing:
+        return Producing(
+            *(history, bootstrap, topic, TOPICS[topic]),
+            idempotent=idempotent,
+            keys=keys,
+            rate=rate,
+            seed=chance.randrange(2**31),
+        )
+
+    # One producer for each topic, because values are unique within a topic and rise.
+    producers = [
+        producing(PLAIN, idempotent=False),
+        producing(IDEMPOTENT, rate=200.0),
+        producing(KEYED, keys=20),
+        producing(SOURCE, rate=60.0),
+    ]
+    groups = [
+        Group(history, bootstrap, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
+        for protocol in GROUPS
+    ]
+    transfers = Transfers(bootstrap, SOURCE, TARGET, workers=2, partitions=TOPICS[TARGET])
+    watched = {group.group: group.topic for group in groups}
+    observer = Observer(history, bootstrap, {topic: TOPICS[topic] for topic in (PLAIN, IDEMPOTENT, TARGET)}, watched)
+    return _Work(producers, groups, transfers, TopicChurn(bootstrap, seed=chance.randrange(2**31)), observer)
+
+
+def _attack(
+    attacked: World, history: History, chance: random.Random, until_s: float, say: Callable[[str], None]
+) -> None:
+    names = sorted(NEMESES)
+    while time.monotonic() < until_s:
+        time.sleep(chance.uniform(0.5, 5.0))  # the pause between two faults, in which the cluster may settle or not
+        name = chance.choice(names)
+        began_s = time.monotonic()
+        detail = NEMESES[name](attacked, chance)
+        history.add(Faulted(name, detail, began_s, time.monotonic()))
+        say(detail)
+
+
+def _finish(work: _Work, history: History) -> None:
+    for producer in work.producers:
+        producer.stop()
+    work.churn.stop()
+    for producer in work.producers:
+        producer.finish()
+    work.churn.finish()
+    for group in work.groups:
+        group.drain()
+    _until_read(history, {group.group: group.topic for group in work.groups})
+    _until_transferred(work.transfers)
+    work.observer.stop()
+    work.observer.finish()
+    for workload in (work.transfers, *work.groups):
+        workload.stop()
+    for workload in (work.transfers, *work.groups):
+        workload.finish()
+
+
+def _until_read(history: History, groups: Mapping[str, str]) -> None:
+    """Wait until each group was given every acknowledged record; raise WorkloadError if none comes for READ_S."""
+    produced = history.of(Produced)
+    left, since_s = -1, time.monotonic()
+    while True:
+        missing = len(checks.unread(produced, history.of(Consumed), groups))
+        if not missing:
+            return
+        if missing != left:
+            left, since_s = missing, time.monotonic()
+        if time.monotonic() > since_s + READ_S:
+            sentences = checks.groups_read_everything(produced, history.of(Consumed), groups)
+            raise WorkloadError("; ".join(sentences[:3]))
+        time.sleep(1)
+
+
+def _until_transferred(transfers: Transfers) -> None:
+    """Wait until the transfer group has committed the end of its source."""
+    deadline_s = time.monotonic() + READ_S
+    count = TOPICS[transfers.source]
+    ends = log_ends(transfers.bootstrap, {transfers.source: count})
+    consumer = asking(transfers.bootstrap, transfers.group)
+    try:
+        while True:
+            transfers.check()
+            found = committed(consumer, transfers.source, count) or {}
+            if all(found.get(part.partition, 0) >= end for part, end in ends.items()):
+                return
+            if time.monotonic() > deadline_s:
+                raise WorkloadError(f"transfers committed {found} of {ends} within {READ_S:.0f} s")
+            time.sleep(0.5)
+    finally:
+        consumer.close()
+
+
+def _judge(attacked: World, history: History, work: _Work) -> dict[str, list[str]]:
+    produced, consumed = history.of(Produced), history.of(Consumed)
+    changes, commits, observed = history.of(OwnerChanged), history.of(OffsetCommitted), history.of(Observed)
+    log = read_log(attacked.bootstrap, TOPICS)
+    kept = {place: entry for place, entry in log.items() if place.topic != KEYED}
+    ends = log_ends(attacked.bootstrap, TOPICS)
+    groups = {group.group: group.topic for group in work.groups}
+    careful = {group.group for group in work.groups if group.protocol in ("cooperative", "static", "consumer")}
+    sources = [entry.value for place, entry in log.items() if place.topic == SOURCE]
+    results = [entry.value for place, entry in log.items() if place.topic == TARGET]
+    described = [describe(node.link.address, groups) for node in attacked.nodes]
+    found = {
+        "nothing acknowledged is lost": checks.nothing_acknowledged_is_lost(
+            (record for record in produced if record.topic != KEYED), log
+        ),
+        "nothing is there twice": checks.nothing_is_there_twice([IDEMPOTENT, SOURCE, TARGET], log),
+        "nothing was invented": checks.nothing_was_invented(
+            produced, {place: entry for place, entry in log.items() if place.topic != TARGET}
+        ),
+        "offsets are dense": checks.offsets_are_dense(ends, [PLAIN, IDEMPOTENT, SOURCE], log),
+        "producers keep their order": checks.producers_keep_their_order(
+            (record for record in produced if record.topic != PLAIN), kept
+        ),
+        "groups read everything": checks.groups_read_everything(produced, consumed, groups),
+        "groups read what the log holds": checks.groups_read_what_the_log_holds(consumed, log),
+        "owners never overlap": checks.owners_never_overlap(changes, careful, attacked.removed_members()),
+        "old owners cannot commit": checks.old_owners_cannot_commit(changes, commits),
+        "numbers never fall": checks.numbers_never_fall(observed, commits, produced),
+        "compaction keeps the last": checks.compaction_keeps_the_last(produced, [KEYED], log),
+        "transfers happen once": checks.transfers_happen_once(sources, results),
+        "every node gives the same answer": [
+            sentence
+            for node, other in zip(attacked.nodes[1:], described[1:], strict=True)
+            for sentence in checks.states_are_equal(described[0], other, f"{attacked.nodes[0].name} and {node.name}")
+        ],
+    }
+    for node in attacked.nodes:
+        node.process.restart()
+    after = describe(attacked.bootstrap, groups)
+    found["a restart changes nothing"] = checks.states_are_equal(described[0], after, "restart of all nodes")
+    log_after = {
+        str(place): entry for place, entry in read_log(attacked.bootstrap, TOPICS).items() if place.topic != KEYED
+    }
+    found["a restart keeps the log"] = checks.states_are_equal(
+        {str(place): entry for place, entry in kept.items()}, log_after, "log after the restart"
+    )
+    return found
+
+
+def read_log(bootstrap: str, topics: Mapping[str, int]) -> dict[Place, Entry]:
+    """Read every record of `topics` with read_committed, from the first to the end at the time of the call."""
+    log: dict[Place, Entry] = {}
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"judge-{time.monotonic_ns()}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            **PATIENT,
+        }
+    )
+    try:
+        parts = [TopicPartition(topic, index, 0) for topic, count in topics.items() for index in range(count)]
+        consumer.assign(parts)
+        ended: set[tuple[str | None, int | None]] = set()
+        came_s = time.monotonic()
+        while len(ended) < len(parts):
+            messages = consumer.consume(5_000, 0.5)
+            came_s = time.monotonic() if messages else came_s
+            if time.monotonic() > came_s + READ_S:
+                raise WorkloadError(f"only {len(ended)} of {len(parts)} partitions could be read to their end")
+            for message in messages:
+                topic, partition, offset, value = (
+                    message.topic(),
+                    message.partition(),
+                    message.offset(),
+                    message.value(),
+                )
+                error = message.error()
+                if error is not None:
+                    if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001
+                        ended.add((topic, partition))
+                    continue
+                assert topic is not None
+                assert partition is not None
+                assert offset is not None
+                key = message.key()
+                log[Place(topic, partition, offset)] = Entry(None if key is None else key.decode(), int(value or b"-1"))
+    finally:
+        consumer.close()
+    return log
+
+
+def log_ends(bootstrap: str, topics: Mapping[str, int]) -> dict[Part, int]:
+    """Return where each partition's log ends."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
+    parts = [TopicPartition(topic, index) for topic, count in topics.items() for index in range(count)]
+    latest = OffsetSpec.latest()
+    assert latest is not None
+    answers = admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S)
+    return {Part(part.topic, part.partition): answer.result(CALL_S * 2).offset for part, answer in answers.items()}
+
+
+def describe(bootstrap: str, groups: Mapping[str, str]) -> dict[str, object]:
+    """Describe topics, log ends and committed offsets as the nodes of `bootstrap` see them."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
+    state: dict[str, object] = {}
+    for topic in admin.list_topics(timeout=CALL_S).topics.values():
+        if topic.topic in TOPICS:
+            state[f"partitions of {topic.topic}"] = len(topic.partitions)
+    for part, end in log_ends(bootstrap, TOPICS).items():
+        state[f"end of {part.topic}-{part.partition}"] = end
+    for group, topic in groups.items():
+        consumer = asking(bootstrap, group)
+        deadline_s = time.monotonic() + READ_S
+        while (found := committed(consumer, topic, TOPICS[topic])) is None:
+            if time.monotonic() > deadline_s:
+                raise WorkloadError(f"no node of {bootstrap} tells the committed offsets of {group}")
+        for partition, offset in found.items():
+            state[f"committed offset of {group} in {topic}-{partition}"] = offset
+        consumer.close()
+    return state

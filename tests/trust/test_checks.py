@@ -1,0 +1,192 @@
+"""Each check finds the violation that it is for, and accepts what is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.trust import checks
+from tests.trust.checks import Entry, Part, Place
+from tests.trust.history import (
+    Change,
+    Consumed,
+    Observed,
+    OffsetCommitted,
+    Outcome,
+    OwnerChanged,
+    Produced,
+    Quantity,
+)
+
+
+def produced(
+    value: int,
+    offset: int,
+    *,
+    outcome: Outcome = Outcome.OK,
+    key: str | None = None,
+    client: str = "p",
+    at_s: float = 0,
+) -> Produced:
+    return Produced(client, "t", 0, key, value, at_s, at_s + 0.5, outcome, offset)
+
+
+def log_of(*values: int, key: str | None = None) -> dict[Place, Entry]:
+    return {Place("t", 0, offset): Entry(key, value) for offset, value in enumerate(values)}
+
+
+def consumed(value: int, offset: int) -> Consumed:
+    return Consumed("g", "m", "t", 0, offset, value, 0.0)
+
+
+def owner(member: str, change: Change, at_s: float) -> OwnerChanged:
+    return OwnerChanged("g", member, "t", 0, change, at_s)
+
+
+def commit(member: str, offset: int, at_s: float, outcome: Outcome = Outcome.OK) -> OffsetCommitted:
+    return OffsetCommitted("g", member, "t", 0, offset, at_s, at_s + 0.5, outcome)
+
+
+def read(value: int, at_s: float, quantity: Quantity = Quantity.COMMITTED) -> Observed:
+    group = "g" if quantity is Quantity.COMMITTED else ""
+    return Observed(quantity, group, "t", 0, value, at_s, at_s + 0.5)
+
+
+def test_acknowledged_record_elsewhere_or_absent_is_lost() -> None:
+    assert checks.nothing_acknowledged_is_lost([produced(7, 0)], log_of(7)) == []
+    (absent,) = checks.nothing_acknowledged_is_lost([produced(7, 1)], log_of(7))
+    assert absent == "p was told that value 7 is at t-0 offset 1; no record is there"
+    (other,) = checks.nothing_acknowledged_is_lost([produced(7, 0)], log_of(8))
+    assert other.endswith("value 8 is there")
+
+
+def test_acknowledged_record_without_an_offset_must_be_in_its_partition() -> None:
+    assert checks.nothing_acknowledged_is_lost([produced(7, -1)], log_of(1, 7)) == []
+    assert len(checks.nothing_acknowledged_is_lost([produced(7, -1)], log_of(1, 2))) == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.FAILED])
+def test_record_that_was_not_acknowledged_may_be_absent(outcome: Outcome) -> None:
+    assert checks.nothing_acknowledged_is_lost([produced(7, -1, outcome=outcome)], {}) == []
+
+
+def test_record_twice_in_a_topic_is_found() -> None:
+    assert checks.nothing_is_there_twice(["t"], log_of(1, 2, 3)) == []
+    assert checks.nothing_is_there_twice(["t"], log_of(1, 2, 1)) == [
+        "value 1 of t is at 2 places: partition 0 offset 0, partition 0 offset 2"
+    ]
+    assert checks.nothing_is_there_twice(["other"], log_of(1, 1)) == []
+
+
+def test_record_that_nobody_sent_or_whose_send_failed_is_invented() -> None:
+    sent = [produced(1, 0), produced(2, -1, outcome=Outcome.UNKNOWN), produced(3, -1, outcome=Outcome.FAILED)]
+    assert checks.nothing_was_invented(sent, log_of(1, 2)) == []
+    assert len(checks.nothing_was_invented(sent, log_of(1, 2, 3, 4))) == 2
+
+
+def test_offsets_that_cannot_be_read_are_named_as_ranges() -> None:
+    log = {Place("t", 0, offset): Entry(None, offset) for offset in (0, 3, 4, 6)}
+    assert checks.offsets_are_dense({Part("t", 0): 8}, ["t"], log) == [
+        "t-0 ends at 8, but 4 offsets (1 to 2, 5, 7) cannot be read"
+    ]
+    assert checks.offsets_are_dense({Part("t", 0): 3}, ["t"], log_of(1, 2, 3)) == []
+
+
+def test_value_behind_a_higher_one_of_the_same_producer_is_out_of_order() -> None:
+    sent = [produced(1, 0), produced(2, 1), produced(9, 2, client="other")]
+    assert checks.producers_keep_their_order(sent, log_of(1, 9, 2)) == []
+    assert len(checks.producers_keep_their_order(sent, log_of(2, 1, 9))) == 1
+
+
+def test_acknowledged_record_that_a_group_was_not_given_is_found() -> None:
+    sent = [produced(1, 0), produced(2, 1), produced(3, -1, outcome=Outcome.UNKNOWN)]
+    assert checks.groups_read_everything(sent, [consumed(1, 0), consumed(2, 1)], {"g": "t"}) == []
+    assert checks.groups_read_everything(sent, [consumed(1, 0)], {"g": "t"}) == [
+        "group g was never given value 2 of t-0"
+    ]
+
+
+def test_consumer_that_is_given_another_record_than_the_log_holds_is_found() -> None:
+    assert checks.groups_read_what_the_log_holds([consumed(1, 0)], log_of(1)) == []
+    assert len(checks.groups_read_what_the_log_holds([consumed(1, 0), consumed(5, 1)], log_of(2))) == 2
+
+
+HANDED_OVER = [owner("a", Change.ASSIGNED, 1), owner("a", Change.REVOKED, 2), owner("b", Change.ASSIGNED, 3)]
+OVERLAPPING = [owner("a", Change.ASSIGNED, 1), owner("b", Change.ASSIGNED, 2), owner("a", Change.REVOKED, 3)]
+
+
+def test_partition_with_two_owners_is_found() -> None:
+    assert checks.owners_never_overlap(HANDED_OVER, ["g"], []) == []
+    (sentence,) = checks.owners_never_overlap(OVERLAPPING, ["g"], [])
+    assert sentence == "group g: b was given t-0 at 2.000 s while a owned it"
+
+
+def test_overlap_counts_in_named_groups_and_for_members_that_were_not_removed() -> None:
+    assert checks.owners_never_overlap(OVERLAPPING, ["other"], []) == []
+    assert checks.owners_never_overlap(OVERLAPPING, ["g"], [("g", "a")]) == []
+
+
+@pytest.mark.parametrize(
+    ("commits", "found"),
+    [
+        ([commit("a", 5, 1.5), commit("b", 9, 3.5)], 0),
+        ([commit("a", 5, 2.9)], 0),  # before the new owner was given it
+        ([commit("a", 5, 3.5)], 1),
+        ([commit("a", 5, 3.5, Outcome.FAILED)], 0),
+        ([commit("a", 5, 3.5, Outcome.UNKNOWN)], 0),
+    ],
+)
+def test_commit_of_an_old_owner_after_the_new_one_has_the_partition_is_found(
+    commits: Sequence[OffsetCommitted], found: int
+) -> None:
+    assert len(checks.old_owners_cannot_commit(HANDED_OVER, commits)) == found
+
+
+def test_number_that_falls_between_two_reads_is_found() -> None:
+    assert checks.numbers_never_fall([read(5, 0), read(5, 1), read(7, 2)], [], []) == []
+    assert checks.numbers_never_fall([read(5, 0), read(4, 1)], [], []) == [
+        "committed offset of t-0 of group g was 5, and 4 at 1.000 s"
+    ]
+
+
+def test_read_that_began_before_another_ended_may_return_less() -> None:
+    assert checks.numbers_never_fall([read(5, 0), read(4, 0.4)], [], []) == []
+
+
+def test_acknowledged_commit_or_record_must_be_seen_by_later_reads() -> None:
+    assert len(checks.numbers_never_fall([read(4, 1)], [commit("a", 5, 0)], [])) == 1
+    assert checks.numbers_never_fall([read(4, 1)], [commit("a", 5, 0, Outcome.UNKNOWN)], []) == []
+    assert len(checks.numbers_never_fall([read(5, 1, Quantity.LOG_END)], [], [produced(1, 5)])) == 1
+    assert checks.numbers_never_fall([read(6, 1, Quantity.LOG_END)], [], [produced(1, 5)]) == []
+
+
+def test_key_whose_last_value_is_older_than_the_acknowledged_one_was_compacted_wrongly() -> None:
+    sent = [produced(1, 0, key="k"), produced(2, 1, key="k"), produced(3, -1, key="k", outcome=Outcome.UNKNOWN)]
+    assert checks.compaction_keeps_the_last(sent, ["t"], log_of(2, key="k")) == []
+    assert checks.compaction_keeps_the_last(sent, ["t"], log_of(2, 3, key="k")) == []
+    assert len(checks.compaction_keeps_the_last(sent, ["t"], log_of(1, key="k"))) == 1
+    assert len(checks.compaction_keeps_the_last(sent, ["t"], {})) == 1
+
+
+def test_source_without_result_with_two_and_result_without_source_are_found() -> None:
+    assert checks.transfers_happen_once([1, 2], [2, 1]) == []
+    assert checks.transfers_happen_once([1, 2, 3], [2, 2, 9, 3]) == [
+        "source 2 has 2 results",
+        "result 9 has no source",
+        "source 1 has no result",
+    ]
+
+
+def test_states_that_differ_are_named() -> None:
+    assert checks.states_are_equal({"a": 1}, {"a": 1}, "w") == []
+    assert checks.states_are_equal({"a": 1, "b": 2}, {"b": 3}, "w") == [
+        "w: a was 1 and is absent",
+        "w: b was 2 and is 3",
+    ]
+
+
+def test_check_describes_twenty_violations_and_counts_the_others() -> None:
+    found = checks.nothing_was_invented([], log_of(*range(30)))
+    assert len(found) == checks.MAX_SENTENCES + 1
+    assert found[-1] == "and 10 more"

@@ -1,0 +1,584 @@
+"""Clients at work while faults are under way. Each workload is threads that write into the history.
+
+The one idea: a workload gives up nothing. A call that fails is made again, or recorded as unknown, so that after the
+faults every workload can finish and the checks can demand everything that was promised.
+"""
+
+# The stubs of these clients name only a part of what they have.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from tests.closing import close
+from tests.trust.history import (
+    Change,
+    Consumed,
+    History,
+    Observed,
+    OffsetCommitted,
+    Outcome,
+    OwnerChanged,
+    Produced,
+    Quantity,
+)
+
+CALL_S = 10.0
+FINISH_S = 180.0
+"""How long a workload may take to finish after the last fault has ended."""
+PATIENT: Mapping[str, Any] = {
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    "socket.timeout.ms": 6_000,
+    "log_level": 0,
+}
+
+
+class WorkloadError(Exception):
+    """A workload could not go on or not finish after all faults had ended."""
+
+
+class Workload:
+    """Threads that run until `stop`. `finish` waits until everything that was begun has an outcome."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    def _thread(self, run: Callable[[], None], name: str) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self._failure = error
+                raise
+
+        self._threads.append(threading.Thread(target=guarded, name=name, daemon=True))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def check(self) -> None:
+        """Raise WorkloadError if a thread failed."""
+        if self._failure is not None:
+            raise WorkloadError(f"{self.name}: {self._failure!r}") from self._failure
+
+    def finish(self) -> None:
+        """Raise WorkloadError if a thread failed, or does not end within FINISH_S."""
+        deadline_s = time.monotonic() + FINISH_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                raise WorkloadError(f"{self.name}: {thread.name} does not end")
+        self.check()
+
+
+class Producing(Workload):
+    """One producer that sends rising values, some of them with keys, at a bounded rate."""
+
+    def __init__(
+        self,
+        history: History,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        *,
+        idempotent: bool = True,
+        keys: int = 0,
+        rate: float = 150.0,
+        seed: int = 0,
+    ) -> None:
+        """`keys`: so many keys get values in turn, each in one partition; 0 sends none. `rate`: records per second."""
+        name = f"producer-{uuid.uuid4().hex[:6]}"
+        super().__init__(name)
+        self.topic = topic
+        self._history, self._partitions, self._keys = history, partitions, keys
+        self._chance = random.Random(seed)
+        self._pause_s = 1 / rate
+        self._settings = {
+            "bootstrap.servers": bootstrap,
+            "client.id": name,
+            "enable.idempotence": idempotent,
+            "acks": "all",
+            "linger.ms": self._chance.choice([0, 2, 10]),
+            "compression.type": self._chance.choice(["none", "lz4", "zstd"]),
+            "delivery.timeout.ms": 120_000,
+            "request.timeout.ms": 5_000,
+            **PATIENT,
+        }
+        self._thread(self._produce, name)
+
+    def _produce(self) -> None:
+        producer = confluent_kafka.Producer(self._settings)
+        value = 0
+        while not self._stopping.is_set():
+            if self._send(producer, value):
+                value += 1
+            producer.poll(self._pause_s)
+        left = producer.flush(FINISH_S)
+        if left:
+            raise WorkloadError(f"{left} records were never answered")
+
+    def _send(self, producer: confluent_kafka.Producer, value: int) -> bool:
+        invoked_s = time.monotonic()
+        key = f"k{value % self._keys}" if self._keys else None
+        partition = (value % self._keys if self._keys else value) % self._partitions
+
+        def delivered(error: KafkaError | None, message: confluent_kafka.Message) -> None:
+            offset = message.offset()
+            # librdkafka says "purged" or "timed out" of records that it may have sent: their fate is unknown.
+            outcome = Outcome.OK if error is None else Outcome.UNKNOWN
+            self._history.add(
+                Produced(
+                    *(self.name, self.topic, partition, key, value, invoked_s, time.monotonic(), outcome),
+                    offset if error is None and offset is not None else -1,
+                )
+            )
+
+        try:
+            producer.produce(self.topic, str(value).encode(), key=key, partition=partition, on_delivery=delivered)
+        except BufferError:
+            return False
+        return True
+
+
+class Group(Workload):
+    """A consumer group whose members come and go. Members process, then commit, and commit before they revoke."""
+
+    def __init__(
+        self,
+        history: History,
+        bootstrap: str,
+        topic: str,
+        *,
+        protocol: str,
+        members: int,
+        seed: int,
+        session_ms: int = 45_000,
+    ) -> None:
+        """`protocol`: eager, cooperative, static (cooperative with instance ids) or consumer (KIP-848)."""
+        self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
+        super().__init__(self.group)
+        self.protocol, self.topic = protocol, topic
+        self._history, self._bootstrap = history, bootstrap
+        self._session_ms = session_ms
+        self._seed = seed
+        self._draining = threading.Event()
+        for number in range(members):
+            self._thread(lambda number=number: self._consume(number), f"{self.group}-m{number}")
+
+    def drain(self) -> None:
+        """Let members stay from now on: they only read, until `stop`."""
+        self._draining.set()
+
+    def _settings(self, number: int) -> dict[str, Any]:
+        common = {
+            "bootstrap.servers": self._bootstrap,
+            "group.id": self.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            **PATIENT,
+        }
+        if self.protocol == "consumer":
+            return {**common, "group.protocol": "consumer"}
+        classic = {**common, "session.timeout.ms": self._session_ms, "heartbeat.interval.ms": 500}
+        if self.protocol == "eager":
+            return {**classic, "partition.assignment.strategy": "range"}
+        static = {"group.instance.id": f"instance-{number}"} if self.protocol == "static" else {}
+        return {**classic, "partition.assignment.strategy": "cooperative-sticky", **static}
+
+    def _consume(self, number: int) -> None:
+        chance = random.Random(self._seed * 100 + number)
+        life = 0
+        while not self._stopping.is_set():
+            name = f"m{number}.{life}"
+            _Member(self._history, self, name, {**self._settings(number), "client.id": name}, chance).live()
+            life += 1
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+
+class _Member:
+    """One life of one member: from its subscription until it closes."""
+
+    def __init__(
+        self, history: History, group: Group, name: str, settings: Mapping[str, Any], chance: random.Random
+    ) -> None:
+        self._history, self._group, self._name = history, group, name
+        self._positions: dict[int, int] = {}
+        """Per owned partition the offset to commit: one past the last processed record."""
+        # The first member stays, so that the group never empties; the others live for 5 to 30 seconds.
+        self._ends_s = time.monotonic() + (float("inf") if name.startswith("m0.") else chance.uniform(5, 30))
+        self._consumer = confluent_kafka.Consumer(dict(settings))
+
+    def live(self) -> None:
+        self._consumer.subscribe(
+            [self._group.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        processed = 0
+        try:
+            while not self._group.stopping and (self._group.draining or time.monotonic() < self._ends_s):
+                processed += self._take()
+                if processed >= 100:
+                    self._commit()
+                    processed = 0
+        finally:
+            close(self._consumer, self._take)
+
+    def _take(self) -> int:
+        message = self._consumer.poll(0.1)
+        if message is None or message.error() is not None:
+            return 0
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        assert value is not None
+        self._history.add(
+            Consumed(
+                *(self._group.group, self._name, self._group.topic, partition, offset, int(value)), time.monotonic()
+            )
+        )
+        self._positions[partition] = offset + 1
+        return 1
+
+    def _commit(self, partitions: Sequence[int] | None = None) -> None:
+        wanted = {part: at for part, at in self._positions.items() if partitions is None or part in partitions}
+        if not wanted:
+            return
+        invoked_s = time.monotonic()
+        outcomes = dict.fromkeys(wanted, Outcome.UNKNOWN)
+        try:
+            offsets = [TopicPartition(self._group.topic, part, at) for part, at in wanted.items()]
+            for answered in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
+                outcomes[answered.partition] = Outcome.OK if answered.error is None else Outcome.FAILED
+        except KafkaException:
+            pass  # refused or unanswered: the outcome stays unknown
+        for part, at in wanted.items():
+            self._history.add(
+                OffsetCommitted(
+                    *(self._group.group, self._name, self._group.topic, part, at, invoked_s, time.monotonic()),
+                    outcomes[part],
+                )
+            )
+
+    def _assigned(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            self._positions.pop(partition.partition, None)
+            self._changed(partition, Change.ASSIGNED)
+
+    def _revoked(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._commit([partition.partition for partition in partitions])
+        for partition in partitions:
+            self._positions.pop(partition.partition, None)
+            self._changed(partition, Change.REVOKED)
+
+    def _lost(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            self._positions.pop(partition.partition, None)
+            self._changed(partition, Change.LOST)
+
+    def _changed(self, partition: TopicPartition, change: Change) -> None:
+        self._history.add(
+            OwnerChanged(
+                *(self._group.group, self._name, partition.topic, partition.partition, change), time.monotonic()
+            )
+        )
+
+
+class Transfers(Workload):
+    """Consume-process-produce: each source record becomes one result, in one transaction with the offsets."""
+
+    def __init__(self, bootstrap: str, source: str, target: str, *, workers: int, partitions: int) -> None:
+        self.group = f"transfer-{uuid.uuid4().hex[:6]}"
+        super().__init__(self.group)
+        self.source, self.target, self.bootstrap = source, target, bootstrap
+        self._partitions = partitions
+        for number in range(workers):
+            self._thread(lambda number=number: self._run(number), f"{self.group}-w{number}")
+
+    def _run(self, number: int) -> None:
+        while not self._stopping.is_set():
+            _Worker(self, number, self._partitions).work(self._stopping)
+
+
+class _Worker:
+    """One life of a transactional worker. It ends when its producer can do nothing more, and another life follows."""
+
+    def __init__(self, transfers: Transfers, number: int, partitions: int) -> None:
+        self._transfers, self._partitions = transfers, partitions
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": transfers.bootstrap,
+                "transactional.id": f"{transfers.group}-{number}",
+                "transaction.timeout.ms": 30_000,
+                "request.timeout.ms": 5_000,
+                "linger.ms": 1,
+                **PATIENT,
+            }
+        )
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": transfers.bootstrap,
+                "group.id": transfers.group,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": 45_000,
+                "heartbeat.interval.ms": 500,
+                **PATIENT,
+            }
+        )
+
+    def work(self, stopping: threading.Event) -> None:
+        # A batch in hand is sent with the group's metadata, so the coordinator refuses it if the partition has moved.
+        self._consumer.subscribe([self._transfers.source])
+        try:
+            self._producer.init_transactions(CALL_S * 3)
+            while not stopping.is_set():
+                messages = [message for message in self._consumer.consume(50, 0.2) if message.error() is None]
+                if messages and not self._transfer(messages):
+                    return
+        except KafkaException:
+            return  # fenced, timed out or fatal: another life begins at the committed offsets
+        finally:
+            close(self._consumer, lambda: self._consumer.poll(0.1))
+
+    def _transfer(self, messages: Sequence[confluent_kafka.Message]) -> bool:
+        """Return False if this worker cannot go on: what it consumed is then read again after the committed offsets."""
+        self._producer.begin_transaction()
+        try:
+            for message in messages:
+                value = message.value()
+                assert value is not None
+                self._producer.produce(self._transfers.target, value, partition=int(value) % self._partitions)
+            ends: dict[int, int] = {}
+            for message in messages:
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                ends[partition] = max(ends.get(partition, 0), offset + 1)
+            offsets = [TopicPartition(self._transfers.source, part, at) for part, at in ends.items()]
+            self._producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), CALL_S)
+            self._commit()
+        except KafkaException:
+            # The position has moved past records that are not committed, so only a new life reads them again.
+            self._producer.abort_transaction(CALL_S * 3)
+            return False
+        return True
+
+    def _commit(self) -> None:
+        deadline_s = time.monotonic() + CALL_S * 3
+        while True:
+            try:
+                self._producer.commit_transaction(CALL_S)
+                return
+            except KafkaException as raised:
+                error = raised.args[0]
+                if not error.retriable() or time.monotonic() > deadline_s:
+                    raise
+
+
+class Observer(Workload):
+    """Reads committed offsets and both ends of logs over and over, and records the answers."""
+
+    def __init__(self, history: History, bootstrap: str, topics: Mapping[str, int], groups: Mapping[str, str]) -> None:
+        """`topics`: partitions by topic. `groups`: topic by group."""
+        super().__init__(f"observer-{uuid.uuid4().hex[:6]}")
+        self._history, self._bootstrap = history, bootstrap
+        self._topics, self._groups = topics, groups
+        self._thread(self._observe, self.name)
+
+    def _observe(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap, **PATIENT})
+        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
+        while not self._stopping.is_set():
+            for topic, partitions in self._topics.items():
+                parts = [TopicPartition(topic, index) for index in range(partitions)]
+                self._log_bounds(admin, parts, OffsetSpec.earliest(), Quantity.LOG_START)
+                self._log_bounds(admin, parts, OffsetSpec.latest(), Quantity.LOG_END)
+            for group, topic in self._groups.items():
+                self._committed(consumers[group], group, topic)
+            self._stopping.wait(0.5)
+        for consumer in consumers.values():
+            consumer.close()
+
+    def _log_bounds(
+        self, admin: AdminClient, parts: Sequence[TopicPartition], spec: OffsetSpec | None, quantity: Quantity
+    ) -> None:
+        invoked_s = time.monotonic()
+        assert spec is not None
+        answers = admin.list_offsets(dict.fromkeys(parts, spec), request_timeout=CALL_S)
+        for part, answer in answers.items():
+            try:
+                value = answer.result(CALL_S * 2).offset
+            except (KafkaException, TimeoutError):
+                continue  # not answered, so nothing was observed
+            if value < 0:
+                continue  # librdkafka tells so of a partition that a part of its requests did not reach
+            self._history.add(Observed(quantity, "", part.topic, part.partition, value, invoked_s, time.monotonic()))
+
+    def _committed(self, consumer: confluent_kafka.Consumer, group: str, topic: str) -> None:
+        invoked_s = time.monotonic()
+        found = committed(consumer, topic, self._topics[topic])
+        for partition, offset in (found or {}).items():
+            self._history.add(
+                Observed(*(Quantity.COMMITTED, group, topic, partition, offset, invoked_s), time.monotonic())
+            )
+
+
+def asking(bootstrap: str, group: str) -> confluent_kafka.Consumer:
+    """Return a consumer that joins nothing, to ask for the committed offsets of `group`.
+
+    librdkafka's admin client cannot do it here. If the node that it asks is no longer the coordinator, it ends with
+    SIGSEGV (2.16): it refreshes the coordinator of a consumer that it does not have.
+    """
+    return confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **PATIENT}
+    )
+
+
+def committed(consumer: confluent_kafka.Consumer, topic: str, partitions: int) -> dict[int, int] | None:
+    """Return the committed offsets by partition, without those that have none; None if any is not answered."""
+    try:
+        found = consumer.committed([TopicPartition(topic, index) for index in range(partitions)], CALL_S)
+    except KafkaException:
+        return None
+    if any(part.error is not None for part in found):
+        return None
+    return {part.partition: part.offset for part in found if part.offset >= 0}
+
+
+class TopicChurn(Workload):
+    """Creates, writes, reads, grows and deletes topics over and over, always under the same few names.
+
+    A topic that was created again begins empty at offset 0, and a record that was acknowledged is there as long as the
+    topic is. This workload judges by itself, because the final log does not hold its topics; it raises WorkloadError.
+    """
+
+    def __init__(self, bootstrap: str, *, seed: int) -> None:
+        super().__init__(f"churn-{uuid.uuid4().hex[:6]}")
+        self._bootstrap = bootstrap
+        self._chance = random.Random(seed)
+        self.rounds = 0
+        self._thread(self._churn, self.name)
+
+    def _churn(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap, **PATIENT})
+        while not self._stopping.is_set():
+            topic = f"{self.name}-{self._chance.randrange(3)}"
+            partitions = self._chance.randint(1, 4)
+            _insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions))
+            sent = self._write(topic, partitions)
+            found = self._read(topic, partitions)
+            if found != sent:
+                raise WorkloadError(f"{topic}: wrote {sent} and read {found}")
+            _insist(lambda topic=topic: _delete(admin, topic))
+            self.rounds += 1
+
+    def _write(self, topic: str, partitions: int) -> dict[int, list[bytes]]:
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 1, **PATIENT}
+        )
+        failed: list[str] = []
+        sent: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
+        for number in range(self._chance.randint(1, 50)):
+            index, value = number % partitions, f"{self.rounds}-{number}".encode()
+            sent[index].append(value)
+            producer.produce(
+                *(topic, value),
+                partition=index,
+                on_delivery=lambda error, _: failed.append(str(error)) if error is not None else None,
+            )
+        if producer.flush(FINISH_S) or failed:
+            raise WorkloadError(f"{topic}: records were not acknowledged: {failed[:3]}")
+        return sent
+
+    def _read(self, topic: str, partitions: int) -> dict[int, list[bytes]]:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                **PATIENT,
+            }
+        )
+        found: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
+        try:
+            consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+            ended: set[int] = set()
+            deadline_s = time.monotonic() + FINISH_S
+            while len(ended) < partitions:
+                if time.monotonic() > deadline_s:
+                    raise WorkloadError(f"{topic}: not read to its end within {FINISH_S:.0f} s")
+                message = consumer.poll(0.5)
+                if message is None:
+                    continue
+                error, index, value = message.error(), message.partition(), message.value()
+                assert index is not None
+                if error is None and value is not None:
+                    found[index].append(value)
+                elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    ended.add(index)
+        finally:
+            consumer.close()
+        return found
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
+    """Create `topics` (partitions by name) with the settings in `configs`, and wait until every node lists them."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
+    for topic, partitions in topics.items():
+        _insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions, configs.get(topic, {})))
+
+
+def _create(admin: AdminClient, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+    new = NewTopic(topic, partitions, 1, config=dict(config or {}))
+    try:
+        admin.create_topics([new], operation_timeout=CALL_S, request_timeout=CALL_S)[topic].result(CALL_S * 2)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def _delete(admin: AdminClient, topic: str) -> None:
+    try:
+        admin.delete_topics([topic], operation_timeout=CALL_S, request_timeout=CALL_S)[topic].result(CALL_S * 2)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
+
+
+def _insist(call: Callable[[], None]) -> None:
+    """Make the call until it succeeds. Raise WorkloadError after FINISH_S."""
+    deadline_s = time.monotonic() + FINISH_S
+    while True:
+        try:
+            call()
+            return
+        except (KafkaException, TimeoutError) as error:
+            if time.monotonic() > deadline_s:
+                raise WorkloadError(f"no success within {FINISH_S:.0f} s: {error}") from error
