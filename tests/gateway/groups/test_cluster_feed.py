@@ -113,6 +113,9 @@ class Topics:
         self.broker, self.group_configs = parse_broker_configs({}), dict[str, dict[str, str]]()
         self.changed: Callable[[], None] = lambda: None
 
+    def listen(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+
     def topics(self) -> list[SimpleNamespace]:
         return list(self.by_id.values())
 
