@@ -247,7 +247,8 @@ ON_PURPOSE = [
     "  acks.",
     "- The first ShareFetch of a new share group returns records of every partition that has some, up to its limits.",
     "  Kafka returns those of the partition that it initializes first, and the others with the next fetches.",
-    "- An OffsetFetch that another node must answer is refused for the group, as in Kafka, and its partitions are named",
+    "- An OffsetFetch that another node must answer is refused for the group, as in Kafka, "
+    "and its partitions are named",
     "  with UNSTABLE_OFFSET_COMMIT besides. librdkafka never asks again for partitions that the answer does not name.",
     "- A node that is alive cannot be unregistered (INVALID_REQUEST): it is to be stopped first. Kafka fences it and",
     "  lets it run on.",

@@ -1,4 +1,4 @@
-"""Where replicas are counted: how many a topic may have, and which nodes become them."""
+"""Replication factors under strict replicas: how many replicas a topic may have, and which nodes hold them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RACKS = ("a", "b", "a")
 
 @asynccontextmanager
 async def three(url: str, settings: dict[str, str] | None = None) -> AsyncIterator[list[AdminNode]]:
-    """Nodes 1 to 3, the second in another rack, each of which knows of the others."""
+    """Start nodes 1 to 3, the second in another rack, each of which knows of the others."""
     broker = {"replicas.strict": "true", **(settings or {})}
     async with AsyncExitStack() as stack:
         nodes = [
@@ -40,7 +40,7 @@ async def three(url: str, settings: dict[str, str] | None = None) -> AsyncIterat
 async def create(
     node: AdminNode, name: str, count: int, factor: int, *, validate_only: bool = False
 ) -> tuple[int, str | None]:
-    """Code and message."""
+    """Create a topic; return code and message."""
     topic = CreatableTopic(name=name, num_partitions=count, replication_factor=factor)
     request = CreateTopicsRequest(topics=(topic,), validate_only=validate_only)
     (result,) = (await node.ask(ApiKey.CREATE_TOPICS, request, 7)).topics
@@ -51,7 +51,7 @@ async def create(
 
 
 async def shown(node: AdminNode, name: str, code: ErrorCode = ErrorCode.NONE) -> list[tuple[int, ...]]:
-    """Replicas of each partition as Metadata says, whose leader is the first of them."""
+    """Return the replicas of each partition as Metadata shows them; the leader is the first of them."""
     await node.catalog.refresh_if_changed()
     request = MetadataRequest(topics=(MetadataRequestTopic(name=name),), allow_auto_topic_creation=True)
     (topic,) = (await node.ask(ApiKey.METADATA, request, 12)).topics
@@ -78,7 +78,7 @@ async def test_no_topic_has_more_replicas_than_there_are_nodes(database_url: str
         for factor in (4, -1):
             assert await create(one, "orders", 1, factor, validate_only=validate_only) == refused
         assert await create(one, "orders", 1, 3, validate_only=True) == (ErrorCode.NONE, None)
-        # Who is not alive is counted, and leads nothing.
+        # A node that is not alive counts, and leads nothing.
         await two.membership.withdraw()
         for node in (one, three_):
             await node.membership.renew()
@@ -90,12 +90,12 @@ async def test_no_topic_has_more_replicas_than_there_are_nodes(database_url: str
         code, message = await create(one, "others", 1, 3, validate_only=validate_only)
         assert code == ErrorCode.INVALID_REPLICATION_FACTOR
         assert "only 2 broker(s) are registered" in (message or "")
-        # By an automatic creation nobody hears why.
+        # An automatic creation has no field for the reason of its failure.
         assert await shown(one, "automatic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == []
         assert one.catalog.get("automatic") is None
 
 
-async def test_a_topic_has_as_many_replicas_as_were_asked_for(database_url: str) -> None:
+async def test_topic_has_the_requested_number_of_replicas(database_url: str) -> None:
     settings = {"default.replication.factor": "2", "num.partitions": "2"}
     async with three(database_url, settings) as nodes:
         for name, count, factor in (("all", 6, 3), ("two", 12, 2), ("one", 3, 1), ("default", -1, -1)):
@@ -120,7 +120,7 @@ async def test_leaders_of_topics_of_one_partition_are_spread_too(database_url: s
         assert {(await shown(one, topic.name))[0] for topic in topics} == {(1,), (2,), (3,)}
 
 
-async def test_added_partitions_go_on_where_the_last_was_placed(database_url: str) -> None:
+async def test_added_partitions_continue_after_the_last_placement(database_url: str) -> None:
     async with three(database_url) as (one, *_):
         assert await create(one, "orders", 2, 2) == (ErrorCode.NONE, None)
         assert await grow(one, "orders", 6) == (ErrorCode.NONE, None)
@@ -129,7 +129,7 @@ async def test_added_partitions_go_on_where_the_last_was_placed(database_url: st
         assert all(2 in replicas for replicas in placed)
 
 
-async def test_what_nobody_was_named_for_its_leader_alone_holds(database_url: str) -> None:
+async def test_partition_without_named_replicas_is_held_by_its_leader_alone(database_url: str) -> None:
     async with three(database_url, {"default.replication.factor": "3"}) as (one, *_):
         (topic,) = await one.topics.create([NewTopic("older", 12, {})])
         assert isinstance(topic, Topic)
@@ -146,7 +146,7 @@ async def test_what_nobody_was_named_for_its_leader_alone_holds(database_url: st
         assert (await shown(one, "older"))[12] == (2,)
 
 
-async def test_without_the_setting_any_factor_is_taken(database_url: str) -> None:
+async def test_any_replication_factor_is_accepted_without_the_setting(database_url: str) -> None:
     async with three(database_url, {"replicas.strict": "false"}) as (one, *_):
         assert await create(one, "orders", 1, 9) == (ErrorCode.NONE, None)
         (replicas,) = await shown(one, "orders")

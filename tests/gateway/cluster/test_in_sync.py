@@ -1,4 +1,6 @@
-"""Who leads and who is in sync where eligible.leader.replicas.version is 0, by values; and that 1 changes nothing."""
+"""Leaders and in-sync replicas while eligible.leader.replicas.version is 0, by values; and that level 1 ignores
+in-sync.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ALIVE = st.frozensets(NODE_IDS)
 
 @st.composite
 def assignments(draw: st.DrawFn) -> Assignment:
-    """Also what no pass leaves: others in sync than replicas, as a node of the release before would have it."""
+    """Draw any assignment, also one that no pass leaves: in-sync nodes that are no replicas, as the previous release
+    allowed.
+    """
     return Assignment(draw(SOME), draw(st.none() | NODE_IDS), draw(st.none() | SOME))
 
 
@@ -40,7 +44,7 @@ def assignments(draw: st.DrawFn) -> Assignment:
         ((8,), {2}, False, (2,), 2),
     ],
 )
-def test_who_stays_in_sync(
+def test_only_live_replicas_stay_in_sync(
     in_sync: tuple[int, ...] | None,
     alive: set[int],
     unclean: bool,
@@ -57,14 +61,14 @@ def placed(key: int, assignment: Assignment | None = None) -> Partition:
     return Partition(0, PartitionKey(key), 0, assignment, UUID(int=key), 1)
 
 
-def test_the_elected_leads_while_it_is_in_sync_and_alive() -> None:
+def test_elected_leader_leads_while_in_sync_and_alive() -> None:
     assert leader(Assignment((1, 2, 3), 3, (1, 3)), {1, 2, 3}) == 3
     assert leader(Assignment((1, 2, 3), 3, (1, 2)), {1, 2, 3}) == 1
     assert leader(Assignment((1, 2, 3), 3, (1, 3)), {1, 2}) == 1
 
 
 @given(assignments(), ALIVE)
-def test_who_leads_is_in_sync_and_alive(known: Assignment, alive: frozenset[int]) -> None:
+def test_leader_is_in_sync_and_alive(known: Assignment, alive: frozenset[int]) -> None:
     led_by = leader(known, alive)
     if led_by == NO_LEADER:
         assert alive.isdisjoint(members(known))
@@ -74,7 +78,7 @@ def test_who_leads_is_in_sync_and_alive(known: Assignment, alive: frozenset[int]
 
 
 @given(assignments(), ALIVE, st.booleans())
-def test_somebody_is_always_in_sync(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
+def test_in_sync_set_is_never_empty(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
     after = Assignment(known.replicas, known.leader, followed(known, alive, unclean=unclean))
     in_sync = members(after)
     assert in_sync
@@ -91,16 +95,16 @@ def test_somebody_is_always_in_sync(known: Assignment, alive: frozenset[int], un
 
 
 @given(assignments(), ALIVE, st.booleans())
-def test_a_second_look_changes_nothing(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
-    """Somebody who was elected uncleanly leads from then on, so that the others join him at the second look."""
+def test_second_pass_changes_nothing(known: Assignment, alive: frozenset[int], unclean: bool) -> None:
+    """A replica that was elected uncleanly leads from then on, so the others join it in the second pass."""
     for _ in range(2):
         known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=unclean))
     assert followed(known, alive, unclean=unclean) == known.in_sync
 
 
 @given(assignments(), st.lists(ALIVE, max_size=6))
-def test_who_leads_goes_on_while_it_lives(known: Assignment, looks: list[frozenset[int]]) -> None:
-    """Nobody loses his lead because others come or go, but to one that is before him among the replicas."""
+def test_leader_continues_while_alive(known: Assignment, looks: list[frozenset[int]]) -> None:
+    """A leader keeps leading if other replicas come or go, unless one returns that precedes it among the replicas."""
     for alive in looks:
         known = Assignment(known.replicas, known.leader, followed(known, alive, unclean=False))
         led_by = leader(known, alive)
@@ -111,7 +115,7 @@ def test_who_leads_goes_on_while_it_lives(known: Assignment, looks: list[frozens
 
 
 @given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
-def test_at_level_1_it_makes_no_difference_who_is_in_sync(alive: frozenset[int], known: Assignment, key: int) -> None:
+def test_in_sync_set_has_no_effect_at_level_1(alive: frozenset[int], known: Assignment, key: int) -> None:
     leaders, forgotten = Leaders(alive), known._replace(in_sync=None)
     assert leaders.leader(placed(key, known)) == leaders.leader(placed(key, forgotten)) != NO_LEADER
     assert leaders.in_sync(known) == tuple(node for node in known.replicas if node in alive)
@@ -119,7 +123,7 @@ def test_at_level_1_it_makes_no_difference_who_is_in_sync(alive: frozenset[int],
 
 
 @given(st.frozensets(NODE_IDS, min_size=1), assignments(), st.integers(0, 2**63 - 1))
-def test_at_level_0_it_does(alive: frozenset[int], known: Assignment, key: int) -> None:
+def test_in_sync_set_has_effect_at_level_0(alive: frozenset[int], known: Assignment, key: int) -> None:
     leaders = Leaders(alive, only_in_sync=True)
     assert leaders.leader(placed(key, known)) == leader(known, alive)
     assert leaders.in_sync(known) == members(known)

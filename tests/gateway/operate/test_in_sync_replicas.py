@@ -1,4 +1,6 @@
-"""eligible.leader.replicas.version 0 on a real Postgres: who is written down as in sync, and what clients see of it."""
+"""eligible.leader.replicas.version 0 on a real Postgres: which replicas are stored as in sync, and what clients see of
+that.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ LAST = DeleteRecordsPartition(partition_index=0, offset=-1)
 
 
 async def lease_of(node: AdminNode) -> CoordinatorLease:
-    """The job's lease, which nobody else may have."""
+    """Acquire the job's lease, which no other node may have."""
     store: NodeStore = node.membership._store  # noqa: SLF001
     (lease,) = await store.acquire_leases(node.membership.node_id, [Job.METADATA], TTL_MS, LeaseKind.JOBS)
     return lease
@@ -64,7 +66,7 @@ async def job(node: AdminNode) -> InSyncReplicas:
 
 
 async def level(node: AdminNode, level: int, *others: AdminNode) -> None:
-    """Set by UpdateFeatures, and known to all."""
+    """Set the level by UpdateFeatures, and wait until all nodes know it."""
     update = FeatureUpdateKey(feature=FEATURE, max_version_level=level, upgrade_type=1 if level else 2)
     answer = await node.ask(ApiKey.UPDATE_FEATURES, UpdateFeaturesRequest(feature_updates=(update,)), 1)
     assert answer.error_code == ErrorCode.NONE, answer
@@ -73,21 +75,21 @@ async def level(node: AdminNode, level: int, *others: AdminNode) -> None:
 
 @asynccontextmanager
 async def three_at_0(url: str) -> AsyncIterator[tuple[list[AdminNode], InSyncReplicas]]:
-    """Nodes 1 to 3 at level 0, and the job, which node 1 has."""
+    """Start nodes 1 to 3 at level 0, and the job, which node 1 runs."""
     async with three(url) as nodes:
         await level(nodes[0], 0, *nodes)
         yield nodes, await job(nodes[0])
 
 
 async def after(run: InSyncReplicas, *nodes: AdminNode, topic: str = "named") -> list[tuple[object, ...]]:
-    """What every node shows of the topic behind a pass: leaders, replicas, in sync, offline."""
+    """Run a pass; return what every node shows of the topic: leaders, replicas, in sync, offline."""
     await run.run()
     seen = [await shown(node, topic) for node in nodes]
     assert all(each == seen[0] for each in seen)
     return list(seen[0])
 
 
-async def test_who_dies_is_out_of_sync_and_who_comes_back_is_in(database_url: str) -> None:
+async def test_dead_node_leaves_the_in_sync_set_and_rejoins_it(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await one.create("placed", 3)
@@ -101,7 +103,7 @@ async def test_who_dies_is_out_of_sync_and_who_comes_back_is_in(database_url: st
         assert all(each[0] > 0 for each in await shown(one, "placed"))
 
 
-async def test_nobody_leads_until_somebody_in_sync_is_back(database_url: str) -> None:
+async def test_partition_has_no_leader_until_an_in_sync_replica_returns(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(two, one, three_)
@@ -121,7 +123,7 @@ async def test_nobody_leads_until_somebody_in_sync_is_back(database_url: str) ->
         assert await after(run, one, two, three_) == [(3, (3, 2), (3, 2), ())]
 
 
-async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) -> None:
+async def test_unclean_election_takes_any_live_replica(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2), (3, 1))
         await gone(two, one, three_)
@@ -136,7 +138,7 @@ async def test_an_unclean_election_takes_any_that_is_alive(database_url: str) ->
             }
         }
         await back(two)
-        # Node 1 has not heard that node 2 is back, and looks.
+        # Node 1 does not know yet that node 2 is back, and checks.
         assert await elect(one, {"named": (0,)}, PREFERRED) == {"named": {0: UNAVAILABLE}}
         assert await elect(one, None, UNCLEAN) == {"named": {0: NONE}}
         assert await shown(one, "named") == [(2, (3, 2), (2,), (3,)), (1, (3, 1), (1,), (3,))]
@@ -178,7 +180,7 @@ async def test_a_reassignment_has_its_replicas_in_sync(database_url: str) -> Non
         assert await after(run, one, two) == [(1, (3, 1, 2), (1, 2), (3,))]
 
 
-async def test_level_1_knows_nobody_out_of_sync(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_level_1_has_no_out_of_sync_replicas(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED_AT_ONCE", 2)
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", *[(3, 2)] * 5)
@@ -196,7 +198,7 @@ async def test_level_1_knows_nobody_out_of_sync(database_url: str, monkeypatch: 
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))] * 5
 
 
-async def test_a_pass_writes_what_has_changed_alone(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pass_writes_only_changes(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2), (1, 2))
         await gone(three_, one, two)
@@ -206,14 +208,14 @@ async def test_a_pass_writes_what_has_changed_alone(database_url: str, monkeypat
         await run.run()
         with monkeypatch.context() as patched:
             patched.setattr(one.catalog, "topics", None)
-            await run.run()  # it looks at nothing, for nothing has changed
+            await run.run()  # the pass reads nothing, because nothing has changed
         assert await one.topics.revision() == before + 1
         await assigned(one, "later", (2, 1))
         await gone(two, one)
         assert await after(run, one, topic="later") == [(1, (2, 1), (1,), (2,))]
 
 
-async def test_what_is_not_as_it_was_known_stands(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_change_is_not_overwritten(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(three_, one, two)
@@ -230,7 +232,7 @@ async def test_what_is_not_as_it_was_known_stands(database_url: str, monkeypatch
         assert await after(run, one, two) == [(2, (3, 2, 1), (2, 1), (3,))], "the next pass looks again"
 
 
-async def test_who_has_lost_the_lease_writes_nothing(database_url: str) -> None:
+async def test_pass_without_its_lease_writes_nothing(database_url: str) -> None:
     async with three_at_0(database_url) as ((one, two, three_), run):
         await assigned(one, "named", (3, 2))
         await gone(three_, one, two)
@@ -246,7 +248,7 @@ async def test_who_has_lost_the_lease_writes_nothing(database_url: str) -> None:
         assert known == Assignment((3, 2), None, (2,))
 
 
-async def test_who_has_no_lease_at_the_moment_looks_again(database_url: str) -> None:
+async def test_pass_without_a_lease_runs_again_later(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await level(one, 0, two, three_)
         await assigned(one, "named", (3, 2))
@@ -258,7 +260,7 @@ async def test_who_has_no_lease_at_the_moment_looks_again(database_url: str) -> 
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_who_is_first_back_after_an_outage_of_all_puts_nobody_out_of_sync(
+async def test_first_node_after_a_full_outage_removes_no_replica_from_the_in_sync_set(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three_at_0(database_url) as ((one, two, three_), _):
@@ -286,7 +288,7 @@ async def test_who_is_first_back_after_an_outage_of_all_puts_nobody_out_of_sync(
         assert await after(run, one, two) == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_nobody_serves_what_nobody_leads(database_url: str) -> None:
+async def test_partition_without_a_leader_is_not_served(database_url: str) -> None:
     async with data_plane(database_url) as node:
         topic, other = await node.create_topic("named"), await node.create_topic("placed")
         for each in (topic, other):
