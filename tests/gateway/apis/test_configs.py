@@ -358,7 +358,7 @@ async def test_listener_settings_change_on_a_running_node(database_url: str) -> 
         assert (entry.name, entry.value, entry.config_source) == (MAP, "PLAINTEXT:PLAINTEXT", static)
 
 
-async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:
+async def test_describe_all_brokers_shows_settings_of_all_brokers(database_url: str) -> None:
     async with admin_node(database_url) as node:
         (insync,) = (await describe(node, BROKER, "")).configs
         told = (insync.name, insync.value, insync.config_source)

@@ -89,7 +89,7 @@ async def test_many_partitions_take_several_queries(database_url: str, monkeypat
         assert found["orders", 7] == size
 
 
-async def test_what_another_node_created_and_deleted(database_url: str) -> None:
+async def test_log_dirs_follow_topics_that_another_node_creates_or_deletes(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         gone = await node.create("gone")
         await node.create("kept")

@@ -128,7 +128,7 @@ async def test_killed_process_returns_at_once_with_its_id_and_higher_epochs(data
     assert await killed.store.renew_leases(killed.membership.node_id, killed.acquired, TTL_MS) == []
 
 
-async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database: Database) -> None:
+async def test_second_node_takes_free_shards_and_points_to_the_first(database: Database) -> None:
     first = await Node(database, 9092).start()
     second = await Node(database, 9093).start()
     assert second.leases.held == 0

@@ -234,7 +234,7 @@ async def test_2_another_incarnation_under_the_name_replaces_the_one_that_is_hel
     assert set(node.catalog.held) == {new.topic_id}
 
 
-async def test_3_what_is_installed_twice_is_installed_once(node: DataPlane) -> None:
+async def test_3_topic_installed_twice_is_installed_once(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.fill(topic, [300])
     node.catalog.perform(InstallRouted(topic))
@@ -290,7 +290,7 @@ async def test_7_tenth_equal_failure_is_logged_as_an_error(node: DataPlane, monk
     await passes.run()
 
 
-async def test_8_leases_and_handoffs_go_on_while_the_catalog_cannot_be_read(
+async def test_8_leases_and_handoffs_continue_while_the_catalog_cannot_be_read(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = asyncio.Event()

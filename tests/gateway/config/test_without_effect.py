@@ -76,7 +76,7 @@ def test_defaults_are_kafkas_unless_another_is_listed() -> None:
     assert differing == OTHER_DEFAULTS
 
 
-def test_what_may_change_here_may_change_in_kafka() -> None:
+def test_dynamic_settings_are_dynamic_in_kafka_too() -> None:
     dynamic = {name for name, key in LISTED.items() if key.update is Update.DYNAMIC}
     assert dynamic <= {name for name, (*_, mode) in KAFKA.items() if mode == "cluster-wide"}
     of_one_node = {name for name, key in LISTED.items() if key.update is Update.OF_ONE_NODE}

@@ -114,7 +114,7 @@ async def test_a_heartbeat_to_an_idle_group_is_answered_in_the_call_and_without_
     assert member.may_commit().error is ErrorCode.NONE
 
 
-async def test_what_arrives_during_a_write_is_answered_after_it_in_order(node: GroupNode, database_url: str) -> None:
+async def test_requests_during_a_write_are_answered_after_it_in_order(node: GroupNode, database_url: str) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first, second)
     order: list[str] = []

@@ -262,7 +262,7 @@ async def test_queued_bytes_are_released(node: DataPlane, database_url: str) -> 
     assert node.appender.queued_bytes == 0
 
 
-async def test_drain_finishes_what_is_queued(node: DataPlane, database_url: str) -> None:
+async def test_drain_finishes_queued_batches(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         futures = [node.appender.submit(new_batch(topic, batch_of(b"a"))) for _ in range(3)]

@@ -212,7 +212,7 @@ class Looks:
         monkeypatch.setattr(node.topics, "changes", noted)
 
 
-async def test_only_what_has_changed_is_read(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changes_are_read(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         await create_elsewhere(node, f"t{number}")
     await node.catalog.refresh_if_changed()

@@ -436,7 +436,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_append_wakes_those_who_watch_its_partition_only() -> None:
+async def test_append_wakes_watches_of_its_partition_alone() -> None:
     tail = Tail(10**6)
     _, there = await parked(tail, [P0])
     _, elsewhere = await parked(tail, [P1])

@@ -227,7 +227,7 @@ async def test_a_request_without_answer_keeps_its_place() -> None:
         assert await peer.answers(2) == [b"lwait:1", b"lecho:3"]
 
 
-async def test_a_request_sees_what_those_before_it_did() -> None:
+async def test_request_sees_effects_of_earlier_requests() -> None:
     """A pipelined JoinGroup starts when the OffsetCommit before it is done; other connections do not wait."""
     async with node() as served:
         peer = await served.connect()
@@ -242,7 +242,7 @@ async def test_a_request_sees_what_those_before_it_did() -> None:
         assert await peer.answers(2) == [b"pwait:join", b"-echo:heartbeat"]
 
 
-async def test_a_bulky_read_sees_what_came_before_it_and_nothing_that_came_after() -> None:
+async def test_bulky_read_sees_earlier_requests_and_no_later_ones() -> None:
     """An OffsetFetch between two OffsetCommits."""
     async with node() as served:
         peer = await served.connect()
@@ -318,7 +318,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read_from() -> None:
             assert len(await peer.answer()) == 300_000
 
 
-async def test_unwritten_answers_count_against_what_a_connection_may_hold() -> None:
+async def test_unwritten_answers_count_against_the_bound_of_a_connection() -> None:
     async with node(max_held_bytes=1_000_000) as served:
         peer = await served.connect()
         peer.send(b"pwait:first", *[b"-big:%d" % index for index in range(4)])
@@ -524,7 +524,7 @@ async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
         assert loop.time() - before >= 0.99, "uvloop counts whole milliseconds"
 
 
-async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
+async def test_requests_before_a_frame_of_an_impossible_size_are_answered() -> None:
     async with node(max_request_bytes=1000) as served:
         peer = await served.connect()
         peer.writer.write(framed(b"-wait:1", b"-echo:2") + struct.pack(">i", -1))
@@ -722,7 +722,7 @@ async def test_a_request_without_any_answer_closes_the_connection(verb: bytes, r
             assert served.closed_for(reason) == 1
 
 
-async def test_drain_answers_what_was_read_and_closes() -> None:
+async def test_drain_answers_read_requests_and_closes() -> None:
     async with node() as served:
         busy, idle = await served.connect(), await served.connect()
         idle.send(b"-echo:0")

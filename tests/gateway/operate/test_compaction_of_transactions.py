@@ -111,7 +111,7 @@ async def test_transaction_that_ends_during_a_run_is_kept_whole(
     assert await bases(node, key) == [1, 3, 4, 5]
 
 
-async def test_retention_of_a_compacted_log_forgets_what_was_aborted(
+async def test_retention_of_a_compacted_log_forgets_aborted_transactions(
     node: DataPlane, key: PartitionKey, database_url: str
 ) -> None:
     producer = Producer(node.database, node.log, 1)

@@ -189,7 +189,7 @@ async def test_compacted_records_are_not_served_from_memory(node: DataPlane) -> 
     assert node.tail.holds(compacted.partitions[0].partition_key), "what is not clean yet stays in memory"
 
 
-async def test_appending_goes_on_where_the_log_ended(node: DataPlane) -> None:
+async def test_appending_continues_at_the_end_of_the_log(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs=EAGER)
     for value in (b"1", b"2", b"3"):
         await send_pairs(node, topic, (b"a", value))
@@ -238,7 +238,7 @@ async def test_max_compaction_lag_outranks_segment_ms(node: DataPlane) -> None:
     assert len(await content(node, topic)) == 2
 
 
-async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
+async def test_compaction_continues_if_the_log_start_moves_during_a_run(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t", configs=EAGER)
@@ -320,7 +320,7 @@ def test_passes_over_the_whole_log_are_jobs_and_local_passes_are_not(node: DataP
     }
 
 
-async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
+async def test_idle_producers_are_forgotten_under_any_clock_of_this_node(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [batch_of(b"a", producer=(producer_id, 0, 0)) for producer_id in (7, 8)]
@@ -338,7 +338,7 @@ async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
     assert await count_rows(database_url, "producer_state") == 1
 
 
-async def test_expired_tokens_go_whatever_this_nodes_clock_says(
+async def test_expired_tokens_are_removed_under_any_clock_of_this_node(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance_module, "TOKENS_PER_STATEMENT", 2)

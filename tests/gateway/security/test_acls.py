@@ -120,7 +120,7 @@ async def test_an_address_within_a_range_is_not_answered_as_one_that_no_acl_name
     assert "10.0.1.1" not in hosts
 
 
-async def test_super_users_and_what_has_no_acl() -> None:
+async def test_super_user_is_allowed_and_resource_without_acl_follows_the_setting() -> None:
     acls = await Acls.read([acl(Op.READ, principal="User:root", permission=DENY)])
     for allow_everyone in (False, True):
         authorizer = Authorizer(lambda: acls, frozenset({"User:root"}), allow_everyone=allow_everyone)
