@@ -57,6 +57,7 @@ from gateway.quotas.throttles import Throttles
 from gateway.security.authenticator import Users, guards
 from gateway.security.delegation import DelegationTokens
 from gateway.share.dead_letters import DeadLetters
+from gateway.sql_door import open_sql_door
 from storage.embedded import EmbeddedPostgresError
 from storage.errors import StorageError
 from storage.monitor import Monitor
@@ -189,16 +190,18 @@ class App:
             idle_owners=groups.idle_owners,
             authorizer=groups.authorizer,
             certificates=listeners.certificates,
-            replicas_strict=log.catalog.broker.replicas_strict,
         )
         start("internal topics", transactions.internal_logs.run, interval_ms=0, regular=False)
         dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
         share.partitions.report_dead_letters(dead_letters.notice)
         start("dead letters", dead_letters.run, interval_ms=0, regular=False)
+        if broker.sql_schema:
+            relay = await open_sql_door(database, services, cluster.wakeups)
+            start("relay of SQL records", relay.run, interval_ms=0, regular=False)
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, broker, database, listeners, groups, share)
+        await self._serve(services, database, listeners, groups, share)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -215,7 +218,6 @@ class App:
     async def _serve(
         self,
         services: Services,
-        broker: BrokerConfig,
         database: Database,
         listeners: Listeners,
         groups: GroupPart,
@@ -236,9 +238,8 @@ class App:
         )
         if self._faults is not None:
             stages = self._faults.within(stages)
-        unstable = broker.unstable_api_versions_enable
         by_role = {
-            role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
+            role: Dispatch(served_as(role, SERVED), services, metrics, stages, role)
             for role in (Role.BROKER, Role.CONTROLLER)
         }
         requests = {

@@ -18,7 +18,6 @@ from gateway.cluster.reconciler import Reconciler
 from gateway.config.broker import BrokerConfig
 from gateway.config.settings import Settings
 from gateway.operate.deletions import Deletions
-from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -108,13 +107,6 @@ def build_background(
         count_gone=metrics.topics_removed.inc,
         count_failure=lambda: metrics.observe_reconcile_failure("delete"),
     )
-    in_sync = InSyncReplicas(
-        stores.topics,
-        log.catalog,
-        lambda: membership.leaders,
-        lambda: jobs.lease(Job.METADATA),
-        lambda: membership.knows_who_is_gone,
-    )
     maintenance = Maintenance(
         database=stores.database,
         log=stores.log,
@@ -128,7 +120,6 @@ def build_background(
         journal=groups.journal,
         job_lease=jobs.lease,
         clock=clock,
-        in_sync=in_sync,
     )
     # A node that is only a controller writes no internal topics for consumers.
     followed = transactions.internal_logs.heard if settings.roles.is_broker else None

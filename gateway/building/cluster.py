@@ -58,7 +58,6 @@ def build_cluster(
         broker.node_id,
         settings.roles,
         authorizer=broker.authorizer_class_name,
-        only_named_lead=broker.replicas_strict,
     )
     return ClusterPart(
         membership,

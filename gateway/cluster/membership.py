@@ -22,7 +22,6 @@ from typing import Protocol
 
 import structlog
 
-from gateway.cluster.in_sync import FEATURE
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
@@ -84,12 +83,10 @@ class Membership:
         roles: Roles = BOTH,
         *,
         authorizer: str = "",
-        only_named_lead: bool = False,
     ) -> None:
         """`listeners` maps each name to the address that its clients are sent to; at least one. `node_id` is the
         only id that the node may have; None: Postgres assigns one. `authorizer` is the class name that each
-        registration stores. `only_named_lead`: a partition with named nodes is led by one of them or has no leader
-        (`replicas.strict`)."""
+        registration stores."""
         self._store = store
         self._listeners = dict(listeners)
         self._rack = rack
@@ -120,7 +117,6 @@ class Membership:
         self._catalog_revision: Callable[[], int] = lambda: 0
         self._placed: Callable[[], None] = lambda: None
         self._authorizer = authorizer
-        self._only_named_lead = only_named_lead
         self._told_of: frozenset[int] = frozenset()
         self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         """Called when this node has lost the id that its settings name: the process is to end."""
@@ -208,7 +204,7 @@ class Membership:
         return next(node for node in self._brokers if node.node_id == leader)
 
     def leader_of_partition(self, partition: Partition) -> Node | None:
-        """Return the node that clients of the partition are sent to, or None if no node may lead it."""
+        """Return the node that clients of the partition are sent to, or None if no broker is alive."""
         leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
 
@@ -224,7 +220,7 @@ class Membership:
 
     @property
     def leaders(self) -> Leaders:
-        """The leaders of partitions; a new object whenever the live nodes or the rule of leading change."""
+        """The leaders of partitions; a new object whenever the live nodes change."""
         return self._leaders
 
     async def require_own_addresses(self) -> None:
@@ -341,9 +337,8 @@ class Membership:
         self.has_other_brokers = any(node.node_id != self.node_id for node in self._brokers)
         self.controller_ids = _renewed(self.controller_ids, self._controllers)
         brokers, self.broker_ids = self.broker_ids, _renewed(self.broker_ids, self._brokers)
-        only_in_sync = self._levels.get(FEATURE) == 0
-        if brokers is not self.broker_ids or only_in_sync != self._leaders.only_in_sync:
-            leaders = Leaders(self.broker_ids, only_in_sync=only_in_sync, only_named=self._only_named_lead)
+        if brokers is not self.broker_ids:
+            leaders = Leaders(self.broker_ids)
             node_id = self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part) == node_id

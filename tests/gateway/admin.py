@@ -130,7 +130,6 @@ class AdminNode:
             share_store=ShareStore(database),
             users=UserStore(database),
             authorizer=Authorizer(lambda: self.catalog.acls, frozenset(), allow_everyone=True) if authorizes else None,
-            replicas_strict=self.catalog.broker.replicas_strict,
         )
 
     async def ask(

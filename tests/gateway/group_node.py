@@ -191,7 +191,6 @@ async def group_node(
         broker = BrokerConfig()
         services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             share=SharePartitions(ShareStore(database)),
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 import time
@@ -16,7 +15,6 @@ from platform import python_version
 from gateway.apis import SERVED
 from gateway.net.context import Role
 from gateway.version import program_version
-from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -25,7 +23,6 @@ from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_quorum import DescribedPartition, DescribedTopic, DescribeQuorumRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.heartbeat import HeartbeatRequest
-from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_commit import (
@@ -286,27 +283,3 @@ async def test_controller_listener_serves_the_controllers_apis(
     assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
     assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}
     await client.close()
-
-
-async def test_two_phase_commit_needs_unstable_versions(gateway_factory: GatewayFactory) -> None:
-    asked = InitProducerIdRequest(transactional_id="two-phase", transaction_timeout_ms=10**9, enable2_pc=True)
-    unstable = {"unstable.api.versions.enable": "true"}
-    without = gateway_factory(unstable)
-    for gateway, code in (
-        (without, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (gateway_factory(unstable | {"transaction.two.phase.commit.enable": "true"}), ErrorCode.NONE),
-        (gateway_factory(), ErrorCode.UNSUPPORTED_VERSION),
-    ):
-        client = await WireClient.connect(gateway.bootstrap)
-        served = await client.send(ApiVersionsRequest(), 0)
-        (highest,) = [each.max_version for each in served.api_keys if each.api_key == ApiKey.INIT_PRODUCER_ID]
-        assert highest == (5 if code == ErrorCode.UNSUPPORTED_VERSION else 6)
-        if highest == 6:
-            answer = await client.send(asked, 6)
-            assert answer.error_code == code
-            assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == (-1, -1)
-            kept = dataclasses.replace(asked, enable2_pc=False, keep_prepared_txn=True)
-            assert (await client.send(kept, 6)).error_code == ErrorCode.UNSUPPORTED_VERSION
-            late = dataclasses.replace(asked, enable2_pc=False)
-            assert (await client.send(late, 6)).error_code == ErrorCode.INVALID_TRANSACTION_TIMEOUT
-        await client.close()

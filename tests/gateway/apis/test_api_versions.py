@@ -91,7 +91,6 @@ def test_the_versions_are_kafkas(line: Any) -> None:
     low, _, high = upstream["validVersions"].partition("-")
     highest, is_unstable = int(high or low), upstream["latestVersionUnstable"]
     assert (line.min_version, line.max_version) == (int(low), highest - is_unstable)
-    assert line.unstable_version == (highest if is_unstable else None)
 
 
 def missing(listener: str, role: Role) -> set[str]:
@@ -111,15 +110,6 @@ def test_controller_serves_what_kafkas_controllers_advertise_to_clients() -> Non
     assert {api["apiKey"] for api in UPSTREAM.values() if "controller" in api["listeners"]} >= {
         line.api_key for line in served_as(Role.CONTROLLER, SERVED)
     }
-
-
-@pytest.mark.parametrize("unstable", [False, True])
-def test_unstable_versions_are_advertised_if_enabled(unstable: bool) -> None:
-    served = served_as(Role.BROKER, SERVED, unstable=unstable)
-    versions = {entry.api_key: entry.max_version for entry in served_versions(served)}
-    assert versions[ApiKey.INIT_PRODUCER_ID] == (6 if unstable else 5)
-    del versions[ApiKey.INIT_PRODUCER_ID]
-    assert versions == {line.api_key: line.max_version for line in SERVED if line.api_key in versions}
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
@@ -208,9 +198,11 @@ async def test_client_that_names_another_broker_or_cluster_must_rebootstrap(clus
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """kraft.version is the exception: 1 is accepted so that tools can name it, and has no effect."""
+    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing. Level 0 of
+    eligible.leader.replicas.version is not served."""
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
     kafkas["kraft.version"] = [0, 1, 1]
+    kafkas["eligible.leader.replicas.version"] = [1, 1, 1]
     for unstable in (False, True):
         ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
         assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
@@ -227,10 +219,9 @@ async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -
     response = await api_versions(request, context(version, connection, unstable=unstable))
     highest = 34 if unstable else 33
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
-    assert told == {"metadata.version": (7, highest)} | (
+    assert told == {"metadata.version": (7, highest), "eligible.leader.replicas.version": (1, 1)} | (
         {
             "kraft.version": (0, 1),
-            "eligible.leader.replicas.version": (0, 1),
             "group.version": (0, 1),
             "share.version": (0, 2),
             "streams.version": (0, 1),

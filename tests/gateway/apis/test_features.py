@@ -75,6 +75,7 @@ async def test_feature_level_survives_a_restart(database_url: str) -> None:
         (to(1, feature="test.version"), "Local controller 1 does not support this feature."),
         (to(0, UNSAFE, METADATA), "Local controller 1 only supports versions 7-33"),
         (to(34, feature=METADATA), "Local controller 1 only supports versions 7-33"),
+        (to(0, UNSAFE, ELIGIBLE), "Local controller 1 only supports versions 1-1"),
         (to(2, feature=KRAFT), "Local controller 1 only supports versions 0-1"),
         (to(0, feature=GROUPS), "Can't downgrade the version of this feature without setting the upgrade type"),
     ],

@@ -47,7 +47,6 @@ def context(*, storage: bool = True) -> Any:
     services = SimpleNamespace(
         authorizer=None,
         internal_logs=None,
-        replicas_strict=False,
         catalog=SimpleNamespace(
             get_by_id={TOPIC: topic}.get,
             resolve_all=known,

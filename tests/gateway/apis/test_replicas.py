@@ -490,3 +490,12 @@ async def test_oldest_metadata_versions_list_no_absent_replica(database_url: str
             ErrorCode.REPLICA_NOT_AVAILABLE if version == 0 else ErrorCode.NONE,
             2,
         ), "another node leads"
+
+
+async def test_a_replication_factor_above_the_number_of_nodes_is_accepted(database_url: str) -> None:
+    async with three(database_url) as (one, *_):
+        topic = CreatableTopic(name="orders", num_partitions=1, replication_factor=9)
+        (result,) = (await one.ask(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=(topic,)), 7)).topics
+        assert (result.error_code, result.replication_factor) == (ErrorCode.NONE, 9)
+        ((_, replicas, in_sync, offline),) = await shown(one, "orders")
+        assert (len(replicas), in_sync, offline) == (3, replicas, ())

@@ -129,7 +129,6 @@ def asking(topics: tuple[Topic, ...]) -> Any:
     store: Any = Store()
     services = SimpleNamespace(
         authorizer=None,
-        replicas_strict=False,
         catalog=SimpleNamespace(
             get=by_name.get,
             get_by_id=by_id.get,

@@ -75,7 +75,6 @@ class Making:
         self.made: list[list[str]] = []
         services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             catalog=SimpleNamespace(broker=BrokerConfig(), rendered_names=lambda: RenderedNames({})),
             membership=SimpleNamespace(brokers=list[Any]),
             throttles=SimpleNamespace(mutations=lambda *_: SimpleNamespace(record=lambda _partitions: None)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -25,12 +24,10 @@ from protocol.messages.describe_producers import (
 from protocol.messages.describe_transactions import DescribeTransactionsRequest, TransactionState
 from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
-from protocol.records import ControlType, control_type_of, iter_records, read_head
 from protocol.schema import message_schema
 from storage.errors import StorageUnavailable
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, Hears, at, batches_in, data_plane, only
-from tests.gateway.group_node import until
+from tests.gateway.data_plane import DataPlane, data_plane, only
 from tests.storage.batches import new_batch
 
 LINES = {line.api_key: line for line in SERVED}
@@ -91,14 +88,13 @@ async def mark(
     *indexes: int,
     epoch: int | None = None,
     committed: bool = False,
-    coordinator_epoch: int = 0,
 ) -> list[ErrorCode]:
     name = topic if isinstance(topic, str) else topic.name
     marker = WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch if epoch is None else epoch,
         transaction_result=committed,
-        coordinator_epoch=coordinator_epoch,
+        coordinator_epoch=0,
         topics=(WritableTxnMarkerTopic(name=name, partition_indexes=indexes),),
     )
     result = only((await ask(node, WriteTxnMarkersRequest(markers=(marker,)), 1)).markers)
@@ -400,84 +396,13 @@ async def test_marker_of_a_former_producer_ends_nothing(node: DataPlane) -> None
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.NONE]
 
 
-async def test_commit_marker_ends_one_partition_and_the_transaction_continues(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    outcomes = node.outcomes
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    waiting = asyncio.create_task(node.fetch([(topic, at(0))], isolation_level=1, max_wait_ms=LONG_MS, min_bytes=1))
-    await until(lambda: node.tail.parked_count == 1)
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
-    (read,) = (await waiting).responses[0].partitions
-    assert (read.aborted_transactions, read.last_stable_offset) == ((), 2)
-    written, marker = batches_in(read)
-    assert read_head(written).base_offset == 0
-    assert control_type_of(marker) is ControlType.COMMIT
-    (record,) = iter_records(marker)
-    assert record.value == bytes([0, 0, 0, 0, 0, 5]), "the epoch of who sent it"
-    assert (await node.fetch_one(topic, 0, partition=1, isolation_level=1)).last_stable_offset == 0
-    assert ((await described(node, "a")).transaction_state, outcomes) == ("Ongoing", [])
-
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=4) == [
-        ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    ]
-    await append(node, batch(keys(topic)[0], producer, 1))
-    await node.transactions.end("a", producer.producer_id, 0, committed=False)
-    assert outcomes == ["aborted"]
-    read = await node.fetch_one(topic, 0, isolation_level=1)
-    assert [(each.producer_id, each.first_offset) for each in read.aborted_transactions or ()] == [
-        (producer.producer_id, 2)
-    ]
-    heads = [read_head(each) for each in batches_in(read)]
-    assert [head.base_offset for head in heads] == [0, 1, 2, 3]
-    assert control_type_of(batches_in(read)[3]) is ControlType.ABORT
-
-
-async def test_end_writes_no_marker_if_all_partitions_have_one(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    assert await mark(node, producer, topic, 0, 1, committed=True) == [ErrorCode.NONE] * 2
-    await node.transactions.end("a", producer.producer_id, 0, committed=True)
-    states = await node.log.states(keys(topic))
-    assert [(states[key].high_watermark, states[key].last_stable_offset) for key in keys(topic)] == [(2, 2)] * 2
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "nothing is open"
-
-
-async def test_abort_ends_partitions_that_a_marker_left_open(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
-    assert (await described(node, "a")).transaction_state == "CompleteAbort"
-    for index, aborted in ((0, []), (1, [0])):
-        read = await node.fetch_one(topic, 0, partition=index, isolation_level=1)
-        assert [each.first_offset for each in read.aborted_transactions or ()] == aborted
-        assert read.last_stable_offset == 2
-
-
-async def test_marker_of_unknown_outcome_is_searched_for(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_marker_is_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))
-    doubts: list[bool] = []
-    node.markers.listener = Hears(in_doubt=lambda: doubts.append(True))
-    commit = node.transactions.store.commit_in_partition
-
-    async def lose(*args: Any, **named: Any) -> Any:
-        await commit(*args, **named)
-        raise StorageUnavailable("gone")
-
-    monkeypatch.setattr(node.transactions.store, "commit_in_partition", lose)
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
-    assert doubts == [True]
-    monkeypatch.setattr(node.transactions.store, "commit_in_partition", commit)
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    state = (await node.log.states(keys(topic)))[keys(topic)[0]]
-    assert (state.high_watermark, state.last_stable_offset) == (2, 2), "once"
+    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.INVALID_REQUEST]
+    assert (await described(node, "a")).transaction_state == "Ongoing"
+    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 1
 
 
 @pytest.mark.parametrize("count", [50, 3, 1])
@@ -505,9 +430,8 @@ async def test_marker_for_an_unknown_partition_is_refused(node: DataPlane) -> No
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("committed", [False, True])
 async def test_producers_own_end_wins_against_a_marker(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool, committed: bool
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
     """The producer commits between the read and the write, and may have begun another transaction."""
     topic = await node.create_topic("t")
@@ -524,7 +448,7 @@ async def test_producers_own_end_wins_against_a_marker(
         return found
 
     monkeypatch.setattr(node.transactions.store, "in_partition", look_and_lose)
-    assert await mark(node, producer, topic, 0, committed=committed) == [ErrorCode.NONE]
+    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
     found = await described(node, "a")
     assert (found.transaction_state, found.producer_epoch) == ("Ongoing" if goes_on else "CompleteCommit", 0)
     assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "its own marker is the only one"

@@ -145,7 +145,6 @@ async def test_append_time_is_by_the_clusters_clock(partitions: int) -> None:
     validator = BatchValidator()
     services = SimpleNamespace(
         authorizer=None,
-        replicas_strict=False,
         appender=SimpleNamespace(submit=submit),
         catalog=SimpleNamespace(get={"t": topic}.get, config=lambda topic: stamped, broker=broker),
         clock=clock,

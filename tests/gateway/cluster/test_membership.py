@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.membership import Membership
+from gateway.cluster.placement import NO_LEADER
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore
 from storage.pool import Database

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.placement import Leaders, shares, spread
 from storage.types import Assignment, Partition, PartitionKey
 
@@ -114,22 +113,6 @@ def test_the_first_named_node_that_is_alive_leads(
         assert leader == living[0]
     else:
         assert [leader] == leaders_of(UUID(int=key), 1, *alive), "whoever would lead without an assignment"
-
-
-@given(st.sets(NODE_IDS, min_size=1), NAMED, st.none() | NODE_IDS, st.integers(0, 2**63 - 1))
-def test_only_named_nodes_lead_in_strict_mode(
-    alive: set[int], replicas: tuple[int, ...], kept: int | None, key: int
-) -> None:
-    assignment, leaders = Assignment(replicas, kept), Leaders(alive, only_named=True)
-    (named,), (free,) = partitions_of(UUID(int=key), 1, assignment), partitions_of(UUID(int=key), 1)
-    if alive.isdisjoint(replicas):
-        assert leaders.leader(named) == NO_LEADER
-        assert leaders.leaves_unled(assignment)
-    else:
-        assert leaders.leader(named) == Leaders(alive).leader(named)
-        assert not leaders.leaves_unled(assignment)
-    assert leaders.leader(free) == Leaders(alive).leader(free), "where none were named nothing is otherwise"
-    assert not Leaders(alive).leaves_unled(assignment)
 
 
 @given(st.sets(NODE_IDS, min_size=1), NAMED, NODE_IDS, st.integers(0, 2**63 - 1))

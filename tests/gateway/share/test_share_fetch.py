@@ -153,7 +153,6 @@ class Node:
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             catalog=catalog,
             membership=membership,
             metrics=SimpleNamespace(count_topic_bytes_out=lambda name, size_bytes: None),  # pyright: ignore[reportUnknownLambdaType]

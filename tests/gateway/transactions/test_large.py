@@ -246,26 +246,6 @@ async def test_concurrent_completions_mark_each_partition_once(
         assert await seen(node, topic, partition) == ([0, 1, 2], False)
 
 
-async def test_a_marker_that_was_sent_to_a_partition_is_not_sent_again_by_a_later_step(
-    node: DataPlane, transactions: Transactions, topic: Topic, database_url: str
-) -> None:
-    keys = keys_of(topic)
-    producer = await begin(transactions, "a", keys)
-    await write_all(node, producer, keys[:-1])
-    sql = await asyncpg.connect(database_url)
-    try:
-        await sql.execute(
-            "update sluice.open_transaction set first_offset = null, marked_epoch = 0, coordinator_epoch = 0"
-            " where partition_key = any ($1::bigint[])",
-            [keys[0], keys[7], keys[-1]],
-        )
-    finally:
-        await sql.close()
-    await transactions.end("a", producer.producer_id, 0, committed=True)
-    marked = [len((await seen(node, topic, partition))[0]) for partition in range(PARTITIONS)]
-    assert marked == [2, 3, 3, 3, 3, 3, 3, 2, 3, 3, 3, 0]
-
-
 async def test_overdue_transactions_that_cannot_end_come_last(
     node: DataPlane, transactions: Transactions, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
