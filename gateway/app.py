@@ -315,7 +315,7 @@ async def _broker(settings: Settings, topics: TopicStore) -> BrokerConfig:
     """Return the broker's settings with those that are stored. Raise StorageError."""
     broker, refused = parse_stored(settings.broker.static, await topics.load_broker_configs())
     for error in refused.values():
-        logger.error("stored broker setting refused", error=str(error))
+        logger.error("stored broker setting refused: change it by kafka-configs", error=str(error))
     return broker
 
 

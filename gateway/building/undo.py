@@ -40,9 +40,9 @@ class Undo:
             step.add_done_callback(retrieve_error)
             error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
             if isinstance(error, StorageError | OSError):
-                logger.warning("stopping left something undone", step=name, error=str(error))
+                logger.warning("a step of the shutdown failed", step=name, error=str(error))
             elif error is not None:
-                logger.error("stopping left something undone", step=name, exc_info=error)
+                logger.error("a step of the shutdown failed", step=name, exc_info=error)
 
 
 def retrieve_error(step: asyncio.Future[Any]) -> None:
