@@ -1,4 +1,4 @@
-"""Where an archive and its topic differ: pure functions of two frames of sums, and of ranges."""
+"""Find differences between an archive and its topic: pure functions of two frames of sums, and of ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE_BLOCKS = 256
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What of a partition can be proved: `ranges`, and in words why not the rest."""
+    """The provable `ranges` of a partition, and remarks on why the rest cannot be proved."""
 
     topic: str
     partition: int
@@ -42,7 +42,10 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
             if (each.topic, each.partition) == key
         ]
         log = held.get(key)
-        if log is None:
+        if log is not None and log.topic_id != progress.topic_ids[topic]:
+            remarks.append("its topic was deleted and created again, so nothing of it can be proved")
+            claimed = []
+        elif log is None:
             remarks.append("its topic has gone, so nothing of it can be proved")
             claimed = []
         elif log.start > progress.first[key]:

@@ -1,8 +1,8 @@
-"""Proves that an archive is what its topics hold.
+"""Prove that an archive equals its topics.
 
 The one idea: the table is read by Spark, the topics by librdkafka in Spark's workers, and both are summed per block of
-offsets; where two sums differ the block is compared record by record, and the first difference is named. What can be
-proved is what the archive claims and the topic still holds; the rest is said.
+offsets; where two sums differ the block is compared record by record, and the first difference is named. Offsets that
+the archive claims and the topic still holds can be proved; the report names the rest.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ class Verification:
         progress = last_progress(self._spark, self._path)
         if progress is None:
             raise PipelineError(f"{self._path} holds no archive yet.", "Run `sluice-pipeline archive` first.")
-        logs = self._cluster.logs(sorted(progress.topic_ids), read_committed=self._read_committed)
-        for log in logs:
-            if log.topic_id != progress.topic_ids[log.topic]:
-                raise PipelineError(
-                    f"The topic {log.topic} was deleted and created again since it was archived.",
-                    "There is nothing left to compare the archive with; leave it out with --topics.",
-                )
-        told = [each for each in scopes(progress, logs) if not self._only or each.topic in self._only]
+        unknown = sorted(set(self._only) - progress.topic_ids.keys())
+        if unknown:
+            raise PipelineError(
+                f"The archive does not hold the topic {unknown[0]}.",
+                f"It holds {', '.join(sorted(progress.topic_ids)) or 'no topic'}; check --topics.",
+            )
+        chosen = sorted(self._only or progress.topic_ids)
+        logs = self._cluster.logs(chosen, read_committed=self._read_committed)
+        told = [each for each in scopes(progress, logs) if each.topic in chosen]
         compacted = self._compacted({each.topic for each in told})
         differences = self._unclaimed(records, progress) if not self._only else []
         whole = [each for each in told if each.topic not in compacted]
@@ -148,7 +149,7 @@ class Verification:
     def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
         rows = [(each.topic, each.partition, each.start, each.end) for each in work]
         cores = self._spark.sparkContext.defaultParallelism
-        # A task per piece, so that no core waits long for the last; several pieces where there are many.
+        # A task per piece, so that no core waits long for the last; several pieces per task if there are many.
         slices = max(1, min(len(rows), max(TASKS_PER_CORE * cores, len(rows) // 4)))
         frame = self._spark.createDataFrame(
             self._spark.sparkContext.parallelize(rows, slices), "topic string, partition int, start long, end long"
@@ -185,7 +186,7 @@ class Verification:
         if differences:
             self._lines.say(f"the archive is NOT what the topics hold; first: {differences[0]}", event="different")
             return DIFFERENT
-        if not proved and any(each.remarks for each in told):
+        if not proved and (any(each.remarks for each in told) or not told):
             raise PipelineError(
                 "Nothing of the archive can be proved: its topics no longer hold what it does.",
                 "Keep records in the topic until they are verified: a longer retention, or verify more often.",

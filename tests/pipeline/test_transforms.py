@@ -271,6 +271,17 @@ def test_each_target_partition_is_in_one_task_and_in_order(spark: SparkSession) 
     ]
 
 
+def test_a_thousand_target_partitions_and_topics_are_placed(spark: SparkSession) -> None:
+    topics = {f"a{number}": f"b{number}" for number in range(1000)}
+    plan = a_plan(
+        topics=topics, partitions={number: number for number in range(1000)},
+        bases={(topic, partition): 0 for topic in ("b7", "b999") for partition in range(1000)},
+    )  # fmt: skip
+    rows = [record(1, topic="a999", partition=999), record(2, topic="a7", partition=3)]
+    found = in_order(with_targets(records_of(spark, rows), plan), plan, 2).collect()
+    assert {(row.target_topic, row.target_partition, row.offset) for row in found} == {("b999", 999, 1), ("b7", 3, 2)}
+
+
 def test_a_key_goes_where_the_java_client_puts_it_and_what_has_none_stays(spark: SparkSession) -> None:
     keys = [b"21", b"foobar", b"", b"a-little-bit-longer-string", b"abc", None]
     rows = [record(offset, key=key, partition=5) for offset, key in enumerate(keys)]
