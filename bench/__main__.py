@@ -43,9 +43,11 @@ from bench import (
     memory,
     retention,
     snapshot,
+    sql,
     validation,
 )
 from bench.machine import measured_by
+from storage.embedded import EmbeddedPostgres
 from tests.gateway_process import GatewayProcess, find_coordinator
 
 MEGABYTE = 1_000_000
@@ -426,6 +428,47 @@ def measure_distance() -> list[Row]:
     return rows
 
 
+def measure_sql() -> list[Row]:
+    with running_gateway() as gateway:
+        url = EmbeddedPostgres(gateway.data_dir).running_url()
+        assert url is not None
+        for name, partitions in (("bench-12", 12), ("bench-1", 1), ("bench-delay", 1)):
+            librdkafka.create_topic(gateway.bootstrap, name, partitions)
+        one = sql.compare(url, 1, "bench-12")
+        wide = sql.compare(url, sql.CLIENTS, "bench-12")
+        hot = sql.compare(url, sql.CLIENTS, "bench-1")
+        delays = asyncio.run(sql.delays_ms(url, gateway.bootstrap, "bench-delay"))
+        many = asyncio.run(sql.many_ms(url, "bench-12"))
+    p50, p99 = statistics.median(delays), delays[len(delays) * 99 // 100]
+    return [
+        Row(
+            "insert + produce, 1 client, against the insert alone",
+            "≤ 2× the time",
+            f"{1000 / one.alone:.2f} and {1000 / one.produced:.2f} ms: {one.alone / one.produced:.2f}×",
+            one.alone <= 2 * one.produced,
+        ),
+        Row(
+            f"the same, {sql.CLIENTS} clients over 12 partitions",
+            "≥ 0.4× the commits",
+            f"{wide.alone:,.0f} and {wide.produced:,.0f} commits/s: {wide.produced / wide.alone:.2f}×",
+            wide.produced >= 0.4 * wide.alone,
+        ),
+        Row(
+            f"the same, {sql.CLIENTS} clients on one partition",
+            "≥ 5,000 commits/s",
+            f"{hot.produced:,.0f} commits/s (alone {hot.alone:,.0f})",
+            hot.produced >= 5_000,
+        ),
+        Row(
+            "from a SQL commit to a stock consumer",
+            "p50 ≤ 10 ms, p99 ≤ 50 ms",
+            f"p50 {p50:.1f} ms, p99 {p99:.1f} ms",
+            p50 <= 10 and p99 <= 50,
+        ),
+        Row("1,000 records by one produce_many", "≤ 40 ms", f"{many:.1f} ms", many <= 40),
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -436,6 +479,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "crowd": measure_crowd,
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
+    "sql": measure_sql,
     "distance": measure_distance,
     "cluster": measure_cluster,
     "snapshot": measure_snapshot,

@@ -462,10 +462,10 @@ def in_many_partitions(
             transactional_id=IN_MANY, producer_id=producer_id, producer_epoch=epoch, committed=committed
         )
 
-    def marked(*, committed: bool) -> WriteTxnMarkersRequest:
+    def marked() -> WriteTxnMarkersRequest:
         topic = WritableTxnMarkerTopic(name=MANY[0], partition_indexes=(0,))
         marker = WritableTxnMarker(
-            producer_id=producer_id, producer_epoch=epoch, transaction_result=committed, topics=(topic,)
+            producer_id=producer_id, producer_epoch=epoch, transaction_result=False, topics=(topic,)
         )
         return WriteTxnMarkersRequest(markers=(marker,))
 
@@ -480,8 +480,7 @@ def in_many_partitions(
     yield Case(f"end_txn: commit of {ALL_OF_MANY}", ApiKey.END_TXN, 3, [end(committed=True)])
     yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}, at last", adding, 3, [add])
     marking = ApiKey.WRITE_TXN_MARKERS
-    yield Case(f"write_txn_markers: commit of one of {ALL_OF_MANY}", marking, 1, [marked(committed=True)])
-    yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", marking, 1, [marked(committed=False)])
+    yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", marking, 1, [marked()])
 
 
 def costly_patterns() -> Iterator[Case]:

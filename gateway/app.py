@@ -59,7 +59,6 @@ from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
-from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -72,6 +71,7 @@ from gateway.security.tls import Certificates, identify_by, make_context
 from gateway.share.dead_letters import DeadLetters
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
+from gateway.sql_door import open_sql_door
 from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
@@ -228,7 +228,6 @@ class App:
             node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id, settings.roles
         )
         membership.authorizer = broker.authorizer_class_name
-        membership.only_named_lead = broker.replicas_strict
         await membership.require_own_addresses()
         await membership.join()
         catalog.leads = lambda: membership.leads
@@ -398,20 +397,12 @@ class App:
             idle_owners=IdleOwners(groups, catalog, alone_serves),
             authorizer=authorizer,
             certificates=self._certificates,
-            replicas_strict=catalog.broker.replicas_strict,
         )
         deletions = Deletions(
             DeletionStore(database),
             lambda: jobs.lease(Job.DELETION),
             count_gone=metrics.topics_removed.inc,
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
-        )
-        in_sync = InSyncReplicas(
-            topics,
-            catalog,
-            lambda: membership.leaders,
-            lambda: jobs.lease(Job.METADATA),
-            lambda: membership.knows_who_is_gone,
         )
         maintenance = Maintenance(
             database,
@@ -426,7 +417,6 @@ class App:
             journal,
             jobs.lease,
             clock,
-            in_sync,
         )
         # A node that is only a controller writes no internal topics for consumers.
         hints = _hints(reconciler, jobs, wakeups, internal_logs if settings.roles.is_broker else None)
@@ -435,6 +425,9 @@ class App:
         dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
         share.notice_dead_letters = dead_letters.notice
         self._supervisor.start("dead letters", dead_letters.run, interval_ms=0, regular=False)
+        if broker.sql_schema:
+            relay = await open_sql_door(database, services, wakeups)
+            self._supervisor.start("relay of SQL records", relay.run, interval_ms=0, regular=False)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         # The exporter shares a lease: see Job.METADATA.
         exporter = Exporter(
@@ -458,9 +451,8 @@ class App:
         )
         if self._faults is not None:
             stages = self._faults.within(stages)
-        unstable = broker.unstable_api_versions_enable
         by_role = {
-            role: Dispatch(served_as(role, SERVED, unstable=unstable), services, metrics, stages, role)
+            role: Dispatch(served_as(role, SERVED), services, metrics, stages, role)
             for role in (Role.BROKER, Role.CONTROLLER)
         }
         requests = {

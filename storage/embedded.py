@@ -397,7 +397,8 @@ class EmbeddedPostgres:
                     "trust",
                     "--no-instructions",
                 ),
-                *(["--no-sync"] if self._settings["fsync"] == "off" else []),
+                # A cluster that is never synced is a test's, which is copied: small segments make it smaller.
+                *(["--no-sync", "--wal-segsize=1"] if self._settings["fsync"] == "off" else []),
             ],
             asyncio.subprocess.PIPE,
         )

@@ -108,10 +108,7 @@ class Monitor:
 
 
 def _partition(row: Row) -> Partition:
-    assignment = None
-    if row["replicas"] is not None:
-        in_sync = row["in_sync"]
-        assignment = Assignment(tuple(row["replicas"]), row["leader"], None if in_sync is None else tuple(in_sync))
+    assignment = None if row["replicas"] is None else Assignment(tuple(row["replicas"]), row["leader"])
     return Partition(
         row["partition"],
         PartitionKey(row["partition_key"]),

@@ -26,7 +26,6 @@ from storage.types import (
     Assignment,
     CatalogChanges,
     ClientQuota,
-    CoordinatorLease,
     NewTopic,
     Partition,
     PartitionKey,
@@ -49,11 +48,8 @@ _TOPICS_PER_STEP = 100
 
 def _topic(row: Row) -> Topic:
     configs = cast(dict[str, str], json.loads(row["configs"]))
-    named = cast(dict[str, tuple[int | None, list[int], list[int] | None]], json.loads(row["assignments"] or "{}"))
-    assigned = {
-        int(index): Assignment(tuple(replicas), leader, None if in_sync is None else tuple(in_sync))
-        for index, (leader, replicas, in_sync) in named.items()
-    }
+    named = cast(dict[str, tuple[int | None, list[int]]], json.loads(row["assignments"] or "{}"))
+    assigned = {int(index): Assignment(tuple(replicas), leader) for index, (leader, replicas) in named.items()}
     topic_id, count = cast(UUID, row["topic_id"]), len(row["partition_keys"])
     return Topic(
         topic_id=topic_id,
@@ -90,10 +86,6 @@ def _steps(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
         step.append(topic)
     if step:
         yield step
-
-
-def _replicas_text(replicas: Sequence[int] | None) -> str | None:
-    return None if replicas is None else json.dumps(replicas)
 
 
 def _configs_text(configs: Mapping[str, str]) -> str:
@@ -243,8 +235,7 @@ class TopicStore:
         """Assign partitions (topic and index) to nodes, all at once; return the topics with the change, without deleted
         ones.
 
-        If an assignment names no replicas, the partition keeps its replicas. It then keeps its in-sync replicas too,
-        unless the assignment names them.
+        If an assignment names no replicas, the partition keeps its replicas.
         """
         if not assignments:
             return []
@@ -254,36 +245,7 @@ class TopicStore:
             [index for _, index in assignments],
             [assignment.leader for assignment in assignments.values()],
             [json.dumps(each.replicas) if each.replicas else None for each in assignments.values()],
-            [_replicas_text(each.in_sync) for each in assignments.values()],
         )
-
-    async def set_in_sync(
-        self,
-        followed: Mapping[tuple[UUID, int], tuple[Assignment, tuple[int, ...] | None]],
-        lease: CoordinatorLease,
-    ) -> list[Topic]:
-        """Set the in-sync replicas of partitions (topic and index), all at once; return the changed topics.
-
-        A partition changes only if its assignment is still the one on which the caller decided. No topic changes if
-        another node has the job's lease.
-        """
-        return await self._changed(
-            "set_in_sync",
-            [topic_id for topic_id, _ in followed],
-            [index for _, index in followed],
-            [json.dumps((known.replicas, known.in_sync)) for known, _ in followed.values()],
-            [_replicas_text(in_sync) for _, in_sync in followed.values()],
-            lease.shard,
-            lease.node_id,
-            lease.lease_epoch,
-        )
-
-    async def forget_in_sync(self, limit: int, lease: CoordinatorLease) -> list[Topic]:
-        """Mark all replicas in sync in at most `limit` partitions that have one out of sync; return the changed topics.
-
-        The result is empty if no such partition is left, or if another node has the job's lease.
-        """
-        return await self._changed("forget_in_sync", limit, lease.shard, lease.node_id, lease.lease_epoch)
 
     async def _changed(self, how: str, *asked: object) -> list[Topic]:
         """Change partitions and return their topics as they are after it.

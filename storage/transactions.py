@@ -134,25 +134,13 @@ class EndedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenInPart:
-    """Partition or group's offsets that an ongoing transaction has enlisted."""
-
-    marked_epoch: int = -1
-    """Epoch of the last marker that committed it before the transaction's end; -1: there was none."""
-    coordinator_epoch: int = -1
-    """Coordinator epoch in that marker."""
-    has_more: bool = False
-    """True if there are records or offsets that no marker has committed."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProducerInPartition:
     """A producer as one partition knows it, and its transaction, from one statement."""
 
     read: StoredProducer | None
     """None: no transactional id has the producer's id now."""
-    partition: TakenInPart | None
-    """None: its transaction has not enlisted the partition."""
+    is_enlisted: bool
+    """True if its transaction has enlisted the partition."""
     remembered_epoch: int
     """Latest epoch with which it appended to the partition; -1: the partition does not remember it."""
 
@@ -305,54 +293,6 @@ class TransactionStore:
         group_ids = tuple(loaded(group) for group in row["group_ids"] or ())
         return EndedTransaction(tuple(markers), group_ids, row["has_more"])
 
-    async def commit_in_partition(
-        self,
-        read: StoredProducer,
-        partition_key: PartitionKey,
-        group_ids: Sequence[str],
-        marker: bytes,
-        *,
-        marker_epoch: int,
-        coordinator_epoch: int,
-        timestamp_ms: int,
-    ) -> EndedTransaction | None:
-        """Commit what the ongoing transaction has in one partition, and the offsets of `group_ids`; the transaction
-        continues.
-
-        Return the outcome of that part alone; None if `read` is outdated. On StorageUnavailable the commit may or may
-        not have happened.
-        """
-        asked = self._guard.history
-        row = await self._hot.fetch_row(
-            statement("commit_in_partition"),
-            stored(read.transactional_id),
-            read.revision,
-            partition_key,
-            [stored(group_id) for group_id in group_ids],
-            marker_epoch,
-            coordinator_epoch,
-            marker,
-            timestamp_ms,
-        )
-        assert row is not None
-        if not row["written"]:
-            return None
-        if row["transaction_id"] is not None:
-            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        markers: tuple[AppendedMarker, ...] = ()
-        if row["base_offset"] is not None:
-            appended = AppendedMarker(
-                partition_key,
-                row["base_offset"],
-                row["log_start_offset"],
-                row["leader_epoch"],
-                row["last_stable_offset"],
-                row["first_offset"],
-                marker,
-            )
-            markers = (appended,)
-        return EndedTransaction(markers, tuple(group_ids))
-
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
         """Return the partitions that each producer's transaction has enlisted, by topic and partition, without
         deleted topics."""
@@ -409,14 +349,9 @@ class TransactionStore:
         name = row["transactional_id"]
         return ProducerInPartition(
             None if name is None else _stored_producer(loaded(name), row),
-            _part(row) if row["takes_in"] else None,
+            row["is_enlisted"],
             -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
         )
-
-    async def groups_of(self, producer_id: int) -> Mapping[str, TakenInPart]:
-        """Return the groups that the producer's transaction has enlisted, with the state of their offsets."""
-        rows = await self._hot.fetch(statement("groups_of_producer"), producer_id)
-        return {loaded(row["group_id"]): _part(row) async for row in in_turns(rows)}
 
     async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
         """Return the next producers that the partition remembers, by id, at most `limit`."""
@@ -452,12 +387,6 @@ def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
         if row["ending_producer_id"] is None
         else Ending(row["ending_producer_id"], row["ending_marker"], row["state"] == "PrepareCommit"),
     )
-
-
-def _part(row: Row) -> TakenInPart:
-    if row["marked_epoch"] is None:
-        return TakenInPart(has_more=row["has_more"])
-    return TakenInPart(row["marked_epoch"], row["coordinator_epoch"], row["has_more"])
 
 
 def _columns(record: ProducerRecord) -> tuple[object, ...]:

@@ -60,8 +60,6 @@ class Assignment(NamedTuple):
     """Replicas in order of preference for leading."""
     leader: int | None = None
     """The replica that leads while it is alive, until another is elected; None: the first live one leads."""
-    in_sync: tuple[int, ...] | None = None
-    """The replicas that may lead if `eligible.leader.replicas.version` is 0; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

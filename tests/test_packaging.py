@@ -406,7 +406,16 @@ def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
     assert between.group(1).strip() == printed.strip(), "bring it up to date with: make readme"
 
 
-PAGES = ("README.md", "docs/configure.md", "docs/operate.md", "docs/security.md", "docs/storage.md")
+PAGES = (
+    "README.md",
+    "docs/configure.md",
+    "docs/releasing.md",
+    "docs/testing.md",
+    "SECURITY.md",
+    "docs/operate.md",
+    "docs/security.md",
+    "docs/storage.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -420,7 +429,7 @@ def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> N
             text=True,
             check=True,
         ).stdout
-        for command in (["serve"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
+        for command in (["serve"], ["test-server"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
     )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag

@@ -151,7 +151,6 @@ SERVED: tuple[Served, ...] = (
         5,
         init_producer_id.init_producer_id,
         init_producer_id.refuse_init_producer_id,
-        unstable_version=6,
     ),
     Served(
         ApiKey.OFFSET_FOR_LEADER_EPOCH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from gateway.log.partition_lookup import NO_LEADER_EPOCH, find_partition, judge_role, look_up_topics
+from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
@@ -64,8 +64,6 @@ def _deletable(
         return partition
     if topic.internal:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
-    if refusal := judge_role(partition, NO_LEADER_EPOCH, context):
-        return refusal
     config = context.services.catalog.config(topic)
     if config.cleanup_compact and not config.cleanup_delete:
         return ErrorCode.POLICY_VIOLATION

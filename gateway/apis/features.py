@@ -1,8 +1,8 @@
 """UpdateFeatures: the levels of features that clients and brokers use (KIP-584), and which group protocols are on.
 
 The one idea: `transaction.version` is the level that clients see, and clients of a lower level are served as before.
-`eligible.leader.replicas.version` decides which replicas may lead (`gateway/cluster/in_sync.py`). Other levels switch a
-group protocol on or off, as does `group.coordinator.rebalance.protocols`. `metadata.version` is that of the release of
+`eligible.leader.replicas.version` is 1: a replica that lacks no record may lead (KIP-966). Other levels switch a group
+protocol on or off, as does `group.coordinator.rebalance.protocols`. `metadata.version` is that of the release of
 Kafka whose APIs are served and cannot change, because nodes write nothing by it. `kraft.version` may be raised, as
 `kafka-features.sh upgrade --release-version` does, and changes nothing: voters are not added or removed by request
 (`quorum.py`).
@@ -15,7 +15,6 @@ from enum import IntEnum
 
 import structlog
 
-from gateway.cluster.in_sync import FEATURE as ELIGIBLE_LEADERS
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
@@ -31,6 +30,7 @@ from protocol.messages.update_features import (
 
 logger = structlog.get_logger(__name__)
 
+ELIGIBLE_LEADERS = "eligible.leader.replicas.version"
 GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
 TRANSACTION_VERSION = 2
@@ -38,6 +38,8 @@ TRANSACTION_VERSION = 2
 
 SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
+LOWEST = {ELIGIBLE_LEADERS: 1}
+"""Feature → its lowest level, if that is not 0."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
 `group.coordinator.rebalance.protocols` has it."""
@@ -64,7 +66,7 @@ def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
     return {
         METADATA: (OLDEST_METADATA, _metadata_version(broker)),
         KRAFT: (LOWEST_LEVEL, HIGHEST_KRAFT),
-        **{name: (LOWEST_LEVEL, highest) for name, highest in SUPPORTED.items()},
+        **{name: (LOWEST.get(name, LOWEST_LEVEL), highest) for name, highest in SUPPORTED.items()},
     }
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.apis.metadata import Led, Placement
 from gateway.config.topic import requested_replication_factor
-from gateway.log.partition_lookup import end_of_epoch, judge_role, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
@@ -40,7 +40,6 @@ from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refu
 
 logger = structlog.get_logger(__name__)
 
-FIRST_VERSION_FROM_FOLLOWERS = 11
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 FIRST_VERSION_WITH_LEADERS = 16
 READ_COMMITTED = 1
@@ -106,8 +105,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
 
     If this node leads a partition, a consumer that names its rack may be redirected to a replica there (KIP-392). Any
     node serves any partition: it asks Postgres for the log's end if necessary, so a consumer from another node finds
-    what it saw there. With `replicas.strict` only replicas serve, and followers serve only clients that know of them
-    (version 11).
+    what it saw there.
     """
     if request.session_epoch > 0 or request.session_epoch < -1:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -270,8 +268,6 @@ class _Planner:
         self._committed = committed
         self._rack = rack
         self._placement = Placement(context) if rack else None
-        self._strict = services.replicas_strict
-        self._by_follower = not is_replica and context.version >= FIRST_VERSION_FROM_FOLLOWERS
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
         """Parts for which Postgres must be asked."""
@@ -337,9 +333,7 @@ class _Planner:
         part.partition = topic.partitions[asked.partition]
         if topic.internal and self._internal_logs is not None:
             self._internal_logs.seen(topic.name)
-        part.error = judge_role(
-            part.partition, asked.current_leader_epoch, self._context, by_follower=self._by_follower
-        )
+        part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
         if part.error:
             return part
         if self._placement is not None:

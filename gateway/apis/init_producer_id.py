@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.coordinator.transactions import NO_EPOCH, NO_ID, NO_TIMEOUT_MS, InitProducer
+from gateway.coordinator.transactions import NO_EPOCH, NO_ID, InitProducer
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -14,9 +14,6 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
     """Assign a producer id and epoch.
 
     With a transactional id, the previous producer is fenced, and its open transaction is aborted before the answer.
-
-    The external coordinator of a producer with two-phase commit (KIP-939) controls it: its transactions never time out.
-    As in Kafka 4.4 no transaction is kept beyond its producer.
 
     Without a transactional id, a producer that names its own id and epoch (KIP-360) also gets a fresh id, as from
     upstream: its sequences start anew under an id that no partition has seen.
@@ -30,20 +27,13 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
     if not request.transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
     broker = services.catalog.broker
-    if request.enable2_pc and not broker.transaction_two_phase_commit_enable:
-        raise KafkaError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transaction.two.phase.commit.enable is false here"
-        )
-    if request.keep_prepared_txn:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "a prepared transaction is not kept")
     longest_ms = broker.transaction_max_timeout_ms
-    if not request.enable2_pc and not 0 < request.transaction_timeout_ms <= longest_ms:
+    if not 0 < request.transaction_timeout_ms <= longest_ms:
         raise KafkaError(
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             f"a transaction may take 1 to {longest_ms} ms, not {request.transaction_timeout_ms}",
         )
-    timeout_ms = NO_TIMEOUT_MS if request.enable2_pc else request.transaction_timeout_ms
-    asked = InitProducer(timeout_ms, request.producer_id, request.producer_epoch)
+    asked = InitProducer(request.transaction_timeout_ms, request.producer_id, request.producer_epoch)
     producer = await services.transactions.initialize(request.transactional_id, asked)
     return InitProducerIdResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 

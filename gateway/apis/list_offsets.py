@@ -53,8 +53,6 @@ FIRST_VERSION = {
 
 AFTER_ALL_VERSIONS = 2**15
 READ_COMMITTED = 1
-DEBUGGING_REPLICA = -2
-"""Replica id of a client that asks any replica, not only the leader."""
 NOTHING = (-1, -1)
 
 
@@ -77,7 +75,7 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
-            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, request, context)
+            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context)
     partitions = [part for part in found.values() if isinstance(part, Partition)]
     states = await read_states(partitions, context)
     epochs = await read_epochs(partitions, states, context) if _asks_for_records(request) else {}
@@ -119,13 +117,10 @@ def refuse_list_offsets(
     )
 
 
-def _find(
-    topic: Topic | ErrorCode, part: ListOffsetsPartition, request: ListOffsetsRequest, context: RequestContext
-) -> Partition | ErrorCode:
+def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext) -> Partition | ErrorCode:
     if part.timestamp < 0 and context.version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
         return ErrorCode.UNSUPPORTED_VERSION
-    by_follower = request.replica_id == DEBUGGING_REPLICA
-    return find_served(topic, part.partition_index, part.current_leader_epoch, context, by_follower=by_follower)
+    return find_served(topic, part.partition_index, part.current_leader_epoch)
 
 
 async def _answer(

@@ -2,8 +2,7 @@
 
 The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition. If
 an administrator has named a partition's nodes, they are its replicas, and the live ones are in sync, because all see
-the same log (unless `eligible.leader.replicas.version` is 0: `gateway/cluster/in_sync.py`). Other partitions are spread
-over the live nodes, with as many replicas as the topic's replication factor.
+the same log. Other partitions are spread over the live nodes, with as many replicas as the topic's replication factor.
 
 Known topics are answered from memory, so clients keep their routes while Postgres is unavailable.
 """
@@ -19,8 +18,8 @@ import structlog
 
 from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.permissions import may_create_topic
-from gateway.apis.topics import Brokers, make_topics, name_nodes, plan_automatic
-from gateway.cluster.in_sync import NO_LEADER
+from gateway.apis.topics import make_topics, plan_automatic
+from gateway.cluster.placement import NO_LEADER
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
@@ -80,7 +79,6 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive: tuple[int, ...] = membership.broker_ids
-        self._strict = context.services.replicas_strict
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = membership.leaders
         self.view = (listener, self._leaders)
@@ -115,13 +113,10 @@ class Placement:
         """Return the partition's replicas.
 
         They are the named ones in their order, if any. Otherwise they are the leader and the live nodes after it by id,
-        `factor` in all if so many are alive. With `replicas.strict` the leader is the only replica, because no other
-        node serves the partition.
+        `factor` in all if so many are alive.
         """
         if partition.assignment is not None:
             return partition.assignment.replicas
-        if self._strict:
-            return (leader,)
         found = self._replicas.get((leader, factor))
         if found is None:
             at = self._alive.index(leader) if leader in self._alive else 0
@@ -327,17 +322,12 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
     broker, rendered = services.catalog.broker, services.catalog.rendered_names()
-    brokers = await Brokers.read(services, asked=broker.replicas_strict)
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
-            plans.append(await name_nodes(plan_automatic(name, broker, rendered), broker, brokers))
+            plans.append(plan_automatic(name, broker, rendered))
         except KafkaError as error:
             codes[name] = error.code
-            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
-                # Upstream's AutoTopicCreationManager writes the reason only to its own log.
-                codes[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                logger.warning("topic not created", topic=name, reason=error.message)
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
         # Another node created the topic first, and its topic is the answer.

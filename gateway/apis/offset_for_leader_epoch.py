@@ -43,9 +43,7 @@ async def offset_for_leader_epoch(
     known = await look_up_topics((topic.topic for topic in request.topics), context, operation)
     found = [
         await mapped(
-            lambda part, topic=known[topic.topic]: find_served(
-                topic, part.partition, part.current_leader_epoch, context
-            ),
+            lambda part, topic=known[topic.topic]: find_served(topic, part.partition, part.current_leader_epoch),
             topic.partitions,
         )
         async for topic in in_pieces(request.topics)

@@ -96,8 +96,6 @@ async def _produces(request: InitProducerIdRequest, context: RequestContext) -> 
     """Permit an idempotent producer without transactions if its client may write to any topic (KIP-679)."""
     if request.transactional_id is not None:
         require(context, _Op.WRITE, _TRANSACTION, request.transactional_id)
-        if request.enable2_pc:
-            require(context, _Op.TWO_PHASE_COMMIT, _TRANSACTION, request.transactional_id)
         return
     authorizer = context.services.authorizer
     if authorizer is None or may(context, _Op.IDEMPOTENT_WRITE, _CLUSTER, told=False):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
 import structlog
 
-from gateway.apis.metadata import Led
 from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
-from gateway.log.partition_lookup import check_leader, check_led, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
@@ -27,8 +25,6 @@ from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -99,10 +95,7 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
         for answer in answers:
             if answer.error_code:
                 raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
-    endpoints: tuple[NodeEndpoint, ...] = ()
-    if context.services.replicas_strict:
-        endpoints = await _name_leaders(request, answers, context)
-    return await _respond(request, answers, endpoints)
+    return await _respond(request, answers)
 
 
 async def _produce_one(request: ProduceRequest, context: RequestContext) -> list[PartitionProduceResponse]:
@@ -322,8 +315,6 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
     if not 0 <= data.index < len(topic.partitions):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic has no such partition")
     services, partition = context.services, topic.partitions[data.index]
-    if code := check_leader(partition, context):
-        return Refused(code, "it has no leader" if check_led(partition, context) else "another node leads it")
     config = services.catalog.config(topic)
     records = None if data.records is None else memoryview(data.records)
     return _Planned(topic.name, partition, Unchecked(records, context.version, config))
@@ -512,33 +503,11 @@ async def _first_append_time(partition: Partition, base_offset: int, context: Re
     return -1
 
 
-async def _name_leaders(
-    request: ProduceRequest, answers: list[PartitionProduceResponse], context: RequestContext
-) -> tuple[NodeEndpoint, ...]:
-    """Put into `answers`, which are in the order of the request, the leaders of partitions that this node refuses
-    (KIP-951). Return the leaders' addresses. Clients before version 10 ask Metadata."""
-    if context.version < FIRST_VERSION_WITH_LEADERS:
-        return ()
-    leaders = Led(context)
-    places = enumerate((topic, data.index) for topic in request.topic_data for data in topic.partition_data)
-    async for place, (requested, index) in in_pieces(places):
-        topic = _known(requested, context)
-        if answers[place].error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER or topic is None:
-            continue
-        leader_id, leader_epoch = leaders.of(topic.partitions[index])
-        answers[place] = replace(
-            answers[place], current_leader=LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
-        )
-    return leaders.endpoints(NodeEndpoint)
-
-
-async def _respond(
-    request: ProduceRequest, answers: list[PartitionProduceResponse], endpoints: tuple[NodeEndpoint, ...]
-) -> ProduceResponse:
+async def _respond(request: ProduceRequest, answers: list[PartitionProduceResponse]) -> ProduceResponse:
     if len(answers) == 1 and len(request.topic_data) == 1:
         topic = request.topic_data[0]
         only = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=tuple(answers))
-        return ProduceResponse(responses=(only,), node_endpoints=endpoints)
+        return ProduceResponse(responses=(only,))
     rest = iter(answers)
     responses = [
         TopicProduceResponse(
@@ -548,7 +517,7 @@ async def _respond(
         )
         async for topic in in_pieces(request.topic_data)
     ]
-    return ProduceResponse(responses=tuple(responses), node_endpoints=endpoints)
+    return ProduceResponse(responses=tuple(responses))
 
 
 def _refusal(index: int, refused: Refused) -> PartitionProduceResponse:

@@ -1,9 +1,7 @@
 """ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments: leaders and replicas of partitions.
 
 The one idea: no records lie on a replica, so a reassignment is complete when it has been stored. As upstream, a
-reassigned partition keeps its leader if it is among the new replicas; an election lets the first replica lead. With
-`eligible.leader.replicas.version` 0 only replicas in sync may lead, until an unclean election chooses any live one
-(`gateway/cluster/in_sync.py`).
+reassigned partition keeps its leader if it is among the new replicas; an election lets the first replica lead.
 
 Answers are those of ReplicationControlManager.electLeaders and alterPartitionReassignments.
 """
@@ -170,16 +168,13 @@ def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assign
     if election_type == PREFERRED:
         if leader == preferred:
             raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
-        if preferred not in leaders.in_sync(assignment) or preferred not in living:
+        if preferred not in living:
             raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
         return FIRST_LEADS
-    if leader in living:
+    if living:
+        # A live replica leads already, because none lacks a record.
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
-    if not living:
-        raise KafkaError(
-            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
-        )
-    return Assignment((), living[0], (living[0],))
+    raise KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available.")
 
 
 # --- AlterPartitionReassignments ----------------------------------------------------------------------------------

@@ -4,15 +4,14 @@ The one idea: requests are checked here, Postgres decides whether they succeed, 
 before the client does. `timeout_ms` has no effect: a change is complete when it is answered.
 
 No records lie on replicas. A replication factor is only remembered and shown. Of the nodes that a manual assignment
-names, the first live one leads the partition. With `replicas.strict` a factor names nodes, too.
+names, the first live one leads the partition.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -106,7 +105,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
     named_nodes = any(await mapped(lambda topic: topic.assignments, request.topics))
-    brokers = await Brokers.read(services, asked=named_nodes or broker.replicas_strict)
+    brokers = await Brokers.read(services, asked=named_nodes)
     mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
@@ -117,7 +116,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plan = await name_nodes(_plan(topic, broker, rendered, brokers), broker, brokers)
+            plan = _plan(topic, broker, rendered, brokers)
             if not request.validate_only:
                 mutations.record(plan.partition_count)
             plans[topic.name] = plan
@@ -187,7 +186,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     """
     services = context.services
     broker = services.catalog.broker
-    brokers = await Brokers.read(services, asked=broker.replicas_strict)
+    brokers = await Brokers.read(services, asked=False)
     rendered = services.catalog.rendered_names()
     mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     plans: list[NewTopic] = []
@@ -196,7 +195,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     async for topic in in_pieces(wanted):
         try:
             _check_creatable(topic.name)
-            plan = await name_nodes(_plan(_creatable(topic), broker, rendered, brokers), broker, brokers)
+            plan = _plan(_creatable(topic), broker, rendered, brokers)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
             plans.append(plan)
@@ -214,7 +213,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
 async def make_dead_letter_topic(name: str, services: Services) -> Topic:
     """Create a topic that share groups may write dead letters to, as upstream does (KIP-1191). Raises KafkaError."""
     broker = services.catalog.broker
-    brokers = await Brokers.read(services, asked=broker.replicas_strict)
+    brokers = await Brokers.read(services, asked=False)
     configs = (("errors.deadletterqueue.group.enable", "true"), ("message.timestamp.type", "CreateTime"))
     wanted = CreatableTopic(
         name=name,
@@ -222,11 +221,27 @@ async def make_dead_letter_topic(name: str, services: Services) -> Topic:
         replication_factor=DEFAULT,
         configs=tuple(CreatableTopicConfig(name=key, value=value) for key, value in configs),
     )
-    plan = await name_nodes(_plan(wanted, broker, services.catalog.rendered_names(), brokers), broker, brokers)
+    plan = _plan(wanted, broker, services.catalog.rendered_names(), brokers)
     outcome = (await make_topics([plan], services))[name]
     if isinstance(outcome, KafkaError):
         raise outcome
     return outcome
+
+
+async def make_automatic_topic(name: str, services: Services) -> Topic | str:
+    """Create a topic with the broker's defaults for records that SQL has staged. Return it, or the reason why it cannot
+    be created."""
+    broker = services.catalog.broker
+    brokers = await Brokers.read(services, asked=broker.replicas_strict)
+    try:
+        plan = await name_nodes(plan_automatic(name, broker, services.catalog.rendered_names()), broker, brokers)
+        outcome = (await make_topics([plan], services))[name]
+    except KafkaError as error:
+        return error.message or error.code.name
+    if isinstance(outcome, Topic):
+        return outcome
+    # Another client has created it in the meantime.
+    return await services.catalog.resolve(name) or outcome.message or outcome.code.name
 
 
 def _creatable(topic: TopicInfo) -> CreatableTopic:
@@ -279,24 +294,6 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
-
-
-async def name_nodes(plan: NewTopic, broker: BrokerConfig, brokers: Brokers) -> NewTopic:
-    """Name replicas for each partition, beginning at any node, if `replicas.strict` is set and the request names none.
-
-    `__consumer_offsets` gets none, because no records lie in it. KafkaError INVALID_REPLICATION_FACTOR if there are
-    fewer nodes, in the words of ReplicationControlManager.createTopic.
-    """
-    if not broker.replicas_strict or plan.replicas is not None or plan.name == CONSUMER_OFFSETS:
-        return plan
-    factor = requested_replication_factor(plan.configs, broker)
-    try:
-        brokers.check_factor(factor)
-    except KafkaError as error:
-        raise KafkaError(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from error
-    start = random.randrange(len(brokers.spread))
-    named = await mapped(lambda index: brokers.spread.replicas(index, factor, start=start), range(plan.partition_count))
-    return replace(plan, replicas=tuple(named))
 
 
 def _check_creatable(name: str) -> None:
@@ -643,8 +640,6 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
         # Compared with what Metadata shows, because clients know nothing else of the topic's replicas.
         broker = services.catalog.broker
         factor = min(requested_replication_factor(known.configs, broker), len(brokers.alive))
-        if broker.replicas_strict:
-            factor = 1
         for index, assignment in enumerate(topic.assignments, present):
             brokers.check(assignment.broker_ids, factor if first is None else len(first.replicas))
             brokers.check_alive(assignment.broker_ids, index)

@@ -2,7 +2,7 @@
 end them (KIP-664).
 
 The one idea: a transaction that has ended cannot hang in one partition. An administrator who aborts it in one partition
-aborts all of it, and its producer is fenced. A commit in one partition commits only there: see `write_txn_markers`.
+aborts all of it, and its producer is fenced. Only Kafka's own coordinators send COMMIT markers, so these are refused.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ import re2
 from gateway.apis.internal_topics import offsets_partitions
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.coordinator.transactions import NO_EPOCH, SentMarker, TransactionState
+from gateway.coordinator.transactions import NO_EPOCH, TransactionState
 from gateway.log.partition_lookup import (
-    NO_LEADER_EPOCH,
     find_partition,
-    find_served,
-    is_replica,
-    judge_role,
     look_up_topics,
 )
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
@@ -251,7 +247,7 @@ def refuse_describe_producers(
 
 
 async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestContext) -> PartitionResponse:
-    partition = find_served(topic, index, NO_LEADER_EPOCH, context, by_follower=True)
+    partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return PartitionResponse(partition_index=index, error_code=partition)
     store = context.services.transactions.store
@@ -286,13 +282,12 @@ async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestCo
 
 
 async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestContext) -> WriteTxnMarkersResponse:
-    """End what a producer has open in a partition, for an administrator.
+    """Abort the transactions that producers have open in partitions, for an administrator.
 
-    A committing marker ends the records or group offsets in that partition, as upstream's does, and the transaction
-    stays open. An aborting marker aborts the whole transaction and fences its producer. Upstream writes an abort to the
-    partition alone, too, which takes a part out of a transaction that may be committed later. That is correct only if
-    the transaction has ended and the partition was forgotten, which cannot happen here. Without a later epoch the
-    producer would continue as if nothing had happened. If nothing is open, nothing is written.
+    An ABORT marker aborts the whole transaction and fences its producer. Upstream writes it to the partition alone,
+    which takes a part out of a transaction that may be committed later. That is correct only if the transaction has
+    ended and the partition was forgotten, which cannot happen here. Without a later epoch the producer would continue
+    as if nothing had happened. If nothing is open, nothing is written. A COMMIT marker gets INVALID_REQUEST.
     """
     known = await look_up_topics(
         (topic.name for marker in request.markers for topic in marker.topics),
@@ -357,18 +352,16 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return partition
-    if context.services.replicas_strict and (refusal := judge_role(partition, NO_LEADER_EPOCH, context)):
-        # As in KafkaApis, which knows only partitions of which it holds a replica.
-        return refusal if is_replica(partition, context) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert isinstance(topic, Topic)
+    if marker.transaction_result:
+        return ErrorCode.INVALID_REQUEST
     count = len(topic.partitions)
     try:
-        await context.services.transactions.mark(
+        await context.services.transactions.abort_in_partition(
             partition.partition_key,
             marker.producer_id,
-            SentMarker(
-                marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch, marker.transaction_version
-            ),
+            marker.producer_epoch,
+            marker.transaction_version,
             keeps=None if topic.name != CONSUMER_OFFSETS else lambda group_id: partition_of(group_id, count) == index,
         )
     except KafkaError as refused:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from gateway.cluster.in_sync import FEATURE
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
@@ -93,8 +92,6 @@ class Membership:
         """Called when `leaders` is another object."""
         self.authorizer = ""
         """By which this node goes: told with each registration."""
-        self.only_named_lead = False
-        """True if a partition with named nodes is led by one of them or has no leader (`replicas.strict`)."""
         self._told_of: frozenset[int] = frozenset()
         self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         """Called when this node has lost the id that its settings name: the process is to end."""
@@ -167,7 +164,7 @@ class Membership:
         return next(node for node in self._brokers if node.node_id == leader)
 
     def leader_of_partition(self, partition: Partition) -> Node | None:
-        """Return the node that clients of the partition are sent to, or None if no node may lead it."""
+        """Return the node that clients of the partition are sent to, or None if no broker is alive."""
         leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
 
@@ -183,7 +180,7 @@ class Membership:
 
     @property
     def leaders(self) -> Leaders:
-        """The leaders of partitions; a new object whenever the live nodes or the rule of leading change."""
+        """The leaders of partitions; a new object whenever the live nodes change."""
         return self._leaders
 
     async def require_own_addresses(self) -> None:
@@ -298,9 +295,8 @@ class Membership:
         self.has_other_brokers = any(node.node_id != self.node_id for node in self._brokers)
         self.controller_ids = _renewed(self.controller_ids, self._controllers)
         brokers, self.broker_ids = self.broker_ids, _renewed(self.broker_ids, self._brokers)
-        only_in_sync = self._levels.get(FEATURE) == 0
-        if brokers is not self.broker_ids or only_in_sync != self._leaders.only_in_sync:
-            leaders = Leaders(self.broker_ids, only_in_sync=only_in_sync, only_named=self.only_named_lead)
+        if brokers is not self.broker_ids:
+            leaders = Leaders(self.broker_ids)
             node_id = self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part) == node_id

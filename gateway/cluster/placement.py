@@ -4,8 +4,7 @@ The one idea: rendezvous hashing. Every node weighs every key, and the heaviest 
 same answer from the same list of nodes, and a node that starts or stops moves only its own share: one part in n. A
 topic's partitions are spread over the nodes as evenly as their number allows: a node with its full share leaves a
 partition to the heaviest node with room (`spread`). If an administrator has named a partition's nodes, the first live
-one leads. The weight decides only if none is alive, unless `in_sync.py`'s rules hold or only named nodes may lead; then
-no node leads. This module knows no clock, no lease and no Postgres.
+one leads. The weight decides only if none is alive. This module knows no clock, no lease and no Postgres.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from gateway.cluster import in_sync
 from storage.types import Assignment, Partition
+
+NO_LEADER = -1
 
 MAX_REMEMBERED = 500_000
 """Leaders that are kept worked out; more than the partitions of any cluster this is made for."""
@@ -73,36 +73,28 @@ def spread(topic_id: UUID, node_ids: Sequence[int], partition_count: int) -> tup
 
 
 class Leaders:
-    """The leaders of one set of live brokers under one rule; another set or rule is another object."""
+    """The leaders of one set of live brokers; another set is another object."""
 
-    __slots__ = ("_alive", "_remembered", "_spreads", "node_ids", "only_in_sync", "only_named")
+    __slots__ = ("_alive", "_remembered", "_spreads", "node_ids")
 
-    def __init__(self, node_ids: Iterable[int], *, only_in_sync: bool = False, only_named: bool = False) -> None:
-        """`only_in_sync`: of named nodes, only in-sync ones lead (`eligible.leader.replicas.version` 0).
-        `only_named`: if nodes are named, no other node leads (`replicas.strict`)."""
+    def __init__(self, node_ids: Iterable[int]) -> None:
         self.node_ids = tuple(sorted(node_ids))
-        self.only_in_sync = only_in_sync
-        self.only_named = only_named
         self._alive = frozenset(self.node_ids)
         self._spreads: dict[tuple[UUID, int], tuple[int, ...]] = {}
         self._remembered = 0
 
     def leader(self, partition: Partition) -> int:
         """Return the node that clients of a partition are sent to. Any node could serve it, so this spreads the
-        load. Return NO_LEADER if no node may lead, or no broker is alive."""
+        load. Return NO_LEADER if no broker is alive."""
         assignment = partition.assignment
         if assignment is not None:
-            if self.only_in_sync:
-                return in_sync.leader(assignment, self._alive)
             if assignment.leader in self._alive and assignment.leader in assignment.replicas:
                 return assignment.leader
             for node_id in assignment.replicas:
                 if node_id in self._alive:
                     return node_id
-            if self.only_named:
-                return in_sync.NO_LEADER
         if len(self.node_ids) < 2:
-            return self.node_ids[0] if self.node_ids else in_sync.NO_LEADER
+            return self.node_ids[0] if self.node_ids else NO_LEADER
         topic = partition.topic_id, partition.partition_count
         leaders = self._spreads.get(topic)
         if leaders is None:
@@ -115,19 +107,11 @@ class Leaders:
 
     def heaviest(self, key: int) -> int:
         """The node for a key that is no partition's; NO_LEADER if no broker is alive."""
-        return max(self.node_ids, key=lambda node_id: weight(node_id, key), default=in_sync.NO_LEADER)
+        return max(self.node_ids, key=lambda node_id: weight(node_id, key), default=NO_LEADER)
 
     def in_sync(self, assignment: Assignment) -> tuple[int, ...]:
-        """Return the named nodes that count as in sync: all live ones, if all may lead."""
-        if self.only_in_sync:
-            return in_sync.members(assignment)
+        """Return the named nodes that are alive: no replica lacks a record."""
         return tuple(node_id for node_id in assignment.replicas if node_id in self._alive)
-
-    def leaves_unled(self, assignment: Assignment) -> bool:
-        """Return whether no node may lead the partition, so that no node serves it."""
-        if self.only_in_sync:
-            return in_sync.leader(assignment, self._alive) == in_sync.NO_LEADER
-        return self.only_named and self._alive.isdisjoint(assignment.replicas)
 
 
 def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:

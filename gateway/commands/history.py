@@ -202,7 +202,6 @@ _ENDS = {
     "target_left": "it left",
     "superseded": "another rebalance began",
     "partition_deleted": "it is deleted",
-    "not_attributable": "nobody can tell what the one before has read",
     "timeout": "group.handoff.timeout.ms is over",
     "client_cap": "its client cannot wait longer",
 }

@@ -12,6 +12,7 @@ the default, the text given at start, and the text that AlterConfigs stored for 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -109,6 +110,12 @@ def _key_url(url: str | None) -> str | None:
     if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
         return None
     return "must be https://HOST/PATH, http://HOST/PATH or file:///PATH"
+
+
+def _schema_name(text: str) -> str | None:
+    if re.fullmatch(r"(?!pg_|sluice|public$|information_schema$)[a-z_][a-z0-9_]{0,62}", text) or not text:
+        return None
+    return "must be empty or the name of a schema of its own, in lower-case letters, digits and underscores"
 
 
 def _not_blank(text: str) -> str | None:
@@ -342,6 +349,14 @@ class BrokerConfig:
         "setting.",
         update=_AT_START,
     )
+    sql_schema: str = setting(
+        ConfigType.STRING,
+        "kafka",
+        "Schema of the functions by which SQL clients produce, commit and read. Empty: no such functions. Not a Kafka "
+        "setting.",
+        _schema_name,
+        update=_AT_START,
+    )
     group_journal_retention_ms: int = setting(
         _LONG,
         604_800_000,
@@ -404,13 +419,6 @@ class BrokerConfig:
         between(1, 30_000),
         update=_AT_START,
     )
-    unstable_api_versions_enable: bool = setting(
-        _BOOLEAN,
-        False,
-        "Whether versions of APIs are served that a release of Kafka may still change.",
-        update=_AT_START,
-        internal=True,
-    )
     unstable_feature_versions_enable: bool = setting(
         _BOOLEAN,
         False,
@@ -429,14 +437,6 @@ class BrokerConfig:
         "Replication factor of a topic created without one: how many live nodes are named as its replicas. Durability "
         "is Postgres' and does not depend on it.",
         between(1, 2**15 - 1),
-        update=_AT_START,
-    )
-    replicas_strict: bool = setting(
-        _BOOLEAN,
-        False,
-        "Whether replicas are counted and only they serve, as in Kafka: no topic gets more of them than there are "
-        "nodes, who does not lead a partition refuses what is for its leader, and where no replica is alive nobody "
-        "leads. Not a Kafka setting.",
         update=_AT_START,
     )
     replica_selector_class: str | None = setting(
@@ -522,7 +522,7 @@ class BrokerConfig:
     compression_zstd_level: int = setting(_INT, 3, "Level of recompression by zstd.", between(-131_072, 22))
 
     unclean_leader_election_enable: bool = setting(
-        _BOOLEAN, False, "Whether a replica that is not in sync leads where nobody in sync is alive."
+        _BOOLEAN, False, "Whether a replica that is not in sync may lead if no replica in sync is alive. No effect."
     )
 
     log_commit_gather_ms: int = setting(
@@ -598,13 +598,6 @@ class BrokerConfig:
     )
     transaction_max_timeout_ms: int = setting(
         _INT, 900_000, "Longest timeout that a transactional producer may ask for.", at_least(1), update=_AT_START
-    )
-    transaction_two_phase_commit_enable: bool = setting(
-        _BOOLEAN,
-        False,
-        "Whether producers may take part in two-phase commit (KIP-939): their transactions never time out. They ask "
-        "for it by a version of InitProducerId that unstable.api.versions.enable serves.",
-        update=_AT_START,
     )
     transactional_id_expiration_ms: int = setting(
         _INT,
@@ -948,10 +941,10 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 
 UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values() if key.internal) | {
     *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
-    *("group.journal.enable", "group.journal.retention.ms", "group.journal.retention.bytes"),
+    *("group.journal.enable", "group.journal.retention.ms", "group.journal.retention.bytes", "sql.schema"),
     *("reconcile.periodic.interval.ms", "log.commit.gather.ms"),
     *("log.store.inline.max.bytes", "log.store.page.cache.bytes", "log.store.roll.bytes", "log.store.roll.ms"),
-    *("allow.everyone.if.no.acl.found", "super.users", "replicas.strict"),
+    *("allow.everyone.if.no.acl.found", "super.users"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
     *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
     "console.ssl.keystore.location",

@@ -165,8 +165,8 @@ class TopicConfig:
     unclean_leader_election_enable: bool = setting(
         _BOOLEAN,
         False,
-        "Whether a replica that is not in sync leads where nobody in sync is alive, and nobody has to ask for it. No "
-        "effect where eligible.leader.replicas.version is not 0: then every replica that is alive may lead.",
+        "Whether a replica that is not in sync may lead if no replica in sync is alive. No effect: no replica lacks a "
+        "record, so every live replica may lead.",
         synonyms=[Synonym("unclean.leader.election.enable")],
     )
 

@@ -107,7 +107,6 @@ class HandoffEnd(Enum):
     PROCESSED = "processed"
     """The source has committed what it has processed. It was served more, but does not work on the rest."""
     NEVER_FETCHED = "never_fetched"
-    NOT_ATTRIBUTABLE = "not_attributable"
     SOURCE_LEFT = "source_left"
     SOURCE_EXPIRED = "source_expired"
     TARGET_LEFT = "target_left"

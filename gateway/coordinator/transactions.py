@@ -18,8 +18,6 @@ from protocol.errors import ErrorCode
 
 NO_ID, NO_EPOCH = -1, -1
 MAX_EPOCH = 2**15 - 1
-NO_TIMEOUT_MS = 2**31 - 1
-"""Timeout of a producer whose transactions never time out (KIP-939)."""
 EXHAUSTED_FROM_EPOCH = MAX_EPOCH - 1
 """A producer at this epoch gets another id with its next one. The last epoch of all is left for fencing."""
 FIRST_VERSION_THAT_RAISES_EPOCHS = 2
@@ -90,16 +88,6 @@ class Decision:
     error: ErrorCode = ErrorCode.NONE
     after: Producer | None = None
     end: End | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SentMarker:
-    """WriteTxnMarkers, for one partition."""
-
-    producer_epoch: int
-    committed: bool
-    coordinator_epoch: int = 0
-    transaction_version: int = 0
 
 
 def needs_producer_id(producer: Producer | None) -> bool:
@@ -201,19 +189,16 @@ def time_out(producer: Producer | None, fresh_id: int) -> Decision:
     return Decision(after=after, end=End(committed=False, marker_epoch=_fencing(producer)))
 
 
-def judge_marker(sent: SentMarker, known_epoch: int, known_coordinator_epoch: int, *, is_open: bool) -> ErrorCode:
-    """Return whether a partition accepts a marker, by the latest epochs that it knows of the producer and of the
-    coordinator that sent markers. `is_open` is true if the marker would end anything (upstream: ProducerAppendInfo).
+def judge_marker(marker_epoch: int, transaction_version: int, known_epoch: int, *, is_open: bool) -> ErrorCode:
+    """Return whether a partition accepts an ABORT marker, by the latest epoch that it knows of the producer. `is_open`
+    is true if the marker would end anything (upstream: ProducerAppendInfo).
 
     From `transaction.version` 2 on a marker's epoch is later than that of what it ends; a repeated marker does no harm
     (KIP-1228).
     """
-    raised = sent.transaction_version >= FIRST_VERSION_THAT_RAISES_EPOCHS
-    too_early = sent.producer_epoch < known_epoch
-    if too_early or (raised and is_open and sent.producer_epoch == known_epoch):
+    raised = transaction_version >= FIRST_VERSION_THAT_RAISES_EPOCHS
+    if marker_epoch < known_epoch or (raised and is_open and marker_epoch == known_epoch):
         return ErrorCode.INVALID_PRODUCER_EPOCH
-    if sent.coordinator_epoch < known_coordinator_epoch:
-        return ErrorCode.TRANSACTION_COORDINATOR_FENCED
     return ErrorCode.NONE
 
 

@@ -29,22 +29,6 @@ def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def check_led(partition: Partition, context: RequestContext) -> ErrorCode:
-    """Return the code for a partition that no node may lead: no node serves it."""
-    assignment = partition.assignment
-    if assignment is None or not context.services.membership.leaders.leaves_unled(assignment):
-        return ErrorCode.NONE
-    return ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-
-def check_leader(partition: Partition, context: RequestContext) -> ErrorCode:
-    """Return the code for a partition for which only its leader answers. If replicas are counted, this node must be
-    the leader."""
-    if context.services.replicas_strict:
-        return ErrorCode.NONE if context.services.membership.leads(partition) else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    return check_led(partition, context)
-
-
 Epochs = Sequence[tuple[int, int]]
 """A partition's leader epochs except the first, each with the offset at which it began, in order."""
 
@@ -149,37 +133,13 @@ def find_partition(topic: Topic | ErrorCode, partition_index: int) -> Partition 
     return topic.partitions[partition_index]
 
 
-def find_served(
-    topic: Topic | ErrorCode,
-    partition_index: int,
-    current_leader_epoch: int,
-    context: RequestContext,
-    *,
-    by_follower: bool = False,
-) -> Partition | ErrorCode:
-    """Find a partition for which a client asks this node to answer. See `find_partition` and `judge_role`."""
+def find_served(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
+    """Find a partition for a client that knows it by a leader epoch. See `find_partition`. Any node serves any
+    partition."""
     partition = find_partition(topic, partition_index)
     if isinstance(partition, ErrorCode):
         return partition
-    return judge_role(partition, current_leader_epoch, context, by_follower=by_follower) or partition
-
-
-def judge_role(partition: Partition, claimed: int, context: RequestContext, *, by_follower: bool = False) -> ErrorCode:
-    """Return the reason why this node does not answer for the partition, in the order of upstream's ReplicaManager
-    and Partition. If replicas are counted, a node without a replica knows no epoch either. No node serves a
-    partition that no node may lead. `claimed`: the client's leader epoch; `by_follower`: any replica may answer, not
-    the leader alone."""
-    if context.services.replicas_strict and not is_replica(partition, context):
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    if refusal := check_leader_epoch(claimed, partition.leader_epoch):
-        return refusal
-    return check_led(partition, context) if by_follower else check_leader(partition, context)
-
-
-def is_replica(partition: Partition, context: RequestContext) -> bool:
-    """Return True if this node leads the partition, or was named for it."""
-    membership, named = context.services.membership, partition.assignment
-    return membership.leads(partition) or (named is not None and membership.node_id in named.replicas)
+    return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
 
 
 async def read_states(

@@ -146,8 +146,6 @@ class Services:
     """Held while a request alters settings of brokers."""
     certificates: Certificates | None = None
     """The certificates of its listeners; None: no client may change them."""
-    replicas_strict: bool = False
-    """True if this node answers only for partitions that it leads or holds as a replica."""
 
 
 class RequestContext(NamedTuple):

@@ -110,9 +110,6 @@ class Served:
     """Array elements of one request, at any depth. More are refused as POLICY_VIOLATION, as upstream refuses a
     request that would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
     roles: Role = Role.BROKER
-    unstable_version: int | None = None
-    """The version after `max_version`, which a release of Kafka may still change. Served if
-    `unstable.api.versions.enable` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +124,9 @@ class Stages:
     """Wraps the handler."""
 
 
-def served_as(role: Role, served: Sequence[Served], *, unstable: bool = False) -> tuple[Served, ...]:
-    """Return the part of a table that a node serves in this role; with `unstable`, in unstable versions too."""
-    lines = (line for line in served if role in line.roles)
-    return tuple(
-        line
-        if line.unstable_version is None or not unstable
-        else dataclasses.replace(line, max_version=line.unstable_version)
-        for line in lines
-    )
+def served_as(role: Role, served: Sequence[Served]) -> tuple[Served, ...]:
+    """Return the part of a table that a node serves in this role."""
+    return tuple(line for line in served if role in line.roles)
 
 
 def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:

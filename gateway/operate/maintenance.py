@@ -30,7 +30,6 @@ from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from gateway.net.pieces import in_pieces, mapped
 from gateway.operate.deletions import Deletions
-from gateway.operate.in_sync_replicas import InSyncReplicas
 from gateway.transactions.coordinator import Transactions
 from storage import retention
 from storage.compaction import AbortedSpan, CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
@@ -54,7 +53,6 @@ compaction_logger = structlog.get_logger("gateway.log.compactor")
 
 DELETION_INTERVAL_MS = 1_000
 """Interval between checks for topics whose failed deletion is due again; a new deletion wakes the job."""
-IN_SYNC_INTERVAL_MS = 1_000
 """Interval between checks for changed partitions or settings; a node that joins or leaves wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
@@ -110,23 +108,18 @@ class Maintenance:
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """Returns the lease of a job if this node holds it now."""
     clock: ClusterClock = field(default_factory=ClusterClock)
-    in_sync: InSyncReplicas | None = None
 
     def passes(self) -> list[Pass]:
         """Return the passes for the supervisor."""
         broker = self.catalog.broker
         compaction = Compaction(self.database, self.log, self.catalog, cluster_ms=self.clock.now_ms)
         journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
-        in_sync = []
-        if self.in_sync is not None:
-            in_sync = [Pass("replicas in sync", self.in_sync.run, IN_SYNC_INTERVAL_MS, Job.METADATA)]
         expire_ms, forget_ms = (
             broker.offsets_retention_check_interval_ms,
             broker.producer_id_expiration_check_interval_ms,
         )
         return [
             *journal,
-            *in_sync,
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
             Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
             Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),

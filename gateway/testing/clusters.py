@@ -130,6 +130,7 @@ def _kept_cluster(programs: Programs) -> Path | None:
         found.st_mtime_ns,
         schema.migrations(),
         schema.FUNCTION_SCHEMA,
+        sorted(SERVER_SETTINGS.items()),
     )
     return cache / f"cluster-{hashlib.sha256(repr(tuple(parts)).encode()).hexdigest()[:20]}"
 

@@ -19,7 +19,7 @@ from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
-from gateway.coordinator.transactions import Decision, InitProducer, Producer, SentMarker, TransactionState
+from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
 from gateway.log.tail import Tail
 from gateway.net.collection import full_collections
 from gateway.net.pieces import PIECE, in_pieces
@@ -278,98 +278,52 @@ class Transactions:
         logger.info("transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id)
         return True
 
-    async def mark(
+    async def abort_in_partition(
         self,
         partition_key: PartitionKey,
         producer_id: int,
-        sent: SentMarker,
+        marker_epoch: int,
+        transaction_version: int,
         *,
         keeps: Callable[[str], bool] | None = None,
     ) -> bool:
-        """Apply a marker to the producer's transaction in the partition, or in groups that the partition `keeps`.
-        Return whether any of them was enlisted. Raise KafkaError, StorageError.
+        """Abort the producer's transaction if it has enlisted the partition, or groups that the partition `keeps`.
+        Return whether it had. Raise KafkaError, StorageError.
 
-        A commit ends only what is there: the transaction continues, and its end does not commit that part again. An
-        abort ends all of it and fences the producer, which would otherwise continue with the rest. The request is
-        judged as the partition would judge it by what it knows: a repetition finds nothing left to do.
+        All of the transaction ends, and the producer is fenced: otherwise it would continue with the rest. The request
+        is judged as the partition would judge it by what it knows: a repetition finds nothing left to do.
         """
         started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
-            parts = [] if found.partition is None else [found.partition]
-            group_ids: list[str] = []
-            if keeps is not None:
+            is_open = found.is_enlisted
+            if keeps is not None and not is_open:
                 # Read after the row: if groups were added in the meantime, the row has changed and nothing is written.
-                async for group_id, part in in_pieces((await self._store.groups_of(producer_id)).items()):
-                    if keeps(group_id):
-                        group_ids.append(group_id)
-                        parts.append(part)
-            known_epoch = max([found.remembered_epoch, *(part.marked_epoch for part in parts)])
-            if producer is not None and parts:
+                group_ids = (await self._store.groups([producer_id])).get(producer_id, ())
+                is_open = any([keeps(group_id) async for group_id in in_pieces(group_ids)])
+            known_epoch = found.remembered_epoch
+            if producer is not None and is_open:
                 known_epoch = max(known_epoch, producer.producer_epoch)
-            error = rules.judge_marker(
-                sent,
-                known_epoch,
-                max((part.coordinator_epoch for part in parts), default=rules.NO_EPOCH),
-                is_open=any(part.has_more or part.marked_epoch == rules.NO_EPOCH for part in parts),
-            )
-            if error:
+            if error := rules.judge_marker(marker_epoch, transaction_version, known_epoch, is_open=is_open):
                 raise KafkaError(error)
-            if found.read is None or producer is None or not parts:
+            if found.read is None or producer is None or not is_open:
                 return False
             if started_ms is not None and found.read.started_ms != started_ms:
                 return False  # it has ended, and another has begun
             started_ms = found.read.started_ms
-            if sent.committed:
-                taken = await self._commit_part(found.read, partition_key, group_ids, sent, producer_id)
-            else:
-                decision = rules.time_out(producer, await self._fresh_id(producer))
-                if decision.error:
-                    raise KafkaError(decision.error)
-                taken = await self._write(found.read, decision, "fenced")
-            if taken:
+            decision = rules.time_out(producer, await self._fresh_id(producer))
+            if decision.error:
+                raise KafkaError(decision.error)
+            if await self._write(found.read, decision, "fenced"):
                 logger.info(
-                    "part of a transaction committed: a marker was sent"
-                    if sent.committed
-                    else "transaction aborted: an administrator asked for it",
+                    "transaction aborted: an administrator asked for it",
                     transactional_id=found.read.transactional_id,
                     producer_id=producer_id,
                     partition_key=partition_key,
                 )
                 return True
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
-
-    async def _commit_part(
-        self,
-        read: StoredProducer,
-        partition_key: PartitionKey,
-        group_ids: Sequence[str],
-        sent: SentMarker,
-        producer_id: int,
-    ) -> bool:
-        """False where the row is no longer as it was read."""
-        now_ms = self.now_ms()
-        marker = end_marker(
-            ControlType.COMMIT,
-            producer_id=producer_id,
-            producer_epoch=sent.producer_epoch,
-            timestamp_ms=now_ms,
-            coordinator_epoch=sent.coordinator_epoch,
-        )
-
-        def write() -> Awaitable[EndedTransaction | None]:
-            return self._store.commit_in_partition(
-                read,
-                partition_key,
-                group_ids,
-                marker,
-                marker_epoch=sent.producer_epoch,
-                coordinator_epoch=sent.coordinator_epoch,
-                timestamp_ms=now_ms,
-            )
-
-        return await self._append_markers(write, producer_id, committed=True) is not None
 
     async def _carry_out(
         self,

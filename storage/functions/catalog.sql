@@ -57,13 +57,13 @@ begin
         join asked a on a.name = m.name
         cross join lateral generate_series(0, a.partition_count - 1) i
         order by a.position, i
-        returning topic_id, partition_index, partition_key, leader_epoch, leader, replicas, in_sync
+        returning topic_id, partition_index, partition_key, leader_epoch, leader, replicas
     )
     select
         m.topic_id, m.name, m.internal, m.configs::text, this_revision, this_revision,
         array_agg(h.partition_key order by h.partition_index),
         array_agg(h.leader_epoch order by h.partition_index),
-        (jsonb_object_agg(h.partition_index, jsonb_build_array(h.leader, h.replicas, h.in_sync))
+        (jsonb_object_agg(h.partition_index, jsonb_build_array(h.leader, h.replicas))
             filter (where h.replicas is not null))::text
     from made m
     join held h on h.topic_id = m.topic_id
@@ -103,8 +103,7 @@ $$;
 
 create function assign_replicas(
     p_topic_ids uuid[], p_partition_indexes integer[], p_leaders integer[],
-    p_replicas text[], -- JSON; null: they stay
-    p_in_sync text[]   -- JSON; null: all new replicas, those that are where they stay
+    p_replicas text[]  -- JSON; null: they stay
 ) returns setof uuid
 language plpgsql volatile
 as $$
@@ -123,12 +122,9 @@ begin
     return query
     with placed as (
         update partition p
-        set replicas = coalesce(integers(given.replicas::jsonb), p.replicas), leader = given.leader,
-            in_sync = case
-                when given.in_sync is not null then integers(given.in_sync::jsonb)
-                when given.replicas is null then p.in_sync end
-        from unnest(p_topic_ids, p_partition_indexes, p_leaders, p_replicas, p_in_sync)
-            given (topic_id, partition_index, leader, replicas, in_sync)
+        set replicas = coalesce(integers(given.replicas::jsonb), p.replicas), leader = given.leader
+        from unnest(p_topic_ids, p_partition_indexes, p_leaders, p_replicas)
+            given (topic_id, partition_index, leader, replicas)
         where p.topic_id = given.topic_id and p.partition_index = given.partition_index
         returning p.topic_id
     )
@@ -136,76 +132,6 @@ begin
     from (select distinct topic_id from placed) changed
     where t.topic_id = changed.topic_id and t.deleted_at is null
     returning t.topic_id;
-end
-$$;
-
-create function set_in_sync(
-    p_topic_ids uuid[], p_partition_indexes integer[],
-    p_known text[],   -- JSON: replicas and those in sync, as the caller knew them
-    p_in_sync text[], -- JSON; null: all of them
-    p_shard integer, p_node_id integer, p_lease_epoch integer
-) returns setof uuid
-language plpgsql volatile
-as $$
--- Set the in-sync replicas, of each partition once; return the topics of those that were as known. No row if another
--- node has the job's lease. Rows are locked in the order of their keys, as by appends.
-declare
-    this_revision bigint;
-begin
-    if not lease_is_current('jobs', p_shard, p_node_id, p_lease_epoch) then
-        return;
-    end if;
-    this_revision := next_revision();
-    perform 1 from topic t
-    where t.topic_id = any (p_topic_ids) and t.deleted_at is null
-    order by t.topic_id for no key update;
-    perform 1
-    from partition p
-    join unnest(p_topic_ids, p_partition_indexes) given (topic_id, partition_index) using (topic_id, partition_index)
-    order by p.partition_key for no key update of p;
-    return query
-    with followed as (
-        update partition p
-        set in_sync = integers(given.in_sync::jsonb)
-        from unnest(p_topic_ids, p_partition_indexes, p_known, p_in_sync)
-            given (topic_id, partition_index, known, in_sync)
-        where p.topic_id = given.topic_id and p.partition_index = given.partition_index
-            and jsonb_build_array(p.replicas, p.in_sync) = given.known::jsonb
-        returning p.topic_id
-    )
-    update topic t set changed_revision = this_revision
-    from (select distinct topic_id from followed) changed
-    where t.topic_id = changed.topic_id and t.deleted_at is null
-    returning t.topic_id;
-end
-$$;
-
-create function forget_in_sync(p_limit integer, p_shard integer, p_node_id integer, p_lease_epoch integer)
-returns setof uuid
-language plpgsql volatile
-as $$
--- Mark all replicas in sync in a bounded number of partitions of live topics; return their topics. No row if no such
--- partition is left, or if another node has the job's lease.
-declare
-    asked_topics  uuid[];
-    asked_indexes integer[];
-    known         text[];
-begin
-    select
-        array_agg(p.topic_id), array_agg(p.partition_index), array_agg(jsonb_build_array(p.replicas, p.in_sync)::text)
-    into asked_topics, asked_indexes, known
-    from (
-        select p.* from partition p join topic t using (topic_id)
-        where p.in_sync is not null and t.deleted_at is null
-        limit p_limit
-    ) p;
-    if asked_topics is not null then
-        return query
-        select topic_id from set_in_sync(
-            asked_topics, asked_indexes, known, array_fill(null::text, array[cardinality(known)]),
-            p_shard, p_node_id, p_lease_epoch
-        ) topic_id;
-    end if;
 end
 $$;
 
@@ -365,7 +291,7 @@ as $$
         select
             array_agg(p.partition_key order by p.partition_index) as partition_keys,
             array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-            (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
+            (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
                 filter (where p.replicas is not null))::text as assignments
         from partition p
         where p.topic_id = t.topic_id and t.deleted_at is null

@@ -67,8 +67,8 @@ declare
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
     stable       bigint[]  := array_fill(null::bigint, array[partition_total]); -- where the first open transaction began
 
-    -- Per producer, the transaction that is open in the partition: its epoch, or that of a marker that was sent to it
-    -- (null: no transaction is open), and the offset where it began.
+    -- Per producer, the transaction that is open in the partition: its epoch (null: no transaction is open), and the
+    -- offset where it began.
     open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
     open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
     open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
@@ -183,8 +183,7 @@ begin
     if producer_total > 0 and (any_open or true = any (p_transactional)) then
         for found_row in
             select
-                wanted.position, greatest(o.producer_epoch, o.marked_epoch) as producer_epoch, o.first_offset,
-                o.begins_at_zero
+                wanted.position, o.producer_epoch, o.first_offset, o.begins_at_zero
             from (
                 select
                     unnest(p_producer_partition_keys) as partition_key,

@@ -155,10 +155,6 @@ begin
             except
             select g.group_id from transaction_group g where g.producer_id = p_producer_id
         ) then 'not_in_transaction'
-        when exists (
-            select from transaction_group g
-            where g.producer_id = p_producer_id and g.group_id = any (p_group_ids) and g.marked_epoch > p_producer_epoch
-        ) then 'invalid_producer_epoch'
         when cardinality(p_topic_ids) + (
             select count(*) from (
                 select from pending_offset o where o.producer_id = p_producer_id limit p_max_pending
@@ -418,23 +414,13 @@ language plpgsql volatile
 as $$
 -- The marker in the next partitions of the producer's transaction, each with all of what it has there.
 declare
-    keys      bigint[];
-    is_marked boolean;
-    appended  record;
+    keys     bigint[];
+    appended record;
 begin
-    select array_agg(o.partition_key order by o.partition_key), bool_or(o.marked_epoch is not null) into keys, is_marked
+    select array_agg(o.partition_key order by o.partition_key) into keys
     from (
-        select * from open_transaction o where o.producer_id = p_producer_id order by o.partition_key limit p_at_a_time
+        select o.partition_key from open_transaction o where o.producer_id = p_producer_id order by o.partition_key limit p_at_a_time
     ) o;
-    if is_marked then
-        -- Under the partitions' locks no append comes behind the existing markers.
-        perform 1 from partition p where p.partition_key = any (keys) order by p.partition_key for no key update;
-        delete from open_transaction o
-        where o.producer_id = p_producer_id and o.partition_key = any (keys)
-            and o.marked_epoch is not null and o.first_offset is null;
-        select array_agg(o.partition_key order by o.partition_key) into keys
-        from open_transaction o where o.producer_id = p_producer_id and o.partition_key = any (keys);
-    end if;
     if keys is null then
         return;
     end if;
@@ -484,81 +470,5 @@ begin
         array_agg(m.last_stable_offset order by m.partition_key), array_agg(m.first_offset order by m.partition_key)
     into partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets
     from marked m;
-end
-$$;
-
-create function commit_in_partition(
-    p_transactional_id     text,
-    p_revision             bigint,
-    p_partition_key        bigint,
-    p_group_ids            text[],   -- of which offsets lie in the partition
-    p_marker_epoch         integer,
-    p_coordinator_epoch    integer,
-    p_marker               bytea,    -- a control batch
-    p_marker_timestamp_ms  bigint,
-    out written             boolean, -- false: another node has written the row, and nothing was done
-    out base_offset         bigint,  -- of the marker; null: none was appended
-    out log_start_offset    bigint,
-    out leader_epoch        integer,
-    out last_stable_offset  bigint,
-    out first_offset        bigint,  -- of what the transaction had appended; null: nothing
-    out transaction_id      bigint,
-    out written_lsn         bigint
-)
-language plpgsql volatile
-as $$
--- Commit what an ongoing transaction has in one partition: a marker if there is anything without one, and offsets of
--- groups. The transaction continues; what it writes there from now on ends with it.
-declare
-    producer record;
-    here     record;
-    appended record;
-begin
-    update transactional_producer t
-    set revision = t.revision + 1
-    where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state = 'Ongoing'
-    returning t.producer_id into producer;
-    written := found;
-    if not written then
-        return;
-    end if;
-    if p_group_ids <> '{}' then
-        perform lock_what_offsets_refer_to(producer.producer_id, p_group_ids);
-    end if;
-
-    perform 1 from partition p where p.partition_key = p_partition_key for no key update;
-    select o.first_offset, o.marked_epoch into here
-    from open_transaction o where o.partition_key = p_partition_key and o.producer_id = producer.producer_id;
-    if found and (here.first_offset is not null or here.marked_epoch is null) then
-        select a.refusals[1] as refusal, a.base_offsets[1] as base_offset, a.log_start_offsets[1] as log_start_offset,
-            a.leader_epochs[1] as leader_epoch, a.transaction_id, a.written_lsn
-        into appended
-        from append_chunks(
-            array[p_partition_key], true, null, array[1], array[null::bigint], array[p_marker], array[1], array[1],
-            array[1], array[p_marker_timestamp_ms], array[octet_length(p_marker)], '{}', '{}', array[0], array[-1],
-            array[-1], array[false]
-        ) a;
-        if appended.refusal is null then -- the partition may have been deleted
-            base_offset      := appended.base_offset;
-            log_start_offset := appended.log_start_offset;
-            leader_epoch     := appended.leader_epoch;
-            first_offset     := here.first_offset;
-            transaction_id   := appended.transaction_id;
-            written_lsn      := appended.written_lsn;
-            select coalesce(min(other.first_offset), base_offset + 1) into last_stable_offset
-            from open_transaction other
-            where other.partition_key = p_partition_key and other.producer_id <> producer.producer_id;
-        end if;
-    end if;
-    update open_transaction o
-    set first_offset = null, marked_epoch = p_marker_epoch, coordinator_epoch = p_coordinator_epoch
-    where o.partition_key = p_partition_key and o.producer_id = producer.producer_id;
-
-    if p_group_ids <> '{}' then
-        perform settle_pending_offsets(producer.producer_id, p_group_ids, true);
-        update transaction_group g
-        set marked_epoch = p_marker_epoch, coordinator_epoch = p_coordinator_epoch
-        where g.producer_id = producer.producer_id and g.group_id = any (p_group_ids);
-    end if;
 end
 $$;

@@ -140,7 +140,6 @@ create table partition (
     deleted           boolean not null default false,
     replicas          integer[],
     leader            integer,
-    in_sync           integer[],
     unique (topic_id, partition_index),
     -- Refuses a writer that mistakes an old row for the end of the log: see next_offset.
     constraint partition_log_start_offset_check check (log_start_offset <= next_offset)
@@ -162,11 +161,6 @@ comment on column partition.replicas is
     'Nodes that an administrator has named, in the order in which they are to lead (KIP-455); null: the live nodes. Where bytes lie does not depend on it.';
 comment on column partition.leader is
     'The replica that was elected and leads while it is alive (KIP-460); null: the first live replica.';
-comment on column partition.in_sync is
-    'The replicas that alone may lead while eligible.leader.replicas.version is 0 (KIP-966); null: all of them.';
-
-create index partition_out_of_sync on partition (topic_id, partition_index) where in_sync is not null;
-
 create table partition_epoch (
     partition_key  bigint  not null references partition on delete cascade,
     leader_epoch   integer not null,

@@ -53,13 +53,11 @@ comment on column transactional_producer.ending_state is 'In a Prepare state: th
 create index transactional_producer_started on transactional_producer (started_at) where started_at is not null;
 
 create table open_transaction (
-    partition_key      bigint   not null,
-    producer_id        bigint   not null,
-    producer_epoch     integer  not null,
-    first_offset       bigint,
-    begins_at_zero     boolean  not null default false,
-    marked_epoch       integer,
-    coordinator_epoch  integer,
+    partition_key   bigint   not null,
+    producer_id     bigint   not null,
+    producer_epoch  integer  not null,
+    first_offset    bigint,
+    begins_at_zero  boolean  not null default false,
     primary key (partition_key, producer_id)
 ) with (
     fillfactor = 70,
@@ -73,9 +71,6 @@ comment on column open_transaction.first_offset is
     'Offset of its first batch; null: it has appended none. The least of a partition is its last stable offset.';
 comment on column open_transaction.begins_at_zero is
     'A partition that does not know the producer accepts no first batch but the one with sequence 0 (KIP-890).';
-comment on column open_transaction.marked_epoch is
-    'Epoch of the last marker that WriteTxnMarkers sent to the partition, which has committed what lay there; null: there was none. If first_offset is null, no batch has followed it, and the end of the transaction appends no other marker. Batches of an earlier epoch are refused.';
-comment on column open_transaction.coordinator_epoch is 'Coordinator epoch of that marker: a marker of an earlier one is refused.';
 
 -- The next partitions of one producer, in the order in which they are locked.
 create index open_transaction_producer_partition on open_transaction (producer_id, partition_key);
@@ -96,17 +91,12 @@ comment on column aborted_transaction.last_stable_offset is
     'The last stable offset once the transaction had ended: no transaction that ended later began below it, so a look-up need not go on.';
 
 create table transaction_group (
-    producer_id        bigint not null,
-    group_id           text collate "C" not null,
-    marked_epoch       integer,
-    coordinator_epoch  integer,
+    producer_id  bigint not null,
+    group_id     text collate "C" not null,
     primary key (producer_id, group_id)
 );
 
 comment on table transaction_group is 'Groups whose offsets belong to an open transaction.';
-comment on column transaction_group.marked_epoch is
-    'Epoch of the last marker that WriteTxnMarkers sent to the group''s partition of __consumer_offsets, which has committed its offsets; null: there was none.';
-comment on column transaction_group.coordinator_epoch is 'Coordinator epoch of that marker: a marker of an earlier one is refused.';
 
 create table pending_offset (
     group_id             text collate "C" not null,

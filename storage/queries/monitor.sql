@@ -11,8 +11,7 @@ select
         when undecided.first_offset is null then p.log_end_offset
         else greatest(undecided.first_offset, p.log_start_offset)
     end as last_stable_offset,
-    named.replicas, named.leader, named.in_sync,
-    named.leader_epoch, named.topic_id, count(*) over (partition by p.topic) as partition_count
+    named.replicas, named.leader, named.leader_epoch, named.topic_id, count(*) over (partition by p.topic) as partition_count
 from topic_partition p
 join partition named using (partition_key)
 left join (

@@ -12,7 +12,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.name = $1 and t.deleted_at is null
@@ -24,7 +24,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.topic_id = $1 and t.deleted_at is null
@@ -39,20 +39,9 @@ select * from create_topics($1, $2, $3, $4, $5);
 select add_partitions($1, $2, $3::text::jsonb);
 
 -- name: assign_replicas
--- For the partitions $2 of the topics $1, set the leader ($3), the replicas ($4, JSON; null: they stay), and the
--- in-sync replicas ($5, JSON; null: all new replicas, or the present in-sync ones); return the changed topics.
-select topic_id from assign_replicas($1, $2, $3, $4, $5) topic_id;
-
--- name: set_in_sync
--- For the partitions $2 of the topics $1 whose replicas and in-sync replicas are still as known ($3, JSON), set the
--- in-sync replicas ($4, JSON; null: all), under the lease of job $5 that node $6 holds with epoch $7; return the
+-- For the partitions $2 of the topics $1, set the leader ($3) and the replicas ($4, JSON; null: they stay); return the
 -- changed topics.
-select topic_id from set_in_sync($1, $2, $3, $4, $5, $6, $7) topic_id;
-
--- name: forget_in_sync
--- Mark all replicas in sync in $1 partitions that had one out of sync, under the lease of job $2 that node $3 holds
--- with epoch $4; return the changed topics.
-select topic_id from forget_in_sync($1, $2, $3, $4) topic_id;
+select topic_id from assign_replicas($1, $2, $3, $4) topic_id;
 
 -- name: topics_by_id
 -- Live topics of the ids $1.
@@ -60,7 +49,7 @@ select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
-    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas, p.in_sync))
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
         filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.topic_id = any ($1) and t.deleted_at is null

@@ -49,21 +49,14 @@ select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 -- read it.
 select * from continue_end($1, $2, $3);
 
--- name: commit_in_partition
--- Commit what a transaction has in one partition; nothing if the row is not as the caller had read it.
-select * from commit_in_partition($1, $2, $3, $4, $5, $6, $7, $8);
-
 -- name: overdue_transactions
 -- Transactions that have exceeded their timeout, or whose decided end no node has continued for two seconds: the oldest
--- first, at most $3, behind the one that began at $1 and has the id $2. The longest timeout of all never passes
--- (KIP-939).
+-- first, at most $3, behind the one that began at $1 and has the id $2.
 select t.transactional_id, t.started_at, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
 where t.started_at is not null and (t.started_at, t.transactional_id) > ($1::timestamptz, $2::text)
     and case
-        when t.state = 'Ongoing' then
-            t.timeout_ms < 2147483647
-            and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
+        when t.state = 'Ongoing' then t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
         else t.updated_at + interval '2 seconds' < clock_timestamp()
     end
 order by t.started_at, t.transactional_id
@@ -84,14 +77,13 @@ with idle as materialized (
 select count(*) from forgotten;
 
 -- name: producer_in_partition
--- One row: the transactional id of producer $1, if it has one; whether its transaction has enlisted partition $2; the
--- marker that committed that part before the transaction's end; whether there is more since; and the epoch with which
--- the partition remembers the producer.
+-- One row: the transactional id of producer $1, if it has one; whether its transaction has enlisted partition $2; and
+-- the epoch with which the partition remembers the producer.
 select
     t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
     t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
     (extract(epoch from t.last_started_at) * 1000)::bigint as last_started_ms, t.ending_producer_id, t.ending_marker,
-    o.producer_id is not null as takes_in, o.marked_epoch, o.coordinator_epoch, o.first_offset is not null as has_more,
+    o.producer_id is not null as is_enlisted,
     (
         select s.producer_epoch from producer_state s
         where s.partition_key = $2 and s.producer_id = asked.producer_id
@@ -99,18 +91,6 @@ select
 from (select $1::bigint as producer_id) asked
 left join transactional_producer t using (producer_id)
 left join open_transaction o on o.partition_key = $2 and o.producer_id = asked.producer_id;
-
--- name: groups_of_producer
--- Groups that the transaction of producer $1 has enlisted, the marker that committed the offsets of each before the
--- transaction's end, and whether there are more since.
-select
-    g.group_id, g.marked_epoch, g.coordinator_epoch,
-    exists (
-        select from pending_offset p where p.producer_id = g.producer_id and p.group_id = g.group_id
-    ) as has_more
-from transaction_group g
-where g.producer_id = $1
-order by g.group_id;
 
 -- name: producers_of
 -- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there, and

@@ -133,18 +133,16 @@ def test_a_test_gets_the_nodes_listed_for_it_or_for_its_class() -> None:
 
 def test_tests_share_brokers_only_if_all_their_requirements_are_equal() -> None:
     given = {"SomeTest.three": 3}
-    maker = outside.Gateways(
-        cast("Any", None), given, from_0=("SomeTest.zero",), strict=("SomeTest.strict",), roles=("SomeTest.roles",)
-    )
-    tests = ("SomeTest.three", "SomeTest.zero", "SomeTest.strict", "SomeTest.roles", "SomeTest.one", "SomeTest.other")
+    maker = outside.Gateways(cast("Any", None), given, from_0=("SomeTest.zero",), roles=("SomeTest.roles",))
+    tests = ("SomeTest.three", "SomeTest.zero", "SomeTest.roles", "SomeTest.one", "SomeTest.other")
     assert [maker.particulars(test) for test in tests] == [
-        *((3, False, False, False), (1, True, False, False), (1, False, True, False), (1, False, False, True)),
-        *[(1, False, False, False)] * 2,
+        *((3, False, False), (1, True, False), (1, False, True)),
+        *[(1, False, False)] * 2,
     ]
     brokers = outside.Brokers(maker, sharing=("SomeTest",))
     keys = [brokers.key_of({"test": test, "brokers": 3, "settings": {}}) for test in tests]
-    assert len(set(keys)) == 5
-    assert keys[4] == keys[5]
+    assert len(set(keys)) == 4
+    assert keys[3] == keys[4]
     assert brokers.key_of({"test": "OtherTest.three", "brokers": 3, "settings": {}}) is None
 
 

@@ -13,7 +13,9 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
+from testcontainers.core.config import testcontainers_config
 
+from sluice.testing.containers import SluiceContainer
 from tests.clients.workers import until
 from tests.closing import close
 from tests.containers.engine import Engine, checked
@@ -188,4 +190,20 @@ def test_the_suite_uses_a_postgres_container_if_an_engine_answers(engine: Engine
     )
     assert f"Postgres of this run: a container of {postgres_image}" in said
     assert " passed" in said.rstrip().splitlines()[-1]
+    assert engine.run("ps", "--quiet", timeout_s=30).split() == []
+
+
+@pytest.mark.timeout(BUILD_SECONDS + HEALTHY_SECONDS)
+def test_the_testcontainers_module_serves_a_client_outside(
+    engine: Engine, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)
+    container = SluiceContainer(image).with_setting("num.partitions", "3")
+    with container:
+        bootstrap = container.get_bootstrap_server()
+        assert bootstrap.rpartition(":")[2] != str(container.port)
+        round_trip([bootstrap], "greetings")
+        topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+        assert len(topics["greetings"].partitions) == 3
     assert engine.run("ps", "--quiet", timeout_s=30).split() == []

@@ -36,7 +36,7 @@ def test_a_members_commit_is_checked() -> None:
     assert dead.commit("a", "m").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def test_nobody_commits_between_join_and_sync() -> None:
+def test_commit_between_join_and_sync_is_refused() -> None:
     """Scenario 86."""
     scene = Scene()
     a, _ = scene.completing("a", "b")

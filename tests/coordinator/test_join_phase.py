@@ -123,7 +123,7 @@ def test_a_tick_on_an_empty_group_does_nothing() -> None:
     assert next_deadline(scene.group) is None
 
 
-def test_a_join_phase_of_absent_static_members_goes_on_until_they_expire() -> None:
+def test_join_phase_of_absent_static_members_continues_until_they_expire() -> None:
     """Scenario 32: dynamic laggards are removed and static ones stay. Without a leader the phase begins again."""
     scene = Scene()
     instances = {"a": "ia", "b": "ib"}
@@ -241,7 +241,7 @@ def test_several_members_that_expire_together_cost_one_rebalance(late_ms: int) -
     assert scene.join("a", a).join.generation_id == before + 1
 
 
-def test_the_vote_prefers_what_most_put_first_among_what_all_speak() -> None:
+def test_vote_prefers_the_most_preferred_common_protocol() -> None:
     """74 in the barrier: `sticky` is not everyone's, `roundrobin` has two votes of three."""
     scene = Scene(delay_ms=100)
     joins = [
@@ -277,7 +277,7 @@ def test_a_leader_that_rejoins_stays_leader_and_one_that_does_not_is_replaced() 
     assert joined.join.leader == b
 
 
-def test_members_who_all_leave_the_initial_delay_leave_an_empty_group() -> None:
+def test_group_is_empty_if_all_members_leave_in_the_initial_delay() -> None:
     scene = Scene(delay_ms=3000)
     held = scene.join("a")
     scene.leave("a2", next(iter(scene.group.members)))

@@ -331,7 +331,7 @@ def test_many_offenders_are_counted_and_few_named() -> None:
 # --- the guard ------------------------------------------------------------------------------------------------------
 
 
-def test_the_guard_withholds_what_another_claims() -> None:
+def test_guard_withholds_partitions_that_another_member_claims() -> None:
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     held = scene.sync("b", b)

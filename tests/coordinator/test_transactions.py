@@ -18,7 +18,6 @@ from gateway.coordinator.transactions import (
     End,
     InitProducer,
     Producer,
-    SentMarker,
     TransactionState,
     add,
     end,
@@ -405,22 +404,16 @@ def test_only_the_newest_of_many_producers_continues(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "coordinator_epoch", "version", "is_open", "code"),
+    ("epoch", "version", "is_open", "code"),
     [
-        (EPOCH, 3, 1, True, ErrorCode.NONE),
-        (EPOCH + 1, 4, 1, True, ErrorCode.NONE),
-        (EPOCH - 1, 3, 1, False, ErrorCode.INVALID_PRODUCER_EPOCH),
-        (EPOCH - 1, 2, 1, True, ErrorCode.INVALID_PRODUCER_EPOCH),
-        (EPOCH, 2, 1, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
-        (EPOCH + 1, 3, 2, True, ErrorCode.NONE),
-        (EPOCH, 3, 2, True, ErrorCode.INVALID_PRODUCER_EPOCH),
-        (EPOCH, 3, 2, False, ErrorCode.NONE),
-        (EPOCH - 1, 3, 2, False, ErrorCode.INVALID_PRODUCER_EPOCH),
-        (EPOCH + 1, 2, 2, True, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+        (EPOCH, 1, True, ErrorCode.NONE),
+        (EPOCH + 1, 1, True, ErrorCode.NONE),
+        (EPOCH - 1, 1, False, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH + 1, 2, True, ErrorCode.NONE),
+        (EPOCH, 2, True, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (EPOCH, 2, False, ErrorCode.NONE),
+        (EPOCH - 1, 2, False, ErrorCode.INVALID_PRODUCER_EPOCH),
     ],
 )
-def test_marker_is_accepted_by_its_epochs(
-    epoch: int, coordinator_epoch: int, version: int, is_open: bool, code: ErrorCode
-) -> None:
-    sent = SentMarker(epoch, committed=True, coordinator_epoch=coordinator_epoch, transaction_version=version)
-    assert judge_marker(sent, EPOCH, 3, is_open=is_open) is code
+def test_marker_is_accepted_by_its_epoch(epoch: int, version: int, is_open: bool, code: ErrorCode) -> None:
+    assert judge_marker(epoch, version, EPOCH, is_open=is_open) is code

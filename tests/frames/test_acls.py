@@ -806,7 +806,7 @@ def named_as(request: Any, topic: str, group: str) -> Any:
     return dataclasses.replace(request, **changed)
 
 
-# --- requests to a controller, and two-phase commit ------------------------------------------------------------------
+# --- requests to a controller ----------------------------------------------------------------------------------------
 
 
 async def test_describing_controllers_needs_alter_on_the_cluster(gateway_factory: GatewayFactory) -> None:
@@ -830,22 +830,3 @@ async def test_describing_controllers_needs_alter_on_the_cluster(gateway_factory
         async with cluster.allowing(on_cluster(Op.ALTER)):
             answer = await of_controller.send(asked, 1)
             assert (answer.error_code, [each.port for each in answer.brokers]) == (OK, [controller])
-
-
-async def test_two_phase_commit_is_an_operation_of_its_own(gateway_factory: GatewayFactory) -> None:
-    served = {"unstable.api.versions.enable": "true", "transaction.two.phase.commit.enable": "true"}
-    admin = gateway_factory({**AUTHORIZER, "super.users": ME})
-    guarded = gateway_factory({**AUTHORIZER, **served}, database_url=admin.database_url)
-    transactional_id, kind = fresh("two-phase"), ResourceType.TRANSACTIONAL_ID
-    plain = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
-    async with (
-        await WireClient.connect(admin.bootstrap) as as_admin,
-        await WireClient.connect(guarded.bootstrap) as as_client,
-    ):
-        cluster = Cluster(as_admin, as_client, guarded)
-        two_phase = dataclasses.replace(plain, enable2_pc=True)
-        async with cluster.allowing(acl(Op.WRITE, kind, transactional_id)):
-            assert (await as_client.send(plain, 6)).error_code == OK
-            assert (await as_client.send(two_phase, 6)).error_code == TRANSACTION
-            async with cluster.allowing(acl(Op.TWO_PHASE_COMMIT, kind, transactional_id)):
-                assert (await as_client.send(two_phase, 6)).error_code == OK

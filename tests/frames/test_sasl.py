@@ -78,7 +78,7 @@ async def test_known_user_is_authenticated(secured: Secured, version: int) -> No
         assert (await client.send(MetadataRequest(topics=()), 12)).brokers
 
 
-async def test_the_handshake_names_what_is_enabled(secured: Secured) -> None:
+async def test_handshake_names_the_enabled_mechanisms(secured: Secured) -> None:
     async with await WireClient.connect(secured.sasl) as client:
         answer = await client.send(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
         assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM

@@ -72,9 +72,12 @@ async def test_transaction_version_2_is_announced_as_finalized(client: WireClien
     assert finalized == dict.fromkeys(always, (1, 1)) | facts
     assert answer.finalized_features_epoch >= 0
     supported = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
-    second = {"share.version": (0, 2), "transaction.version": (0, 2)}
-    offered = {**dict.fromkeys(always, (0, 1)), **second, "kraft.version": (0, 1)}
-    assert supported == ({} if version == 3 else offered) | {"metadata.version": (7, 33)}
+    from_zero = {
+        **dict.fromkeys(("group.version", "streams.version", "kraft.version"), (0, 1)),
+        **dict.fromkeys(("share.version", "transaction.version"), (0, 2)),
+    }
+    from_one = {"eligible.leader.replicas.version": (1, 1), "metadata.version": (7, 33)}
+    assert supported == ({} if version == 3 else from_zero) | from_one
 
 
 async def test_a_partition_belongs_to_the_transaction_from_its_first_batch_on(

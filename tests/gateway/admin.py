@@ -86,7 +86,7 @@ SHOWN_CONFIGS = {name for name, key in TOPIC_CONFIGS.items() if not key.internal
 
 
 class AdminNode:
-    """One node. Two of them on one database are two nodes."""
+    """One node. Two instances on one database are two nodes."""
 
     def __init__(
         self,
@@ -131,7 +131,6 @@ class AdminNode:
             share_store=ShareStore(database),
             users=UserStore(database),
             authorizer=Authorizer(lambda: self.catalog.acls, frozenset(), allow_everyone=True) if authorizes else None,
-            replicas_strict=self.catalog.broker.replicas_strict,
         )
 
     async def ask(
@@ -143,7 +142,7 @@ class AdminNode:
         listener: str = "PLAINTEXT",
         role: Role = Role.BROKER,
     ) -> Any:
-        """The answer as a client of this version reads it."""
+        """Return the answer as a client of this version reads it."""
         received = decode_request(api_key, version, b"".join(bytes(chunk) for chunk in encode(request, version)))
         context = RequestContext(
             api_key,
@@ -163,7 +162,7 @@ class AdminNode:
     async def create(
         self, name: str, partitions: int = 1, *, factor: int = -1, configs: dict[str, str] | None = None
     ) -> Topic:
-        """A topic, through CreateTopics."""
+        """Create a topic through CreateTopics."""
         answer = await self.ask(
             ApiKey.CREATE_TOPICS,
             CreateTopicsRequest(
@@ -199,7 +198,7 @@ async def admin_node(
     authorizes: bool = False,
     roles: Roles = BOTH,
 ) -> AsyncGenerator[AdminNode]:
-    """A node that has joined and knows the catalog."""
+    """Return a node that has joined and knows the catalog."""
     database = await Database.open(url, hot_connections=2, cold_connections=1)
     try:
         node = AdminNode(

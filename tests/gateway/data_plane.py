@@ -64,7 +64,7 @@ FIRST_VERSION_WITH_IDS = 13
 
 
 class LongKnown(Membership):
-    """Of a node that every other has known of since long ago."""
+    """The membership of a node that every other node has known for a long time."""
 
     @property
     def known_since_s(self) -> float:
@@ -72,7 +72,7 @@ class LongKnown(Membership):
 
 
 class DataPlane:
-    """One node. Two of them on one database are two nodes."""
+    """One node. Two instances on one database are two nodes."""
 
     def __init__(self, database: Database, *, tail_bytes: int, committers: int, name: str) -> None:
         self.database = database
@@ -148,7 +148,7 @@ class DataPlane:
         version: int = PRODUCE_VERSION,
         connection_id: str = "connection",
     ) -> PartitionProduceResponse:
-        """One batch to one partition, acks=all."""
+        """Produce one batch to one partition, acks=all."""
         request = produce_request([(topic, partition, records)])
         response = await produce(request, self.context(ApiKey.PRODUCE, version, connection_id))
         assert response is not None
@@ -157,13 +157,13 @@ class DataPlane:
     async def send_all(
         self, batches: Sequence[tuple[Topic | str, int, bytes | bytearray | None]], *, version: int = PRODUCE_VERSION
     ) -> list[PartitionProduceResponse]:
-        """Several batches in one request; the answers in its order."""
+        """Produce several batches in one request; return the answers in its order."""
         response = await produce(produce_request(batches), self.context(ApiKey.PRODUCE, version))
         assert isinstance(response, ProduceResponse)
         return [partition for topic in response.responses for partition in topic.partition_responses]
 
     async def fill(self, topic: Topic, sizes: Iterable[int], *, partition: int = 0) -> list[int]:
-        """Batches of one record, each of exactly these bytes; their offsets."""
+        """Produce batches of one record, each of exactly these bytes; return their offsets."""
         offsets: list[int] = []
         for size in sizes:
             answer = await self.send(topic, batch_of_size(size), partition=partition)
@@ -257,7 +257,7 @@ async def data_plane(
 
 @asynccontextmanager
 async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncpg.Connection]:
-    """Appends to this partition wait until the block ends."""
+    """Block appends to this partition until the block ends."""
     connection: asyncpg.Connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -268,7 +268,7 @@ async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncp
 
 
 async def wait_for_blocked_append(connection: asyncpg.Connection) -> None:
-    """Until some session waits for a lock."""
+    """Wait until some session waits for a lock."""
     deadline = time.monotonic() + 10
     while not await connection.fetchval(
         "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
@@ -277,7 +277,7 @@ async def wait_for_blocked_append(connection: asyncpg.Connection) -> None:
 
 
 async def terminate_backends(connection: asyncpg.Connection) -> None:
-    """Cut every other connection to this database, as a crash of Postgres would."""
+    """Close every other connection to this database, as a crash of Postgres would."""
     await connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
@@ -328,7 +328,7 @@ def batch_of(
     compression: Compression = Compression.NONE,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """A batch of these values; `producer` is (id, epoch, base sequence)."""
+    """Return a batch of these values; `producer` is (id, epoch, base sequence)."""
     now_ms = time.time_ns() // 1_000_000
     records = [
         Record(offset, timestamps[offset] if timestamps else now_ms, keys[offset] if keys else b"k%d" % offset, value)
@@ -345,7 +345,7 @@ def batch_of(
 
 
 def batch_of_size(size_bytes: int) -> bytes:
-    """A batch of one record, of exactly this many bytes in all (from 200)."""
+    """Return a batch of one record, of exactly this many bytes in all (from 200)."""
     overhead = len(batch_of(b"x" * 1000)) - 1000
     batch = batch_of(b"x" * (size_bytes - overhead))
     if len(batch) != size_bytes:
@@ -372,7 +372,7 @@ def at(
 
 
 def raw(part: PartitionData) -> bytes:
-    """The records field as the client receives it."""
+    """Return the records field as the client receives it."""
     records = part.records
     if isinstance(records, tuple):
         return b"".join(bytes(chunk) for chunk in records)

@@ -86,7 +86,7 @@ HANDLERS: dict[ApiKey, Any] = {
 
 @dataclass
 class Clock:
-    """Seconds that only a test moves."""
+    """A clock in seconds that only a test moves."""
 
     seconds: float = 0.0
 
@@ -109,7 +109,7 @@ class GroupNode:
         return Member(self.groups, group_id, ConnectionId(connection_id), **given)
 
     async def stored(self, group_id: str) -> Group | None:
-        """The classic group as its rows are at this moment, which reading them so does not change."""
+        """Return the classic group as its rows are at this moment, which the read does not change."""
         rows = await self.database.hot.fetch(
             "select g.*, m.member_id, m.document as member from consumer_group g left join group_member m "
             "using (group_id) where group_id = $1",
@@ -136,7 +136,7 @@ class GroupNode:
         client_id: str | None = "client",
         listener: str = "PLAINTEXT",
     ) -> Any:
-        """What a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
+        """Return what a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
         api_key = message_schema(type(request)).api_key
         decoded = codec.decode_request(api_key, version, b"".join(codec.encode(request, version)))
         context = RequestContext(
@@ -156,7 +156,9 @@ class GroupNode:
 async def group_node(
     url: str, *, port: int = 9092, settings: Settings = QUICK, statement_timeout_ms: int = 10_000, **given: Any
 ) -> AsyncGenerator[GroupNode, None]:
-    """A node that holds every lease nobody else has. Leaving the context is a kill: nothing is drained or released."""
+    """Run a node that holds every lease that no other node has. Leaving the context is a kill: nothing is drained or
+    released.
+    """
     database = await Database.open(url, statement_timeout_ms=statement_timeout_ms)
     try:
         clock = Clock()
@@ -171,7 +173,6 @@ async def group_node(
         broker = BrokerConfig()
         services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             share=SharePartitions(ShareStore(database)),
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),
@@ -191,7 +192,7 @@ async def group_node(
 
 
 async def forget_everything(url: str) -> None:
-    """Empties a database that the tests of a module share: making one costs more than most of them."""
+    """Empty a database that the tests of a module share: creating one costs more than most of them."""
     connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
     try:
         await connection.execute("truncate consumer_group, topic cascade")
@@ -231,7 +232,7 @@ class Member:
         self.members: tuple[MemberId, ...] = ()
 
     def join(self) -> asyncio.Task[JoinReply]:
-        """Submitted before this returns, as version 3: no second step for an id."""
+        """Submit a join before returning, as version 3, so that no second step for an id is needed."""
         answer = self.groups.submit(
             self.group_id,
             JoinGroup(
@@ -275,7 +276,7 @@ class Member:
         )
 
     def heartbeat(self) -> Any:
-        """The reply itself where no await was needed, else a future."""
+        """Return the reply itself if no await was needed, else a future."""
         return self.groups.submit(
             self.group_id,
             Heartbeat(
@@ -320,7 +321,9 @@ async def reply_of(answer: Any) -> Any:
 
 
 async def settle(*members: Member) -> None:
-    """All of them in one Stable generation; the first of them leads, each assignment is the member's own id."""
+    """Bring all members into one Stable generation. The first of them leads, and each assignment is the member's own
+    id.
+    """
     first, *others = members
     assert (await first.join()).error is ErrorCode.NONE
     if others:
@@ -336,7 +339,7 @@ async def settle(*members: Member) -> None:
 
 @contextlib.asynccontextmanager
 async def locked_group(url: str, group_id: str) -> AsyncGenerator[asyncpg.Connection, None]:
-    """Holds the stored group against every write until the context ends, as a stalled Postgres would."""
+    """Block every write of the stored group until the context ends, as a stalled Postgres would."""
     connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
     try:
         async with connection.transaction():
@@ -350,7 +353,7 @@ async def locked_group(url: str, group_id: str) -> AsyncGenerator[asyncpg.Connec
 
 
 async def write_is_waiting(connection: asyncpg.Connection) -> None:
-    """Returns once some other connection waits for a lock that `connection` holds."""
+    """Return once another connection waits for a lock that `connection` holds."""
     waiting = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
 
     async def is_waiting() -> bool:
@@ -360,7 +363,7 @@ async def write_is_waiting(connection: asyncpg.Connection) -> None:
 
 
 async def until(condition: Any, *, seconds: float = 20.0) -> None:
-    """Polls `condition`, a function or coroutine function, until it holds."""
+    """Poll `condition`, a function or coroutine function, until it holds."""
     async with asyncio.timeout(seconds):
         while True:
             holds = condition()
@@ -372,7 +375,7 @@ async def until(condition: Any, *, seconds: float = 20.0) -> None:
 
 
 async def lose_lease(node: GroupNode, group_id: str) -> None:
-    """Another node takes the lease of the group's shard; this one has seen it."""
+    """Let another node take the lease of the group's shard, and this node learn of it."""
     other = await NodeStore(node.database).register("other:9092", {"PLAINTEXT": ("other", 9092)}, None, 60_000)
     await node.database.hot.fetch(
         "update coordinator_lease"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 import time
@@ -16,7 +15,6 @@ from platform import python_version
 from gateway.apis import SERVED
 from gateway.net.context import Role
 from gateway.version import program_version
-from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -25,7 +23,6 @@ from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_quorum import DescribedPartition, DescribedTopic, DescribeQuorumRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.heartbeat import HeartbeatRequest
-from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_commit import (
@@ -84,7 +81,7 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     status, links = get(gateway, "/")
     assert status == 200
     assert re.findall(r'href="([^"]+)"', links) == ["/metrics", "/livez", "/readyz", "/version"]
-    # A node's jobs come a moment after its first answer.
+    # A node's jobs start a moment after its first answer.
     eventually(lambda: sample(get(gateway, "/metrics")[1], "sluice_exporter_up") == 1)
     status, text = get(gateway, "/metrics")
     assert status == 200
@@ -142,7 +139,7 @@ async def test_bytes_and_sizes_are_counted_by_topic(gateway: GatewayProcess) -> 
         eventually(lambda: not counted("sluice_topic_bytes_in_total") + counted("sluice_topic_bytes_out_total"))
 
 
-async def test_what_only_grows_is_a_counter(gateway: GatewayProcess) -> None:
+async def test_monotonic_metrics_are_counters(gateway: GatewayProcess) -> None:
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(gateway, "/metrics")[1], re.MULTILINE))
     for name in (
         *("leases_moved", "reconcile_operations", "reconcile_wakes_merged", "damaged_chunks"),
@@ -151,7 +148,7 @@ async def test_what_only_grows_is_a_counter(gateway: GatewayProcess) -> None:
         assert types[f"sluice_{name}_total"] == "counter", name
 
 
-async def test_rubbish_is_logged_and_counted_and_hurts_nobody_else(gateway: GatewayProcess) -> None:
+async def test_invalid_bytes_are_logged_counted_and_affect_no_other_client(gateway: GatewayProcess) -> None:
     rude, polite = await WireClient.connect(gateway.bootstrap), await WireClient.connect(gateway.bootstrap)
     rude.send_bytes(b"GET / HTTP/1.1\r\n\r\n")
     await rude.closed_by_peer()
@@ -161,7 +158,7 @@ async def test_rubbish_is_logged_and_counted_and_hurts_nobody_else(gateway: Gate
     await polite.close()
 
 
-async def test_sigterm_answers_what_is_parked_and_ends_within_five_seconds(gateway_factory: GatewayFactory) -> None:
+async def test_sigterm_answers_parked_requests_and_ends_within_five_seconds(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"group.initial.rebalance.delay.ms": "60000"})
     joining, fetching, idle = [await WireClient.connect(gateway.bootstrap) for _ in range(3)]
     await create_topic(fetching, "quiet")
@@ -180,7 +177,7 @@ async def test_sigterm_answers_what_is_parked_and_ends_within_five_seconds(gatew
         topics=(FetchTopic(topic="quiet", partitions=(FetchPartition(partition=0, partition_max_bytes=1000),)),),
     )
     parked_fetch = fetching.send_nowait(fetch, 11)
-    # Answered after the two above were read, for the node takes connections in turn.
+    # This request is answered after the two above were read, because the node serves connections in turn.
     await idle.send(HeartbeatRequest(group_id="h", generation_id=1, member_id="m"), 4)
     stopped = asyncio.create_task(asyncio.to_thread(gateway.stop))
     began = time.monotonic()
@@ -224,7 +221,7 @@ async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(gateway_fact
     await client.close()
 
 
-async def test_each_listener_tells_its_own_addresses_of_every_node(
+async def test_each_listener_shows_its_own_address_of_every_node(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
     ports = free_ports(4)
@@ -242,10 +239,10 @@ async def test_each_listener_tells_its_own_addresses_of_every_node(
         await client.close()
 
 
-async def test_a_node_is_asked_as_a_controller_where_its_settings_say_so(
+async def test_controller_listener_serves_the_controllers_apis(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """At that listener other APIs are served, and who comes by another hears nothing of it."""
+    """The controllers' listener serves other APIs, and a client of another listener does not see the controllers."""
     broker, controller, alone = free_ports(3)
     settings = {
         "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
@@ -266,7 +263,7 @@ async def test_a_node_is_asked_as_a_controller_where_its_settings_say_so(
         topics=(DescribedTopic(topic_name="__cluster_metadata", partitions=(DescribedPartition(),)),)
     )
     async with asyncio.timeout(10):
-        # While a lease goes from one node to the other nobody leads.
+        # There is no leader while a lease moves from one node to the other.
         while (partition := (await client.send(quorum, 2)).topics[0].partitions[0]).error_code:
             assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert partition.high_watermark > 0
@@ -281,32 +278,8 @@ async def test_a_node_is_asked_as_a_controller_where_its_settings_say_so(
         mismatched = await client.send(DescribeClusterRequest(endpoint_type=2), 1)
         assert mismatched.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
         await client.close()
-    # The one that started last knows both.
+    # The node that started last knows both.
     client = await WireClient.connect(f"127.0.0.1:{broker}")
     assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
     assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}
     await client.close()
-
-
-async def test_two_phase_commit_is_for_who_lets_its_version_be_served(gateway_factory: GatewayFactory) -> None:
-    asked = InitProducerIdRequest(transactional_id="two-phase", transaction_timeout_ms=10**9, enable2_pc=True)
-    unstable = {"unstable.api.versions.enable": "true"}
-    without = gateway_factory(unstable)
-    for gateway, code in (
-        (without, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (gateway_factory(unstable | {"transaction.two.phase.commit.enable": "true"}), ErrorCode.NONE),
-        (gateway_factory(), ErrorCode.UNSUPPORTED_VERSION),
-    ):
-        client = await WireClient.connect(gateway.bootstrap)
-        served = await client.send(ApiVersionsRequest(), 0)
-        (highest,) = [each.max_version for each in served.api_keys if each.api_key == ApiKey.INIT_PRODUCER_ID]
-        assert highest == (5 if code == ErrorCode.UNSUPPORTED_VERSION else 6)
-        if highest == 6:
-            answer = await client.send(asked, 6)
-            assert answer.error_code == code
-            assert (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) == (-1, -1)
-            kept = dataclasses.replace(asked, enable2_pc=False, keep_prepared_txn=True)
-            assert (await client.send(kept, 6)).error_code == ErrorCode.UNSUPPORTED_VERSION
-            late = dataclasses.replace(asked, enable2_pc=False)
-            assert (await client.send(late, 6)).error_code == ErrorCode.INVALID_TRANSACTION_TIMEOUT
-        await client.close()

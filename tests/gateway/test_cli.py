@@ -69,7 +69,7 @@ def test_an_unknown_flag_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> N
         (["nothing-like-it"], "there is no command 'nothing-like-it'\n"),
     ],
 )
-def test_a_mistyped_word_is_told_with_the_nearest_name(
+def test_mistyped_command_is_reported_with_the_nearest_name(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exited:
@@ -151,7 +151,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
-    # It would bind the suite's loggers to this test's captured stderr.
+    # Otherwise it would bind the suite's loggers to this test's captured stderr.
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
@@ -163,7 +163,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     assert "secret" not in errors[0]
 
 
-def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_the_database_is_not_logged_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.3)
     monkeypatch.setattr("gateway.app.DATABASE_RETRY_S", 0.01)
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
@@ -205,7 +205,7 @@ def test_a_port_in_use_leaves_no_data_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_healthcheck_of_nobody_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthcheck_without_a_gateway_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["healthcheck", "127.0.0.1:1"]) == 1
     assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ def test_decode_shows_a_response(capsys: pytest.CaptureFixture[str]) -> None:
         (["Heartbeat", "4", hexed(HeartbeatRequest(), 4) + "ff"], 1, "1 bytes are left over"),
     ],
 )
-def test_decode_says_what_is_wrong(
+def test_decode_reports_the_error(
     arguments: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["decode", *arguments]) == code
@@ -265,7 +265,7 @@ def test_help_names_every_option() -> None:
     assert "--set KEY=VALUE" in help_text
 
 
-def test_a_reader_that_has_had_enough_is_no_traceback() -> None:
+def test_closed_output_pipe_causes_no_traceback() -> None:
     done = subprocess.run(
         f"{sys.executable} -m gateway.cli config | head -n 1", shell=True, capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""What `sluice serve` says when it serves."""
+"""The greeting that `sluice serve` prints once it serves."""
 
 from __future__ import annotations
 

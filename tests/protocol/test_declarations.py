@@ -298,7 +298,7 @@ class TestRefusedDeclarations:
             class AnotherRequest:
                 generation_id: int = int32()
 
-    def test_messages_and_structs_are_told_apart(self):
+    def test_messages_and_structs_are_distinguished(self):
         @struct
         class Part:
             index: int = int32()

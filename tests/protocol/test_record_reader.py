@@ -61,7 +61,7 @@ def test_the_parser_is_the_compiled_one() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("seed", range(6))
-def test_every_record_is_read_whatever_its_size(codec: Compression, seed: int) -> None:
+def test_record_of_any_size_is_read(codec: Compression, seed: int) -> None:
     batch = mixed_batch(random.Random(seed), compression=codec)
     assert read(batch) == walked(batch)
 

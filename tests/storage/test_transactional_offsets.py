@@ -15,7 +15,7 @@ from storage.groups import GroupStore
 from storage.offsets import ExpiredOffsets, OffsetStore
 from storage.pool import Database
 from storage.topics import TopicStore
-from storage.transactions import EndedTransaction, ProducerRecord, TakenInPart, TransactionStore
+from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
@@ -141,54 +141,6 @@ async def test_a_transaction_accepts_no_more_offsets_than_its_end_can_settle(
     assert await committed(offsets) == {0: 42, 1: 42, 2: 42}
     await begun(transactions, "g")
     assert await take(3) == [None]
-
-
-async def test_a_marker_commits_its_groups_offsets_once_and_later_ones_stay_pending(
-    offsets: OffsetStore,
-    transactions: TransactionStore,
-    leases: list[CoordinatorLease],
-    groups: GroupStore,
-    lease: CoordinatorLease,
-    topic: Topic,
-    sql: asyncpg.Connection,
-) -> None:
-    await save(groups, group("h", generation_id=3), leases[0])
-    await begun(transactions, "g", "h")
-
-    async def take(offset: int, group_id: str = "g") -> None:
-        taken = [commit(lease, topic, group_id=group_id, committed_offset=offset)]
-        assert await offsets.commit_in_transaction(taken, T, PRODUCER, EPOCH) == [None]
-
-    async def mark(epoch: int) -> EndedTransaction | None:
-        key = topic.partitions[0].partition_key
-        return await transactions.commit_in_partition(
-            await transactions.read(T),
-            key,
-            ("g",),
-            b"no batch of it is there",
-            marker_epoch=epoch,
-            coordinator_epoch=2,
-            timestamp_ms=1_000,
-        )
-
-    await take(5)
-    await take(6, "h")
-    assert await transactions.groups_of(PRODUCER) == {"g": TakenInPart(has_more=True), "h": TakenInPart(has_more=True)}
-    assert await mark(EPOCH) == EndedTransaction((), ("g",))
-    assert (await committed(offsets), await committed(offsets, "h")) == ({0: 5}, {})
-    assert await pending(sql) == {("h", 0, PRODUCER): 6}
-    assert await transactions.groups_of(PRODUCER) == {"g": TakenInPart(EPOCH, 2), "h": TakenInPart(has_more=True)}
-
-    await offsets.commit([commit(lease, topic, committed_offset=9)])
-    await take(7)
-    assert await committed(offsets) == {0: 9}
-    assert await mark(EPOCH + 1) == EndedTransaction((), ("g",))
-    assert await committed(offsets) == {0: 7}
-    refused = await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
-    assert refused == [Refusal.INVALID_PRODUCER_EPOCH], "to the group the producer is at the marker's epoch"
-    await offsets.commit([commit(lease, topic, committed_offset=3)])
-    assert (await ended(transactions)).group_ids == ("g", "h")
-    assert (await committed(offsets), await committed(offsets, "h")) == ({0: 3}, {0: 6}), "and none a second time"
 
 
 async def test_offsets_of_an_aborted_transaction_are_discarded(

@@ -12,7 +12,7 @@ import pytest
 from storage.log import LogStore
 from storage.pool import Database
 from storage.topics import TopicStore
-from storage.transactions import EndedTransaction, ProducerRecord, TakenInPart, TransactionStore
+from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
 from storage.types import (
     AbortedTransaction,
     Appended,
@@ -322,12 +322,6 @@ async def test_overdue_transactions_are_found_by_the_databases_clock(
     assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
     await end(transactions, "slower", committed=True)
     assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
-    # The row of a producer with two-phase commit: older than any other transaction can be, and never overdue.
-    await sql.execute(
-        "update transactional_producer set timeout_ms = 2147483647, started_at = now() - interval '25 days'"
-        " where transactional_id = 'slow'"
-    )
-    assert await transactions.overdue(10) == []
 
 
 async def test_idle_transactional_ids_are_forgotten_unless_a_transaction_is_open(
@@ -401,126 +395,6 @@ async def test_the_start_of_a_transaction_is_known_until_its_producer_initialize
     read = await transactions.read("a")
     assert await transactions.end(read, replace(FIRST, producer_epoch=2), marker(), committed=False, timestamp_ms=1)
     assert (await transactions.read("a")).last_started_ms is None
-
-
-async def commit_part(
-    transactions: TransactionStore, name: str, key: PartitionKey, *, epoch: int = 0
-) -> EndedTransaction:
-    written = await transactions.commit_in_partition(
-        await transactions.read(name),
-        key,
-        (),
-        marker(),
-        marker_epoch=epoch,
-        coordinator_epoch=0,
-        timestamp_ms=2_000,
-    )
-    assert written is not None
-    return written
-
-
-async def test_a_marker_in_one_partition_commits_there_while_the_transaction_stays_open(
-    log: LogStore, make_topic: MakeTopic, transactions: TransactionStore
-) -> None:
-    topic = await make_topic("marked", 2)
-    here, there = (part.partition_key for part in topic.partitions)
-    await begin(transactions, "a", FIRST, here, there)
-    await begin(transactions, "b", SECOND, here)
-    await log.append([transactional(here, 0), transactional(there, 0)])
-    await log.append([transactional(here, 0, SECOND)])
-    (marked,) = (await commit_part(transactions, "a", here)).markers
-    assert (marked.base_offset, marked.first_offset, marked.last_stable_offset) == (2, 0, 1)
-    assert base_offsets(await read_committed(log, here)) == [0]
-    assert base_offsets(await read_committed(log, there)) == []
-    assert (await transactions.read("a")).started_ms is not None
-    assert (await commit_part(transactions, "a", here)).markers == (), "there is nothing more"
-
-    assert [each.base_offset for each in (await end(transactions, "b", committed=True)).markers] == [3]
-    assert base_offsets(await read_committed(log, here)) == [0, 1, 2, 3]
-    (markers,) = (await end(transactions, "a", committed=False)).markers
-    assert markers.partition_key == there, "its end appends no second one"
-    result = await read_committed(log, here)
-    assert (result.aborted, result.state.last_stable_offset) == ((), 4)
-    assert [each.first_offset for each in (await read_committed(log, there)).aborted] == [0]
-
-
-async def test_records_behind_a_marker_end_with_the_transaction(
-    log: LogStore, key: PartitionKey, transactions: TransactionStore
-) -> None:
-    await begin(transactions, "a", FIRST, key)
-    await log.append([transactional(key, 0)])
-    await commit_part(transactions, "a", key)
-    (second,) = await log.append([transactional(key, 1)])
-    assert isinstance(second, Appended)
-    assert (second.base_offset, second.open_since_offset) == (2, 2)
-    assert base_offsets(await read_committed(log, key)) == [0, 1]
-    (marked,) = (await end(transactions, "a", committed=False)).markers
-    assert (marked.base_offset, marked.first_offset) == (3, 2)
-    result = await read_committed(log, key)
-    assert [(each.producer_id, each.first_offset) for each in result.aborted] == [(4000, 2)]
-    assert result.state.last_stable_offset == 4
-
-
-async def test_records_behind_a_marker_of_a_later_epoch_are_refused(
-    log: LogStore, key: PartitionKey, transactions: TransactionStore
-) -> None:
-    """The marker, as in upstream's partition, gives the producer that epoch there until its transaction ends."""
-    await begin(transactions, "a", FIRST, key)
-    await log.append([transactional(key, 0)])
-    await commit_part(transactions, "a", key, epoch=1)
-    assert await log.append([transactional(key, 1)]) == [Refusal.INVALID_PRODUCER_EPOCH]
-    found = await transactions.in_partition(4000, key)
-    assert found.partition == TakenInPart(1, 0, has_more=False)
-    read = await transactions.read("a")
-    raised = replace(FIRST, producer_epoch=1, state="CompleteCommit")
-    ended = await transactions.end(read, raised, marker(), committed=True, timestamp_ms=2_000)
-    assert ended == EndedTransaction((), ())
-    await begin(transactions, "a", raised, key)
-    (appended,) = await log.append([transactional(key, 0, raised)])
-    assert isinstance(appended, Appended)
-
-
-async def test_a_marker_decided_by_an_outdated_row_is_not_written(
-    log: LogStore, key: PartitionKey, transactions: TransactionStore
-) -> None:
-    await begin(transactions, "a", FIRST, key)
-    await log.append([transactional(key, 0)])
-    read = await transactions.read("a")
-
-    async def mark() -> EndedTransaction | None:
-        return await transactions.commit_in_partition(
-            read, key, (), marker(), marker_epoch=0, coordinator_epoch=0, timestamp_ms=2_000
-        )
-
-    await end(transactions, "a", committed=False)
-    assert await mark() is None
-    await begin(transactions, "a", FIRST, key)
-    read = await transactions.read("a")
-    assert await mark() is not None
-    assert await mark() is None
-
-
-async def test_an_append_behind_a_marker_and_the_end_never_pass_each_other(
-    log: LogStore, key: PartitionKey, transactions: TransactionStore, sql: asyncpg.Connection, database_url: str
-) -> None:
-    """In a partition in which everything is marked, the end waits for an append that is on its way."""
-    await begin(transactions, "a", FIRST, key)
-    await log.append([transactional(key, 0)])
-    await commit_part(transactions, "a", key)
-    watcher = await asyncpg.connect(database_url)
-    try:
-        async with sql.transaction():
-            await sql.execute("select from partition where partition_key = $1 for no key update", key)
-            appending = asyncio.create_task(log.append([transactional(key, 1)]))
-            await until_blocked(watcher, 1)
-            ending = asyncio.create_task(end(transactions, "a", committed=False))
-            await until_blocked(watcher, 2)
-    finally:
-        await watcher.close()
-    (appended,) = await appending
-    assert isinstance(appended, Appended)
-    (marked,) = (await ending).markers
-    assert marked.first_offset == appended.base_offset == 2
 
 
 async def test_deleted_records_of_an_open_transaction_do_not_lower_the_last_stable_offset(

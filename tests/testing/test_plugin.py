@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.test_wheel import installed, run, wheel
 
 __all__ = ["installed", "wheel"]
+
+ROOT = Path(__file__).parents[2]
+RUN_SECONDS = 120
 
 TESTS = """
 import os
@@ -35,6 +41,7 @@ def test_each_test_begins_without_the_topics_of_others(kafka, number, worker_id,
 
 def test_the_topic_is_new_and_named_after_the_test(kafka_topic, kafka_bootstrap):
     assert kafka_topic.startswith("test_the_topic_is_new_and_named_after_the_test")
+    assert len(topics(kafka_bootstrap)[kafka_topic].partitions) == 1
     producer, errors = Producer({"bootstrap.servers": kafka_bootstrap}), []
     producer.produce(kafka_topic, "a", on_delivery=lambda error, _: errors.append(error))
     producer.flush(60)
@@ -75,3 +82,14 @@ def test_the_fixtures_are_listed_with_what_they_give(installed: Path, tmp_path: 
     done = run([installed / "bin" / "python", "-m", "pytest", "--fixtures", "--rootdir", tmp_path, tmp_path])
     for name in ("kafka", "kafka_bootstrap", "kafka_topic", "kafka_server", "kafka_settings"):
         assert f"\n{name}" in done.stdout
+
+
+def test_the_examples_of_the_page_are_green(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/testing.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 4
+    for number, block in enumerate(blocks):
+        (tmp_path / f"test_block_{number}.py").write_text(block)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout

@@ -87,8 +87,6 @@ class AllowList:
     unserved: frozenset[str] = frozenset()
     from_0: tuple[str, ...] = ()
     """Classes or `Class.method` whose nodes are counted from 0, as in a cluster inside a test's process."""
-    strict: tuple[str, ...] = ()
-    """Classes or `Class.method` whose nodes have `replicas.strict`."""
     roles: tuple[str, ...] = ()
     """Classes or `Class.method` whose nodes are brokers or controllers as the test asks (`process.roles`)."""
 
@@ -104,7 +102,6 @@ class AllowList:
             tuple(entries.get("seen", [])),
             frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
             tuple(entries.get("from_0", [])),
-            tuple(entries.get("strict", [])),
             tuple(entries.get("roles", [])),
         )
 
@@ -247,7 +244,6 @@ def run(folder: Path) -> None:
             allowed.nodes,
             sharing=allowed.sharing,
             from_0=allowed.from_0,
-            strict=allowed.strict,
             roles=allowed.roles,
         )
         address = stack.enter_context(opened) if chosen and not kafka else ""

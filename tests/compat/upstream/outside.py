@@ -87,8 +87,8 @@ class Gateways:
     """Fresh nodes for each request.
 
     `most_nodes` gives the maximal number of nodes of a class or a test; others get one. Tests of `from_0` number their
-    nodes from 0, as a cluster inside a test's process does. Nodes of `strict` tests count their replicas. Nodes of
-    `roles` tests are brokers, controllers or both, as requested; nodes of other tests are both.
+    nodes from 0, as a cluster inside a test's process does. Nodes of `roles`
+    tests are brokers, controllers or both, as requested; nodes of other tests are both.
     """
 
     def __init__(
@@ -96,13 +96,11 @@ class Gateways:
         server: Databases,
         most_nodes: Mapping[str, int],
         from_0: Collection[str] = (),
-        strict: Collection[str] = (),
         roles: Collection[str] = (),
     ) -> None:
         self._server = server
         self._most_nodes = most_nodes
         self._from_0 = frozenset(from_0)
-        self._strict = frozenset(strict)
         self._roles = frozenset(roles)
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
@@ -118,9 +116,7 @@ class Gateways:
         secured: list[str] = []
         controllers: list[str] = []
         test = str(asked["test"])
-        most, counted, strict, with_roles = self.particulars(test)
-        if strict:
-            settings["replicas.strict"] = "true"
+        most, counted, with_roles = self.particulars(test)
         racks: list[str] = asked.get("racks", [])
         for place in _places(asked, most, with_roles=with_roles):
             number = place.broker
@@ -165,12 +161,12 @@ class Gateways:
                 nodes.append(node)
         return _Started(nodes, secured, controllers)
 
-    def particulars(self, test: str) -> tuple[int, bool, bool, bool]:
-        """Return for `Class.method`: the maximal number of nodes, whether they are numbered from 0, whether they count
-        their replicas, and whether they have the requested roles."""
+    def particulars(self, test: str) -> tuple[int, bool, bool]:
+        """Return for `Class.method`: the maximal number of nodes, whether they are numbered from 0, and whether they
+        have the requested roles."""
         names = (test, test.partition(".")[0])
-        counted, strict, roles = (not given.isdisjoint(names) for given in (self._from_0, self._strict, self._roles))
-        return most_nodes(self._most_nodes, test), counted, strict, roles
+        counted, roles = (not given.isdisjoint(names) for given in (self._from_0, self._roles))
+        return most_nodes(self._most_nodes, test), counted, roles
 
 
 def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_Place]:
@@ -367,7 +363,6 @@ def door(
     *,
     sharing: Collection[str] = (),
     from_0: Collection[str] = (),
-    strict: Collection[str] = (),
     roles: Collection[str] = (),
     kafka: bool = False,
 ) -> Iterator[str]:
@@ -378,7 +373,7 @@ def door(
         else:
             server = stack.enter_context(databases())
             server.make_template(_migrated)
-            brokers = Brokers(Gateways(server, nodes, from_0, strict, roles), sharing)
+            brokers = Brokers(Gateways(server, nodes, from_0, roles), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
         class Door(BaseHTTPRequestHandler):

@@ -383,7 +383,7 @@ def test_a_pattern_that_another_member_has_is_not_postponed():
     assert not scene.group.postponed
 
 
-def test_a_pattern_added_to_names_is_postponed_and_what_the_former_one_matched_goes_at_once():
+def test_pattern_added_to_names_is_postponed_and_former_matches_are_revoked_at_once():
     scene = Scene({"logs-a": 1, "t": 1})
     scene.join("a", "t")
     scene.beat("a", 1, {"t": {0}})

@@ -400,7 +400,7 @@ def test_migration_policy_permits_each_direction(policy: MigrationPolicy, up: bo
     assert other.is_consumer is not down
 
 
-def test_groups_without_members_convert_whatever_the_policy():
+def test_groups_without_members_convert_under_any_policy():
     scene = Mixed(policy=MigrationPolicy.DISABLED)
     scene.classic_group({"k": ALL})
     scene.leave("k")
@@ -656,7 +656,7 @@ def mixed(rebalance_timeout_ms: int = REBALANCE_MS) -> tuple[Mixed, int]:
     return scene, generation + 1
 
 
-def test_the_last_consumer_member_leaves_and_the_others_join_again_with_what_they_own():
+def test_members_rejoin_with_their_partitions_after_the_last_consumer_member_leaves():
     scene, epoch = mixed()
     mine = named(scene.group.members[MemberId("k")].assigned)
     assert scene.beat("a", -1).error is NONE

@@ -480,7 +480,7 @@ def test_restored_streams_group_continues() -> None:
     assert not scene.group.unheard
 
 
-def test_a_second_restart_goes_on_with_the_session_that_was_running() -> None:
+def test_second_restart_continues_the_running_session() -> None:
     scene = Scene()
     scene.join("a")
     scene.restore(silent_ms=40_000)
@@ -500,7 +500,7 @@ def test_an_initial_delay_begins_anew_after_a_restart() -> None:
     assert scene.beat("a", 1).tasks == Tasks(ALL)
 
 
-def test_an_empty_classic_group_goes_on_as_a_streams_group() -> None:
+def test_empty_classic_group_continues_as_a_streams_group() -> None:
     settings = Settings(streams=StreamsSettings(initial_rebalance_delay_ms=0))
     adopted = STREAMS.adopt(Group("app", exists=True, generation_id=7), object(), NO_TOPICS, 0, settings)
     assert isinstance(adopted, Adopted)

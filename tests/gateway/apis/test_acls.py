@@ -51,7 +51,7 @@ async def create(node: AdminNode, *creations: AclCreation, version: int = 3) -> 
 
 
 async def delete(node: AdminNode, *filters: dict[str, Any], version: int = 3) -> list[list[str] | tuple[int, str]]:
-    """By the names of their resources, or why not."""
+    """Delete the ACLs; return the names of their resources, or the error."""
     asked = DeleteAclsRequest(filters=tuple(DeleteAclsFilter(**{**ANYTHING, **each}) for each in filters))
     answer = await node.ask(ApiKey.DELETE_ACLS, asked, version)
     return [
@@ -81,7 +81,7 @@ async def described(node: AdminNode, version: int = 3, **changed: Any) -> list[A
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_acls_are_made_shown_and_deleted_on_every_node(database_url: str, version: int) -> None:
+async def test_acls_are_created_shown_and_deleted_on_every_node(database_url: str, version: int) -> None:
     async with (
         admin_node(database_url, authorizes=True) as node,
         admin_node(database_url, name="node-2", authorizes=True) as other,
@@ -113,7 +113,7 @@ async def test_acls_are_made_shown_and_deleted_on_every_node(database_url: str, 
         assert await described(node) == [each for each in expected if each.resource_name != "t"]
 
 
-async def test_acls_stand_when_their_node_comes_back(database_url: str) -> None:
+async def test_acls_survive_a_restart(database_url: str) -> None:
     async with admin_node(database_url, authorizes=True) as node:
         await create(node, READ)
     async with admin_node(database_url, authorizes=True) as node:
@@ -121,7 +121,7 @@ async def test_acls_stand_when_their_node_comes_back(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-async def test_what_was_denied_before_a_topic_was_made_is_known_with_it(database_url: str, by_id: bool) -> None:
+async def test_acl_created_before_a_topic_is_known_with_it(database_url: str, by_id: bool) -> None:
     denied = like(READ, principal="User:ANONYMOUS", operation=AclOperation.DESCRIBE, permission_type=Permission.DENY)
     async with (
         admin_node(database_url, authorizes=True) as node,
@@ -138,7 +138,7 @@ async def test_what_was_denied_before_a_topic_was_made_is_known_with_it(database
         assert by_id or shown.topic_id == ZERO_UUID, "what it is, is not told"
 
 
-async def test_what_was_denied_before_a_topic_was_made_is_known_to_who_looks_it_up(database_url: str) -> None:
+async def test_acl_created_before_a_topic_is_known_to_a_lookup(database_url: str) -> None:
     denied = like(READ, principal="User:ANONYMOUS", operation=AclOperation.DELETE, permission_type=Permission.DENY)
     async with (
         admin_node(database_url, authorizes=True) as node,
@@ -156,7 +156,7 @@ async def test_what_was_denied_before_a_topic_was_made_is_known_to_who_looks_it_
 
 
 async def test_acls_are_known_before_the_topics_that_came_after_them(database_url: str) -> None:
-    """A look stages topics in turns, between which others ask."""
+    """A look stages topics in turns, and other requests run in between."""
     async with (
         admin_node(database_url, authorizes=True) as node,
         admin_node(database_url, name="node-2", authorizes=True) as other,
@@ -170,7 +170,7 @@ async def test_acls_are_known_before_the_topics_that_came_after_them(database_ur
         assert seen[0] == 1
 
 
-async def test_without_an_authorizer(database_url: str) -> None:
+async def test_acl_apis_without_an_authorizer_are_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         for api_key, request, text in (
             (ApiKey.CREATE_ACLS, CreateAclsRequest(creations=(READ,)), "No Authorizer is configured."),
@@ -182,7 +182,7 @@ async def test_without_an_authorizer(database_url: str) -> None:
             assert refused.value.code == ErrorCode.SECURITY_DISABLED
 
 
-async def test_each_is_judged_by_itself_in_upstreams_words(database_url: str) -> None:
+async def test_each_acl_is_judged_alone_in_upstreams_words(database_url: str) -> None:
     wrong = {
         "The only valid name for the CLUSTER resource is kafka-cluster": like(READ, resource_type=4),
         "Invalid empty resource name": like(READ, resource_name=""),
@@ -209,7 +209,7 @@ async def test_each_is_judged_by_itself_in_upstreams_words(database_url: str) ->
         ]
 
 
-async def test_bounds(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acls_are_bounded(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acl_apis, "MAX_ACLS", 3)
     async with admin_node(database_url, authorizes=True) as node:
         some = [like(READ, resource_name=f"t{number}") for number in range(4)]

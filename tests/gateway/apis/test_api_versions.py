@@ -1,4 +1,4 @@
-"""What is served: the table against Kafka 4.4, and ApiVersions as clients read it."""
+"""The served APIs: the table against Kafka 4.4, and ApiVersions as clients read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.schema import message_schema
 
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
 UPSTREAM: dict[str, dict[str, Any]] = json.loads((REFERENCE / "apis.json").read_text())
-"""Every API that Kafka 4.4 advertises, and at which kinds of listeners."""
+"""Every API that Kafka 4.4 advertises, with the kinds of listeners that advertise it."""
 TELEMETRY = {"GetTelemetrySubscriptions", "PushTelemetry"}
 """Kafka's brokers advertise these only if a plugin receives the clients' metrics."""
 SHARE_STATE = {
@@ -35,7 +35,9 @@ SHARE_STATE = {
     "ReadShareGroupStateSummary",
     "WriteShareGroupState",
 }
-"""Only Kafka's brokers send these, to the keeper of a share group's state. Here that state is a row in Postgres."""
+"""Only Kafka's brokers send these, to the node that keeps a share group's state. Here that state is
+a row in Postgres.
+"""
 NOT_SERVED = TELEMETRY | SHARE_STATE
 AMONG_CONTROLLERS = {
     "AllocateProducerIds",
@@ -66,7 +68,7 @@ def context(
     )
 
 
-def test_every_api_stands_once() -> None:
+def test_every_api_occurs_once() -> None:
     assert len({line.api_key for line in SERVED}) == len(SERVED)
 
 
@@ -89,7 +91,6 @@ def test_the_versions_are_kafkas(line: Any) -> None:
     low, _, high = upstream["validVersions"].partition("-")
     highest, is_unstable = int(high or low), upstream["latestVersionUnstable"]
     assert (line.min_version, line.max_version) == (int(low), highest - is_unstable)
-    assert line.unstable_version == (highest if is_unstable else None)
 
 
 def missing(listener: str, role: Role) -> set[str]:
@@ -104,20 +105,11 @@ def test_a_broker_serves_what_kafkas_brokers_advertise() -> None:
     }
 
 
-def test_a_controller_serves_what_kafkas_controllers_advertise_but_for_what_these_say_to_each_other() -> None:
+def test_controller_serves_what_kafkas_controllers_advertise_to_clients() -> None:
     assert missing("controller", Role.CONTROLLER) - NOT_SERVED == AMONG_CONTROLLERS
     assert {api["apiKey"] for api in UPSTREAM.values() if "controller" in api["listeners"]} >= {
         line.api_key for line in served_as(Role.CONTROLLER, SERVED)
     }
-
-
-@pytest.mark.parametrize("unstable", [False, True])
-def test_unstable_versions_are_promised_where_a_setting_says_so(unstable: bool) -> None:
-    served = served_as(Role.BROKER, SERVED, unstable=unstable)
-    versions = {entry.api_key: entry.max_version for entry in served_versions(served)}
-    assert versions[ApiKey.INIT_PRODUCER_ID] == (6 if unstable else 5)
-    del versions[ApiKey.INIT_PRODUCER_ID]
-    assert versions == {line.api_key: line.max_version for line in SERVED if line.api_key in versions}
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
@@ -125,7 +117,7 @@ def test_only_requests_that_wait_for_others_are_parked() -> None:
     assert {line.api_key for line in SERVED if line.order is Order.PARKED} == parked
 
 
-def test_produce_is_advertised_from_0_and_nothing_else_is_promised_beyond_what_is_served() -> None:
+def test_only_produce_is_advertised_below_its_served_versions() -> None:
     ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in served_versions(SERVED)}
     assert ranges.pop(ApiKey.PRODUCE) == (0, 13)
     assert ranges == {
@@ -143,7 +135,7 @@ async def test_api_versions_lists_the_table(version: int) -> None:
 
 
 @pytest.mark.parametrize("served", range(3))
-async def test_a_feature_is_finalized_at_the_level_that_was_set(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feature_is_finalized_at_the_level_that_was_set(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MEMBERSHIP, "levels", {"transaction.version": served})
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
@@ -165,7 +157,7 @@ async def test_a_long_software_name_is_kept_in_part() -> None:
 @pytest.mark.parametrize(
     ("name", "software_version"), [("", "1"), ("a", ""), ("-a", "1"), ("a", "1."), ("a b", "1"), ("ä", "1")]
 )
-async def test_software_must_be_named_in_plain_words_from_v3(name: str, software_version: str) -> None:
+async def test_software_name_is_checked_from_version_3(name: str, software_version: str) -> None:
     connection = ConnectionInfo("c", "/127.0.0.1")
     request = ApiVersionsRequest(client_software_name=name, client_software_version=software_version)
     with pytest.raises(KafkaError) as refused:
@@ -185,7 +177,7 @@ async def test_software_must_be_named_in_plain_words_from_v3(name: str, software
         ("theirs", 9, 5, Role.CONTROLLER),
     ],
 )
-async def test_a_client_that_means_this_broker_or_names_none_is_answered(
+async def test_client_that_names_this_broker_or_none_is_answered(
     cluster_id: str | None, node_id: int, version: int, role: Role
 ) -> None:
     request = ApiVersionsRequest(
@@ -196,7 +188,7 @@ async def test_a_client_that_means_this_broker_or_names_none_is_answered(
 
 
 @pytest.mark.parametrize(("cluster_id", "node_id"), [("theirs", 3), ("ours", 4), ("ours", -1), ("", 3)])
-async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cluster_id: str, node_id: int) -> None:
+async def test_client_that_names_another_broker_or_cluster_must_rebootstrap(cluster_id: str, node_id: int) -> None:
     request = ApiVersionsRequest(
         client_software_name="a", client_software_version="1", cluster_id=cluster_id, node_id=node_id
     )
@@ -206,9 +198,11 @@ async def test_a_client_that_means_another_broker_or_cluster_is_to_begin_anew(cl
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing."""
+    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing. Level 0 of
+    eligible.leader.replicas.version is not served."""
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
     kafkas["kraft.version"] = [0, 1, 1]
+    kafkas["eligible.leader.replicas.version"] = [1, 1, 1]
     for unstable in (False, True):
         ours = supported(BrokerConfig(unstable_feature_versions_enable=unstable))
         assert ours == {name: (lowest, highest[unstable]) for name, (lowest, *highest) in kafkas.items()}
@@ -217,16 +211,17 @@ def test_levels_of_features_are_kafkas() -> None:
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize("unstable", [False, True])
 async def test_features_are_kafkas_at_its_levels(version: int, unstable: bool) -> None:
-    """From version 4 on with those whose lowest level is 0 (KAFKA-17011); a level of 0 is none that is finalized."""
+    """Features whose lowest level is 0 are listed from version 4 on (KAFKA-17011); a feature at level 0 is not
+    finalized.
+    """
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     connection = ConnectionInfo("c", "/127.0.0.1")
     response = await api_versions(request, context(version, connection, unstable=unstable))
     highest = 34 if unstable else 33
     told = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
-    assert told == {"metadata.version": (7, highest)} | (
+    assert told == {"metadata.version": (7, highest), "eligible.leader.replicas.version": (1, 1)} | (
         {
             "kraft.version": (0, 1),
-            "eligible.leader.replicas.version": (0, 1),
             "group.version": (0, 1),
             "share.version": (0, 2),
             "streams.version": (0, 1),

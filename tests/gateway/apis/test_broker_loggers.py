@@ -26,7 +26,7 @@ OURS = "gateway.apis.configs"
 
 @pytest.fixture
 def lines(capsys: Capture) -> Iterator[Capture]:
-    """What the node logs at level info; loggers are as they were when the test is over."""
+    """Capture the node's log lines at level info, and restore the loggers after the test."""
     before = structlog.get_config()
     root = logging.getLogger()
     handlers, levels = root.handlers, {None: root.level}
@@ -40,7 +40,7 @@ def lines(capsys: Capture) -> Iterator[Capture]:
 
 
 def said(lines: Capture) -> list[str]:
-    """The events of the lines since last asked."""
+    """Return the events of the lines since the last call."""
     return [json.loads(line)["event"] for line in lines.readouterr().err.splitlines()]
 
 
@@ -165,19 +165,19 @@ async def test_refusals_in_kafkas_words(
         ("one", "Broker id must be an integer, but it is: one"),
     ],
 )
-async def test_another_nodes_loggers_are_not_told(database_url: str, name: str, message: str) -> None:
+async def test_loggers_of_another_node_are_not_described(database_url: str, name: str, message: str) -> None:
     async with admin_node(database_url) as node:
         result = await describe(node, LOGGERS, name)
         assert (result.error_code, result.error_message) == (ErrorCode.INVALID_REQUEST, message)
 
 
-async def test_legacy_alter_configs_knows_no_loggers(database_url: str) -> None:
+async def test_legacy_alter_configs_of_loggers_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         response = await replace(node, LOGGERS, "1", [(OURS, "INFO")])
         assert (response.error_code, response.error_message) == (ErrorCode.INVALID_REQUEST, "Unknown resource type 8")
 
 
-async def test_a_level_set_by_kafkas_name_decides_for_what_does_that_work(database_url: str, lines: Capture) -> None:
+async def test_level_set_by_kafkas_name_applies_to_our_logger(database_url: str, lines: Capture) -> None:
     cleaner, log = "kafka.log.LogCleaner", structlog.get_logger("gateway.log.compactor")
     async with admin_node(database_url) as node:
         assert (await levels(node, "kafka", cleaner)) == {"kafka": "INFO", cleaner: "INFO"}

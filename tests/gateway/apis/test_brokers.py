@@ -15,7 +15,7 @@ from tests.gateway.admin import AdminNode, admin_node
 
 
 async def unregister(node: AdminNode, broker_id: int) -> tuple[int, str | None]:
-    """The code and the message."""
+    """Return the code and the message."""
     try:
         answer = await node.ask(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id=broker_id), 0)
     except KafkaError as refused:
@@ -23,7 +23,7 @@ async def unregister(node: AdminNode, broker_id: int) -> tuple[int, str | None]:
     return answer.error_code, answer.error_message
 
 
-async def test_a_node_that_has_gone_is_unregistered_once(database_url: str) -> None:
+async def test_departed_node_is_unregistered_once(database_url: str) -> None:
     async with admin_node(database_url) as node:
         async with admin_node(database_url, name="node-2") as other:
             gone = other.membership.node_id
@@ -39,13 +39,13 @@ async def test_a_node_that_has_gone_is_unregistered_once(database_url: str) -> N
 
 
 @pytest.mark.parametrize("broker_id", [-1, 0, 7, 2**31 - 1])
-async def test_an_id_that_nobody_has_is_not_registered(database_url: str, broker_id: int) -> None:
+async def test_unregistering_an_unknown_id_is_refused(database_url: str, broker_id: int) -> None:
     async with admin_node(database_url) as node:
         assert (await unregister(node, broker_id))[0] == ErrorCode.BROKER_ID_NOT_REGISTERED
 
 
 @pytest.mark.parametrize("topics", [None, (), ("orders",), ("missing",)])
-async def test_no_replica_is_ever_moved(database_url: str, topics: tuple[str, ...] | None) -> None:
+async def test_no_reassignment_is_ever_in_progress(database_url: str, topics: tuple[str, ...] | None) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders")
         named = None

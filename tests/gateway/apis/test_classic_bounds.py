@@ -1,4 +1,4 @@
-"""How much a classic member may offer, and a leader assign: what a group keeps."""
+"""Bounds of what a classic member may offer and a leader may assign, because a group keeps both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context() -> Any:
 
 
 def joining(size: int) -> JoinGroupRequest:
-    """A join that makes the group keep `size` bytes: names of protocols and their type count too."""
+    """Return a join that makes the group keep `size` bytes: names of protocols and their type count, too."""
     size -= len("consumer" + "p0" + "p1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     protocols = tuple(JoinGroupRequestProtocol(name=f"p{number}", metadata=half) for number, half in enumerate(halves))
@@ -43,7 +43,7 @@ def joining(size: int) -> JoinGroupRequest:
 
 
 def syncing(size: int) -> SyncGroupRequest:
-    """Assignments that make the group keep `size` bytes: member ids count too."""
+    """Return assignments that make the group keep `size` bytes: member ids count, too."""
     size -= len("m0" + "m1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     assignments = tuple(
@@ -60,7 +60,7 @@ def syncing(size: int) -> SyncGroupRequest:
 
 
 @pytest.mark.parametrize(("handler", "asking"), [(join_group, joining), (sync_group, syncing)])
-async def test_more_than_a_group_keeps_is_refused(handler: Any, asking: Any) -> None:
+async def test_metadata_beyond_the_bound_of_a_group_is_refused(handler: Any, asking: Any) -> None:
     with pytest.raises(_SubmittedError):
         await handler(asking(MAX_STORED_BYTES), context())
     answer = await handler(asking(MAX_STORED_BYTES + 1), context())

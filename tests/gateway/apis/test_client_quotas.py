@@ -19,7 +19,7 @@ Names = dict[str, str | None]
 
 
 def entry(names: Names, **values: float | None) -> EntryData:
-    """None: taken away."""
+    """Return an entry; None as value deletes the quota."""
     return EntryData(
         entity=tuple(EntityData(entity_type=kind, entity_name=name) for kind, name in names.items()),
         ops=tuple(
@@ -56,7 +56,7 @@ def component(kind: str, how: int, match: str | None = None) -> ComponentData:
 
 
 @pytest.mark.parametrize("version", range(2))
-async def test_quotas_are_set_changed_and_taken_away_on_every_node(database_url: str, version: int) -> None:
+async def test_quotas_are_set_changed_and_deleted_on_every_node(database_url: str, version: int) -> None:
     names: Names = {"user": "u", "client-id": None}
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         asked = entry(names, producer_byte_rate=1000.0, request_percentage=12.5)
@@ -73,7 +73,7 @@ async def test_quotas_are_set_changed_and_taken_away_on_every_node(database_url:
         assert await described(node) == []
 
 
-async def test_quotas_stand_when_their_node_comes_back(database_url: str) -> None:
+async def test_quotas_survive_a_restart(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await alter(node, entry({"client-id": "=*"}, consumer_byte_rate=5.0))
     async with admin_node(database_url) as node:
@@ -81,7 +81,7 @@ async def test_quotas_stand_when_their_node_comes_back(database_url: str) -> Non
         assert await described(node) == [({"client-id": "=*"}, {"consumer_byte_rate": 5.0})]
 
 
-async def test_who_is_described(database_url: str) -> None:
+async def test_quota_filter_selects_entities(database_url: str) -> None:
     everybody: list[Names] = [
         {"user": "u"},
         {"user": None},
@@ -137,14 +137,14 @@ async def test_who_is_described(database_url: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_cannot_be_set_is_refused_beside_what_can(database_url: str, asked: EntryData, message: str) -> None:
+async def test_invalid_quota_is_refused_beside_a_valid_one(database_url: str, asked: EntryData, message: str) -> None:
     good = entry({"client-id": "c"}, request_percentage=1.0)
     async with admin_node(database_url) as node:
         assert await alter(node, asked, good) == [(INVALID, message), (OK, None)]
         assert await described(node) == [({"client-id": "c"}, {"request_percentage": 1.0})]
 
 
-async def test_who_only_asks_changes_nothing(database_url: str) -> None:
+async def test_validate_only_request_changes_nothing(database_url: str) -> None:
     async with admin_node(database_url) as node:
         assert await alter(node, entry({"user": "u"}, request_percentage=1.0), validate_only=True) == [(OK, None)]
         assert await described(node) == []
@@ -159,7 +159,7 @@ async def test_who_only_asks_changes_nothing(database_url: str) -> None:
         (component("user", EXACT),),
     ],
 )
-async def test_a_filter_that_says_nothing_is_refused(database_url: str, components: tuple[ComponentData, ...]) -> None:
+async def test_empty_quota_filter_is_refused(database_url: str, components: tuple[ComponentData, ...]) -> None:
     async with admin_node(database_url) as node:
         with pytest.raises(KafkaError) as refused:
             await described(node, *components)
@@ -184,7 +184,7 @@ async def test_addresses_have_quotas_of_their_own(database_url: str) -> None:
         assert other.catalog.quotas.connections_from("10.0.0.1") == 9.0
 
 
-async def test_only_so_many_may_have_quotas(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_quotas_is_bounded(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.apis.client_quotas.MAX_ENTITIES", 3)
     first, *others = (entry({"client-id": name}, request_percentage=1.0) for name in "abcd")
     refused = (ErrorCode.POLICY_VIOLATION, "No more than 3 may have quotas.")

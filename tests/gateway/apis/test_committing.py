@@ -1,4 +1,4 @@
-"""By which epoch a commit is fenced in Postgres, and when it is tried again: committing without a Postgres."""
+"""The epoch by which Postgres fences a commit, and when a commit is tried again: committing without a Postgres."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition(NamedTuple):
 
 
 class Coordinator:
-    """Answers with `replies`, one after the other; Postgres knows the member at `stored_epoch`."""
+    """Gives `replies` one after another; Postgres knows the member at `stored_epoch`."""
 
     def __init__(self, stored_epoch: int, *replies: OffsetCommitReply) -> None:
         self.replies = list(replies)
@@ -69,7 +69,7 @@ def taken(member_epoch: int | None) -> OffsetCommitReply:
 
 
 @pytest.mark.asyncio
-async def test_an_older_epoch_that_is_taken_is_fenced_by_the_member_s() -> None:
+async def test_accepted_older_epoch_is_fenced_by_the_members_epoch() -> None:
     coordinator = Coordinator(3, taken(3))
     assert await coordinator.commit_at(2) is ErrorCode.NONE
     assert coordinator.fences == [3]
@@ -77,7 +77,7 @@ async def test_an_older_epoch_that_is_taken_is_fenced_by_the_member_s() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_member_whose_epoch_moved_meanwhile_is_asked_for_again() -> None:
+async def test_commit_is_retried_if_the_members_epoch_moved() -> None:
     coordinator = Coordinator(3, taken(2), taken(3))
     assert await coordinator.commit_at(2) is ErrorCode.NONE
     assert coordinator.fences == [2, 3]
@@ -87,7 +87,7 @@ async def test_a_member_whose_epoch_moved_meanwhile_is_asked_for_again() -> None
 
 
 @pytest.mark.asyncio
-async def test_a_commit_is_fenced_by_the_epoch_that_it_names_where_none_is_said() -> None:
+async def test_commit_is_fenced_by_its_own_epoch_by_default() -> None:
     coordinator = Coordinator(3, taken(None), taken(None))
     assert await coordinator.commit_at(2) is ErrorCode.STALE_MEMBER_EPOCH
     assert coordinator.fences == [2]

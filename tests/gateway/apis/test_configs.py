@@ -70,8 +70,11 @@ async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 
 
 @contextlib.asynccontextmanager
 async def locked_catalog(url: str):
-    """Changes of the catalog wait until the block ends. Gives a connection that sees who waits, outside of any
-    transaction: inside one, later backends are not seen."""
+    """Block changes of the catalog until the block ends.
+
+    Yield a connection that shows which sessions wait. It is outside of any transaction, because inside one later
+    backends are not visible.
+    """
     watcher, connection = await asyncpg.connect(url), await asyncpg.connect(url)
     try:
         async with connection.transaction():
@@ -104,7 +107,7 @@ async def test_describe_topic_at_every_version(database_url: str) -> None:
                 assert entries["segment.ms"].documentation is None
 
 
-async def test_resources_described_together_differ_in_what_they_set(database_url: str) -> None:
+async def test_resources_described_together_keep_their_own_settings(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("own", configs={"retention.ms": "5"})
         await node.create("plain")
@@ -128,7 +131,7 @@ async def test_resources_described_together_differ_in_what_they_set(database_url
         assert values[GROUP, "other", "consumer.session.timeout.ms"] == "45000"
 
 
-async def test_documentation_and_synonyms_where_asked_for(database_url: str) -> None:
+async def test_documentation_and_synonyms_are_returned_if_requested(database_url: str) -> None:
     async with admin_node(database_url, broker={"log.retention.hours": "1", "log.retention.minutes": "30"}) as node:
         await node.create("orders", configs={"retention.ms": "5"})
         await alter(node, BROKER, "", (SET, "log.retention.ms", "7000"))
@@ -141,7 +144,7 @@ async def test_documentation_and_synonyms_where_asked_for(database_url: str) -> 
         ]
 
 
-async def test_a_brokers_setting_is_listed_with_coarser_ones_where_it_is_set(database_url: str) -> None:
+async def test_broker_setting_is_listed_with_coarser_ones_that_are_set(database_url: str) -> None:
     async with admin_node(database_url, broker={"log.retention.minutes": "30"}) as node:
 
         async def synonyms() -> list[tuple[str, str | None, int]]:
@@ -157,7 +160,7 @@ async def test_a_brokers_setting_is_listed_with_coarser_ones_where_it_is_set(dat
         ]
 
 
-async def test_only_the_keys_asked_for(database_url: str) -> None:
+async def test_only_requested_keys_are_described(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders")
         result = await describe(node, TOPIC, "orders", "retention.ms", "no.such.key")
@@ -170,7 +173,7 @@ async def test_only_the_keys_asked_for(database_url: str) -> None:
 
 
 async def test_a_resource_named_again_is_described_once(database_url: str) -> None:
-    """Eight bytes that name one are answered with kilobytes."""
+    """A name of eight bytes causes an answer of kilobytes."""
     async with admin_node(database_url) as node:
         await node.create("orders")
         whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
@@ -230,7 +233,7 @@ async def test_describe_broker(database_url: str) -> None:
         ]
 
 
-async def test_what_has_no_effect_says_so_and_is_altered_as_on_kafka(database_url: str) -> None:
+async def test_setting_without_effect_says_so_and_can_be_altered(database_url: str) -> None:
     async with admin_node(database_url) as node:
         result = await describe(
             node,
@@ -273,7 +276,7 @@ async def test_what_has_no_effect_says_so_and_is_altered_as_on_kafka(database_ur
         assert node.catalog.broker.dynamic == {}
 
 
-async def test_what_is_not_kafkas_is_listed_where_it_was_set_or_is_asked_for(database_url: str) -> None:
+async def test_setting_of_our_own_is_listed_if_set_or_requested(database_url: str) -> None:
     async with admin_node(database_url, broker={"log.initial.task.delay.ms": "100"}) as node:
         listed = {entry.name: entry for entry in (await describe(node, BROKER, "1")).configs}
         assert listed["log.initial.task.delay.ms"].value == "100"
@@ -323,7 +326,7 @@ async def test_what_is_not_kafkas_is_listed_where_it_was_set_or_is_asked_for(dat
         ),
     ],
 )
-async def test_what_one_node_alone_may_be_given(
+async def test_setting_that_one_node_alone_may_have_is_refused_for_all(
     database_url: str, broker_id: str, name: str, value: str, message: str
 ) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
@@ -333,8 +336,8 @@ async def test_what_one_node_alone_may_be_given(
         assert node.catalog.broker.own == {}
 
 
-async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_url: str) -> None:
-    """Of a listener that it does not have, as by upstream."""
+async def test_listener_settings_change_on_a_running_node(database_url: str) -> None:
+    """Settings of a listener that the node does not have are accepted, as upstream accepts them."""
     password, path = "listener.name.door.ssl.truststore.password", "listener.name.door.ssl.truststore.location"
     own, static = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
     async with admin_node(database_url) as node:
@@ -355,7 +358,7 @@ async def test_settings_of_listeners_are_given_to_a_node_while_it_runs(database_
         assert (entry.name, entry.value, entry.config_source) == (MAP, "PLAINTEXT:PLAINTEXT", static)
 
 
-async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:
+async def test_describe_all_brokers_shows_settings_of_all_brokers(database_url: str) -> None:
     async with admin_node(database_url) as node:
         (insync,) = (await describe(node, BROKER, "")).configs
         told = (insync.name, insync.value, insync.config_source)
@@ -366,8 +369,8 @@ async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: st
         assert entry.config_source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
 
 
-async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
-    """Source 2; shown and deleted under the broker's id; a default for all lies beneath it."""
+async def test_setting_of_one_broker_applies_to_it_alone(database_url: str) -> None:
+    """Source 2 is shown and deleted under the broker's id; a default for all brokers lies beneath it."""
     name = "message.max.bytes"
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         await node.membership.renew()
@@ -378,7 +381,7 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
         assert node.catalog.broker.message_max_bytes == 2_000_000
         assert await value_of(other, BROKER, "2", name) == ("3000000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
         assert other.catalog.broker.message_max_bytes == 3_000_000
-        # Any node may be asked to alter another.
+        # Any node may alter another node's settings.
         assert (await alter(other, BROKER, "1", (SET, name, "4000000"))).error_code == ErrorCode.NONE
         assert other.catalog.broker.message_max_bytes == 3_000_000
         await node.catalog.refresh_if_changed()
@@ -388,7 +391,7 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
         assert node.catalog.broker.message_max_bytes == 3_000_000
 
 
-async def test_a_list_of_all_brokers_grows_from_what_all_have(database_url: str) -> None:
+async def test_append_to_a_list_of_all_brokers_extends_the_cluster_value(database_url: str) -> None:
     name = "log.cleanup.policy"
     async with admin_node(database_url) as node:
         assert (await alter(node, BROKER, "1", (SET, name, ""))).error_code == ErrorCode.NONE
@@ -398,7 +401,7 @@ async def test_a_list_of_all_brokers_grows_from_what_all_have(database_url: str)
         assert (await value_of(node, BROKER, "1", name))[0] == "compact"
 
 
-async def test_a_broker_setting_that_nobody_knows_is_kept_and_its_value_not_shown(database_url: str) -> None:
+async def test_unknown_broker_setting_is_stored_and_its_value_hidden(database_url: str) -> None:
     async with admin_node(database_url) as node:
         with structlog.testing.capture_logs() as logged:
             assert (await alter(node, BROKER, "1", (SET, "plugin.password", "secret"))).error_code == ErrorCode.NONE
@@ -411,7 +414,7 @@ async def test_a_broker_setting_that_nobody_knows_is_kept_and_its_value_not_show
         assert (await describe(node, BROKER, "1", "plugin.password")).configs == ()
 
 
-async def test_an_internal_topic_setting_is_taken_and_shown_where_it_was_set(database_url: str) -> None:
+async def test_internal_topic_setting_is_accepted_and_shown_if_set(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("set", configs={"internal.segment.bytes": "1000"})
         await node.create("unset")
@@ -455,7 +458,7 @@ async def test_incremental_operations(database_url: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
-async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: str, kind: int, name: str) -> None:
+async def test_concurrent_changes_do_not_undo_each_other(database_url: str, kind: int, name: str) -> None:
     kept, dropped = {TOPIC: ("segment.ms", "retention.ms"), BROKER: ("log.roll.ms", "log.retention.ms")}[
         ResourceType(kind)
     ]
@@ -476,7 +479,7 @@ async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: s
         assert stored == {kept: "500"}
 
 
-async def test_replacing_drops_what_is_not_named(database_url: str) -> None:
+async def test_legacy_alter_configs_resets_unnamed_settings(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders", configs={"segment.ms": "500", "retention.ms": "1"}, factor=3)
         for version in (0, 1, 2):
@@ -575,8 +578,8 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert node.catalog.group_configs == {}
 
 
-async def test_of_a_groups_setting_only_what_holds_is_told(database_url: str) -> None:
-    """As Kafka has it: what stands behind it is no synonym, and what the broker gives is a default."""
+async def test_group_setting_shows_the_effective_value_alone(database_url: str) -> None:
+    """Kafka does the same: the broker's value is shown as a default, and coarser values are not listed as synonyms."""
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     async with admin_node(database_url, broker={"group.consumer.heartbeat.interval.ms": "7000"}) as node:
         assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE
@@ -625,7 +628,7 @@ async def test_streams_groups_have_settings_of_their_own(database_url: str) -> N
         assert settings.consumer_of["g"] == settings.consumer
 
 
-async def test_groups_say_how_their_partitions_are_handed_over(database_url: str) -> None:
+async def test_group_may_set_its_handoff_mode(database_url: str) -> None:
     mode, timeout = "group.handoff.mode", "group.handoff.timeout.ms"
     async with admin_node(database_url) as node:
         described = await describe(node, GROUP, "g")
@@ -640,7 +643,7 @@ async def test_groups_say_how_their_partitions_are_handed_over(database_url: str
         assert settings.drains
 
 
-async def test_each_resource_alone(database_url: str) -> None:
+async def test_each_resource_succeeds_or_fails_alone(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("good")
         await node.create("twice")
@@ -675,7 +678,7 @@ async def test_each_resource_alone(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("validate_only", [False, True])
-async def test_settings_are_judged_before_their_topic_is_looked_for(database_url: str, validate_only: bool) -> None:
+async def test_settings_are_validated_before_their_topic_is_looked_up(database_url: str, validate_only: bool) -> None:
     async with admin_node(database_url) as node:
         for name, value, code in (
             ("no.such.key", "1", ErrorCode.INVALID_CONFIG),
@@ -711,7 +714,7 @@ async def test_settings_are_judged_before_their_topic_is_looked_for(database_url
 # --- altering brokers -----------------------------------------------------------------------------------------------
 
 
-async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database_url: str) -> None:
+async def test_broker_settings_take_effect_at_once_on_all_nodes(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         topic = await node.create("orders")
         own = await node.create("own", configs={"max.message.bytes": "77"})
@@ -726,7 +729,7 @@ async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database
         assert await value_of(node, TOPIC, "orders", "max.message.bytes") == ("2000", source)
         assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
         assert await value_of(other, BROKER, "2", "message.max.bytes") == ("2000", source)
-        # The second node adds to what the first has set, and takes from it.
+        # The second node extends and deletes values that the first has set.
         await alter(other, BROKER, "", (SET, "log.retention.ms", "5"), (DELETE, "message.max.bytes", None))
         assert await node.topics.load_broker_configs() == {"log.cleanup.policy": "compact", "log.retention.ms": "5"}
         response = await replace(node, BROKER, "", [("log.retention.bytes", "9")])
@@ -737,7 +740,9 @@ async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database
 
 
 async def test_broker_refusals_change_nothing(database_url: str) -> None:
-    """As Kafka: what a broker cannot take is INVALID_REQUEST, of other resources INVALID_CONFIG (KAFKA-13609)."""
+    """Kafka does the same: an invalid setting of a broker is INVALID_REQUEST, of other resources INVALID_CONFIG
+    (KAFKA-13609).
+    """
     async with admin_node(database_url) as node:
         for name, changes in (
             ("", [(SET, "num.partitions", "3")]),
@@ -785,8 +790,8 @@ async def test_list_config_resources(database_url: str) -> None:
         assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-async def test_what_another_release_has_stored_is_left_out_and_may_be_taken_away(database_url: str) -> None:
-    """It neither stops a node, nor what is stored beside it, nor changes of anything else."""
+async def test_setting_of_another_release_is_hidden_and_deletable(database_url: str) -> None:
+    """It stops neither a node, nor settings stored beside it, nor changes of other settings."""
     refused = "delegation.token.max.lifetime.ms"
     stored = {refused: "soon", "log.retention.ms": "7"}
     async with admin_node(database_url) as node:

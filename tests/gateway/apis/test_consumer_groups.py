@@ -93,7 +93,7 @@ def told(answer: ConsumerGroupHeartbeatResponse) -> tuple[int, dict[UUID, tuple[
 
 
 async def rows(node: GroupNode) -> dict[str, tuple[int, Any, str]]:
-    """Per member: epoch, document, and the version of its row."""
+    """Return, per member: epoch, document, and the version of its row."""
     found = await node.database.hot.fetch(
         "select member_id, member_epoch, document, xmin::text as xmin from group_member"
     )
@@ -116,7 +116,7 @@ async def test_two_members_share_and_each_acknowledgement_is_one_row(node: Group
     assert await rows(node) == settled, "a heartbeat without news writes nothing"
 
 
-async def test_a_crowd_that_joins_is_stored_by_few_writes(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_joins_at_once_are_stored_by_few_writes(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.create_topic("t", 100)
     await join(node, "first")
     writes = 0
@@ -138,9 +138,7 @@ async def test_a_crowd_that_joins_is_stored_by_few_writes(node: GroupNode, monke
     }.items()
 
 
-async def test_of_a_crowd_whose_write_fails_nobody_is_told_that_it_joined(
-    node: GroupNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_join_of_a_failed_write_is_acknowledged(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.create_topic("t", 4)
     await join(node, "first")
     before = await rows(node)
@@ -158,7 +156,7 @@ async def test_of_a_crowd_whose_write_fails_nobody_is_told_that_it_joined(
     assert await rows(node) == before
 
 
-async def test_another_coordinator_goes_on_where_this_one_was_killed(node: GroupNode, database_url: str) -> None:
+async def test_new_coordinator_continues_after_a_kill(node: GroupNode, database_url: str) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     await join(node, "a", instance_id="i")
     await join(node, "b")
@@ -172,14 +170,14 @@ async def test_another_coordinator_goes_on_where_this_one_was_killed(node: Group
         assert told(await beat(other, "b", 2)) == (2, {topic: (2, 3)})
 
 
-async def test_a_topic_made_a_moment_ago_is_assigned_in_the_first_answer(node: GroupNode) -> None:
-    """By another node: nobody has told this one's catalog."""
+async def test_topic_just_created_is_assigned_in_the_first_answer(node: GroupNode) -> None:
+    """Another node creates the topic, and nothing informs this node's catalog."""
     assert told(await join(node, "a", "elsewhere")) == (1, {})
     topic = await node.create_topic("t", 2)
     assert told(await beat(node, "a", 1, subscribed_topic_names=("t",))) == (2, {topic.topic_id: (0, 1)})
 
 
-async def test_errors_say_which_in_words(node: GroupNode) -> None:
+async def test_heartbeat_errors_have_messages(node: GroupNode) -> None:
     nobody = await beat(node, "a", 3)
     assert (nobody.error_code, nobody.error_message) == (ErrorCode.UNKNOWN_MEMBER_ID, "no member a")
     assert (nobody.member_id, nobody.assignment) == (None, None)
@@ -243,7 +241,7 @@ async def test_offsets_are_committed_and_fetched_under_the_member_epoch(node: Gr
     assert await fetch("x", 1) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-async def test_a_commit_that_a_new_epoch_has_overtaken_is_refused_by_postgres(node: GroupNode) -> None:
+async def test_commit_overtaken_by_a_new_epoch_is_refused_by_postgres(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     await join(node, "a")
     await node.database.hot.fetch("update group_member set member_epoch = 2")
@@ -252,7 +250,7 @@ async def test_a_commit_that_a_new_epoch_has_overtaken_is_refused_by_postgres(no
     assert await commit(node, topic, "a", 1) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-async def test_how_administrators_see_it(node: GroupNode) -> None:
+async def test_consumer_group_is_listed_and_described(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 2)).topic_id
     await join(node, "a", instance_id="i", rack_id="r")
     request = ConsumerGroupDescribeRequest(group_ids=(G, "missing", "", G), include_authorized_operations=True)
@@ -277,7 +275,7 @@ async def test_how_administrators_see_it(node: GroupNode) -> None:
     assert (await node.ask(ListGroupsRequest(types_filter=("classic",)), 5)).groups == ()
 
 
-async def test_offsets_of_what_is_read_stay_and_a_group_with_members_does_too(node: GroupNode) -> None:
+async def test_group_with_members_and_its_subscribed_offsets_cannot_be_deleted(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 2)).topic_id
     await join(node, "a")
     await commit(node, topic, "a", 1)
@@ -300,7 +298,7 @@ async def test_offsets_of_what_is_read_stay_and_a_group_with_members_does_too(no
     assert await rows(node) == {}
 
 
-async def test_an_empty_group_goes_from_one_protocol_to_the_other_and_keeps_its_offsets(node: GroupNode) -> None:
+async def test_empty_group_changes_its_protocol_and_keeps_its_offsets(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 2)).topic_id
     classic = JoinGroupRequest(
         group_id=G,
@@ -325,7 +323,7 @@ async def test_an_empty_group_goes_from_one_protocol_to_the_other_and_keeps_its_
     assert [row["committed_offset"] for row in found] == [7]
 
 
-async def test_a_group_has_the_intervals_that_are_set_for_it(node: GroupNode) -> None:
+async def test_group_has_its_own_intervals(node: GroupNode) -> None:
     await join(node, "a")
     assert (await beat(node, "a", 1)).heartbeat_interval_ms == 5_000
     await node.topics.set_group_configs(G, {"consumer.heartbeat.interval.ms": "7000"})

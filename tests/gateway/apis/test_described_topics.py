@@ -1,4 +1,4 @@
-"""Topics that are kept encoded: made anew for what has changed, and kept though somebody sees few of them."""
+"""Topics whose encoded form is kept: encoded again after a change, and kept if a client may see only few of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Describing:
         return MetadataResponseTopic(name=topic.name, topic_id=topic.topic_id)
 
 
-async def test_who_sees_few_topics_does_not_throw_away_what_is_kept() -> None:
+async def test_request_that_sees_few_topics_keeps_the_encoded_ones() -> None:
     kept, describe = DescribedTopics(), Describing()
     await kept.encode(TOPICS, 12, (), describe, in_all=len(TOPICS))
     await kept.encode(TOPICS[:1], 12, (), describe, in_all=len(TOPICS))
@@ -28,7 +28,7 @@ async def test_who_sees_few_topics_does_not_throw_away_what_is_kept() -> None:
     assert describe.described == [topic.name for topic in TOPICS]
 
 
-async def test_what_is_kept_of_topics_that_are_gone_is_thrown_away() -> None:
+async def test_encoded_form_of_deleted_topics_is_dropped() -> None:
     kept, describe = DescribedTopics(), Describing()
     await kept.encode(TOPICS, 12, (), describe, in_all=len(TOPICS))
     await kept.encode(TOPICS[:2], 12, (), describe, in_all=2)

@@ -1,4 +1,4 @@
-"""UpdateFeatures, on a real Postgres: which levels may be set, who goes by them, and what is refused."""
+"""UpdateFeatures, on a real Postgres: levels that may be set, nodes that follow them, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 
 def to(level: int, how: int = UPGRADE, feature: str = TRANSACTIONS) -> FeatureUpdateKey:
-    """Version 0 has its own word for how."""
+    """Return an update; version 0 has a field of its own for the direction."""
     return FeatureUpdateKey(feature=feature, max_version_level=level, allow_downgrade=how != UPGRADE, upgrade_type=how)
 
 
@@ -29,7 +29,7 @@ async def ask(node: AdminNode, *updates: FeatureUpdateKey, version: int = 1, **g
 
 
 async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
-    """As clients are told, and the epoch of it."""
+    """Return the levels as clients receive them, and their epoch."""
     asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
     answer = await node.ask(ApiKey.API_VERSIONS, asked, 4)
     finalized = {each.name: each.max_version_level for each in answer.finalized_features}
@@ -37,7 +37,7 @@ async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
 
 
 @pytest.mark.parametrize("version", range(3))
-async def test_a_level_is_lowered_and_raised_for_every_node(database_url: str, version: int) -> None:
+async def test_feature_level_is_lowered_and_raised_on_every_node(database_url: str, version: int) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         before, epoch = await levels(node)
         assert before == {METADATA: 33, TRANSACTIONS: 2, ELIGIBLE: 1, GROUPS: 1, SHARE: 2, STREAMS: 1}
@@ -57,7 +57,7 @@ async def test_a_level_is_lowered_and_raised_for_every_node(database_url: str, v
             assert other.membership.read_ms >= epoch
 
 
-async def test_a_level_stands_when_its_node_comes_back(database_url: str) -> None:
+async def test_feature_level_survives_a_restart(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await ask(node, to(1, UNSAFE))
     async with admin_node(database_url) as node:
@@ -75,12 +75,13 @@ async def test_a_level_stands_when_its_node_comes_back(database_url: str) -> Non
         (to(1, feature="test.version"), "Local controller 1 does not support this feature."),
         (to(0, UNSAFE, METADATA), "Local controller 1 only supports versions 7-33"),
         (to(34, feature=METADATA), "Local controller 1 only supports versions 7-33"),
+        (to(0, UNSAFE, ELIGIBLE), "Local controller 1 only supports versions 1-1"),
         (to(2, feature=KRAFT), "Local controller 1 only supports versions 0-1"),
         (to(0, feature=GROUPS), "Can't downgrade the version of this feature without setting the upgrade type"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_cannot_be_set_is_refused_and_nothing_else_is_set(
+async def test_invalid_level_is_refused_and_no_other_is_set(
     database_url: str, update: FeatureUpdateKey, reason: str
 ) -> None:
     message = f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}"
@@ -105,7 +106,7 @@ async def test_a_level_is_raised_by_an_upgrade_alone(database_url: str) -> None:
         assert (await ask(node, to(0))).results[0].error_code == OK, "as it is"
 
 
-async def test_who_only_asks_changes_nothing(database_url: str) -> None:
+async def test_validate_only_request_changes_nothing(database_url: str) -> None:
     async with admin_node(database_url) as node:
         answer = await ask(node, to(1, SAFE), validate_only=True)
         assert answer.results[0].error_code == OK

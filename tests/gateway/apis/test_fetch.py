@@ -37,19 +37,21 @@ from tests.gateway.data_plane import (
 
 LONG_MS = 30_000
 WITHIN_S = 10
-"""Long enough for a slow machine, and far below LONG_MS: whoever needs it was woken, not timed out."""
+"""Seconds, enough for a slow machine and far below LONG_MS: a fetch that returns within them was woken and did not time
+out.
+"""
 
 
 @pytest.fixture(params=["tail", "cold"])
 async def node(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """The rules are the same whether records come from memory or from Postgres."""
+    """The rules are the same if records come from memory or from Postgres."""
     async with data_plane(database_url, tail_bytes={"tail": 2**24, "cold": 0}[request.param]) as node:
         yield node
 
 
 @pytest.fixture(params=[2**24, 0, 1700], ids=["tail", "cold", "mixed"])
 async def sized(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """As `node`, and also with records of one answer from both."""
+    """The same as `node`, and also with the records of one answer from both."""
     async with data_plane(database_url, tail_bytes=request.param) as node:
         yield node
 
@@ -61,14 +63,14 @@ async def warm(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def sizes(response: FetchResponse) -> list[list[int]]:
-    """Per partition in the order of the answer: the sizes of its batches."""
+    """Return, per partition in the order of the answer, the sizes of its batches."""
     return [[len(batch) for batch in batches_in(part)] for topic in response.responses for part in topic.partitions]
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-async def test_whole_batches_up_to_the_partitions_limit(sized: DataPlane) -> None:
+async def test_whole_batches_are_returned_up_to_the_partition_limit(sized: DataPlane) -> None:
     topic = await sized.create_topic("t")
     await sized.fill(topic, [300, 300, 300])
     for limit, count in [(900, 3), (899, 2), (600, 2), (599, 1), (300, 1)]:
@@ -76,7 +78,7 @@ async def test_whole_batches_up_to_the_partitions_limit(sized: DataPlane) -> Non
 
 
 @pytest.mark.parametrize("limits", [(1, 2**20), (2**20, 1), (0, 0), (-5, 2**20)])
-async def test_the_first_batch_comes_however_large(sized: DataPlane, limits: tuple[int, int]) -> None:
+async def test_first_batch_is_returned_above_the_limit(sized: DataPlane, limits: tuple[int, int]) -> None:
     """Otherwise a reader with small limits is stuck for ever (KIP-74)."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [5000, 300])
@@ -84,7 +86,7 @@ async def test_the_first_batch_comes_however_large(sized: DataPlane, limits: tup
     assert offsets_in(part) == [0]
 
 
-async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(sized: DataPlane) -> None:
+async def test_response_limit_is_used_in_the_order_of_the_request(sized: DataPlane) -> None:
     topic = await sized.create_topic("t", 3)
     for partition in range(3):
         await sized.fill(topic, [400, 400], partition=partition)
@@ -96,7 +98,7 @@ async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(sized: D
 
 
 @pytest.mark.parametrize("committed", [False, True])
-async def test_limits_are_filled_up_with_a_part_of_a_batch_that_is_in_memory(warm: DataPlane, committed: bool) -> None:
+async def test_limit_is_filled_with_a_part_of_a_batch_in_memory(warm: DataPlane, committed: bool) -> None:
     topic = await warm.create_topic("t", 3)
     for partition in range(3):
         await warm.fill(topic, [400, 400, 400], partition=partition)
@@ -120,7 +122,7 @@ async def test_limits_are_filled_up_with_a_part_of_a_batch_that_is_in_memory(war
     assert await lengths(300, 10_000) == [400, 0, 0]
 
 
-async def test_no_part_of_a_batch_comes_from_behind_the_last_stable_offset(
+async def test_no_part_of_a_batch_behind_the_last_stable_offset_is_returned(
     warm: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await warm.create_topic("t")
@@ -141,15 +143,15 @@ async def test_no_part_of_a_batch_comes_from_behind_the_last_stable_offset(
     assert len(raw(part)) == 700
 
 
-async def test_no_batch_is_read_in_order_to_be_torn(database_url: str) -> None:
+async def test_no_batch_is_read_from_postgres_for_a_part_of_it(database_url: str) -> None:
     async with data_plane(database_url, tail_bytes=0) as node:
         topic = await node.create_topic("t")
         await node.fill(topic, [400, 400])
         assert len(raw(await node.fetch_one(topic, 0, partition_max_bytes=700))) == 400
 
 
-async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> None:
-    """What clients ask for bounds no node: sixty megabytes for each of many is more than one has."""
+async def test_full_node_answers_batch_by_batch(sized: DataPlane) -> None:
+    """The limits of clients do not bound a node: sixty megabytes for each of many clients is more than a node has."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [200, 300, 400])
     holdings = Holdings(1000)
@@ -172,8 +174,8 @@ async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> N
     assert sizes(await answer_of(waiting)) == [[200]]
 
 
-async def test_those_who_read_from_postgres_at_once_share_the_room(database_url: str) -> None:
-    """Each of them sees room as it begins; together they would take it many times over."""
+async def test_concurrent_reads_from_postgres_share_the_room(database_url: str) -> None:
+    """Each request sees room as it begins; together they would take it many times over."""
     async with data_plane(database_url, tail_bytes=0) as node:
         topic = await node.create_topic("t", 4)
         for partition in range(4):
@@ -221,7 +223,7 @@ async def test_an_offset_inside_a_batch_gives_that_batch_from_its_beginning(size
     assert offsets_in(await sized.fetch_one(topic, 3)) == [3]
 
 
-async def test_reading_on_from_where_one_is_reaches_the_end(sized: DataPlane) -> None:
+async def test_repeated_fetches_reach_the_end(sized: DataPlane) -> None:
     topic = await sized.create_topic("t")
     await sized.fill(topic, [250 + size for size in range(40)])
     offset, answers = 0, 0
@@ -250,8 +252,10 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
     assert end.records is not None, "a null where nothing is would be a torn response to some clients"
 
 
-async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As storage tells it, from the tail and from a cold read alike; it never falls."""
+async def test_last_stable_offset_differs_from_the_high_watermark(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage provides it, from the tail and from a cold read alike, and it never falls."""
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     other = await node.create_topic("other")
@@ -281,8 +285,8 @@ async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: p
     assert (part.high_watermark, part.last_stable_offset) == (3, 1)
 
 
-async def test_out_of_range(node: DataPlane) -> None:
-    """As another gateway did: never said, so auto.offset.reset never came into play."""
+async def test_fetch_out_of_range_is_refused(node: DataPlane) -> None:
+    """Another gateway never returned this error, so auto.offset.reset never took effect."""
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 4)
     await node.log.delete_records(topic.partitions[0].partition_key, 2)
@@ -348,7 +352,7 @@ async def test_sessions_are_declined(warm: DataPlane, session: tuple[int, int], 
 
 
 async def parked(node: DataPlane, fetching: Coroutine[Any, Any, FetchResponse]) -> asyncio.Task[FetchResponse]:
-    """The fetch as a task that has looked and now waits."""
+    """Return the fetch as a task that has read once and now waits."""
     before = node.tail.parked_count
     task = asyncio.create_task(fetching)
     deadline = time.monotonic() + WITHIN_S
@@ -380,7 +384,7 @@ async def test_an_append_ends_the_wait(node: DataPlane) -> None:
 
 
 async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a partition that was looked at already."""
+    """The append goes to a partition that has been read already."""
     fetch_module = importlib.import_module("gateway.apis.fetch")
     monkeypatch.setattr(fetch_module, "AT_ONCE_PARTS", 1)
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
@@ -408,7 +412,7 @@ async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monke
     assert sizes(await answer_of(task)) == [[250], []]
 
 
-async def test_a_waiting_fetch_that_is_woken_for_nothing_goes_on_waiting(warm: DataPlane) -> None:
+async def test_fetch_woken_without_records_waits_again(warm: DataPlane) -> None:
     topic = await warm.create_topic("t")
     await warm.fill(topic, [300])
     task = await parked(warm, warm.fetch([(topic, at(1))], max_wait_ms=LONG_MS))
@@ -421,7 +425,7 @@ async def test_a_waiting_fetch_that_is_woken_for_nothing_goes_on_waiting(warm: D
     assert sizes(await answer_of(task)) == [[250]]
 
 
-async def test_no_wait_where_nothing_is_to_be_waited_for(node: DataPlane) -> None:
+async def test_fetch_does_not_wait_without_a_reason(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     for options in ({"max_wait_ms": 0}, {"max_wait_ms": LONG_MS, "min_bytes": 0}):
         part = await asyncio.wait_for(node.fetch_one(topic, 0, **options), WITHIN_S)
@@ -440,7 +444,7 @@ async def test_the_wait_ends_at_max_wait(node: DataPlane) -> None:
     assert offsets_in(part) == [0], "what there is comes with the end of the wait"
 
 
-async def test_min_bytes_are_gathered_over_partitions(node: DataPlane) -> None:
+async def test_min_bytes_are_summed_over_partitions(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
     await node.fill(topic, [300])
     task = await parked(node, node.fetch([(topic, at(0, 0)), (topic, at(0, 1))], min_bytes=1000, max_wait_ms=LONG_MS))
@@ -469,7 +473,7 @@ async def test_deleting_the_topic_ends_the_wait(node: DataPlane) -> None:
     assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID]
 
 
-async def test_deleting_records_ends_the_wait_of_who_reads_them(node: DataPlane) -> None:
+async def test_deletion_of_records_ends_the_wait_of_their_reader(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     await node.fill(topic, [300] * 2)
@@ -480,7 +484,7 @@ async def test_deleting_records_ends_the_wait_of_who_reads_them(node: DataPlane)
     assert (part.error_code, part.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 2)
 
 
-async def test_draining_answers_who_waits(node: DataPlane) -> None:
+async def test_drain_answers_waiting_fetches(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     task = await parked(node, node.fetch([(topic, at(0))], max_wait_ms=LONG_MS))
     node.tail.drain()
@@ -488,7 +492,7 @@ async def test_draining_answers_who_waits(node: DataPlane) -> None:
     assert sizes(await asyncio.wait_for(node.fetch([(topic, at(0))], max_wait_ms=LONG_MS), WITHIN_S)) == [[]]
 
 
-async def test_a_reader_that_goes_away_leaves_no_watch(warm: DataPlane) -> None:
+async def test_cancelled_fetch_leaves_no_watch(warm: DataPlane) -> None:
     topic = await warm.create_topic("t")
     task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=LONG_MS))
     task.cancel()
@@ -516,7 +520,7 @@ async def test_a_topic_deleted_on_another_node_is_noticed(node: DataPlane) -> No
     assert node.catalog.get("t") is None
 
 
-async def test_lost_storage_is_the_cold_partitions_error_alone(warm: DataPlane) -> None:
+async def test_lost_storage_fails_cold_partitions_alone(warm: DataPlane) -> None:
     topic = await warm.create_topic("t", 3)
     for partition in range(2):
         await warm.fill(topic, [300], partition=partition)
@@ -539,10 +543,10 @@ async def test_a_reader_at_the_end_does_not_notice_an_outage(warm: DataPlane) ->
     assert (part.error_code, raw(part)) == (ErrorCode.NONE, b"")
 
 
-async def test_a_slow_cold_read_does_not_hold_the_tail_back(
+async def test_slow_cold_read_does_not_delay_records_of_the_tail(
     warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Patience far below the 5 s after which Postgres itself gives up on the lock.
+    # This patience is far below the 5 s after which Postgres itself gives up on the lock.
     monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "COLD_PATIENCE_S", 0.1)
     topic = await warm.create_topic("t", 2)
     for partition in range(2):
@@ -555,7 +559,7 @@ async def test_a_slow_cold_read_does_not_hold_the_tail_back(
     assert response.responses[1].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-async def test_records_are_given_without_a_copy(warm: DataPlane) -> None:
+async def test_records_are_returned_without_a_copy(warm: DataPlane) -> None:
     topic = await warm.create_topic("t")
     await warm.send(topic, batch_of_size(100_000))
     part = await warm.fetch_one(topic, 0)
@@ -564,8 +568,8 @@ async def test_records_are_given_without_a_copy(warm: DataPlane) -> None:
     assert read_head(part.records[0]).base_offset == 0
 
 
-async def test_what_a_crowded_request_costs_grows_with_it_only(warm: DataPlane) -> None:
-    """Many partitions of one unknown topic; none of them may cost what the whole topic does."""
+async def test_cost_of_a_crowded_request_is_linear(warm: DataPlane) -> None:
+    """Many partitions of one unknown topic: no partition may cost as much as the whole topic."""
     crowd = FetchTopic(topic="ghost", partitions=tuple(at(0, index) for index in range(5_000)))
     started = time.process_time()
     response = await fetch(FetchRequest(topics=(crowd,)), warm.context(ApiKey.FETCH, FETCH_VERSION))

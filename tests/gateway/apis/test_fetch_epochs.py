@@ -1,4 +1,4 @@
-"""Fetch tells who has read beyond the end of an epoch where that ended (KIP-320, KIP-595), by values."""
+"""A Fetch beyond the end of an epoch is answered with that end (KIP-320, KIP-595), by values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(*, storage: bool = True) -> Any:
     topic = Topic(TOPIC, "t", internal=False, configs={}, partitions=(Partition(0, KEY, EPOCH, None, TOPIC, 1),))
 
     async def known(asked: object) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     async def epochs(keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
         if not storage:
@@ -47,7 +47,6 @@ def context(*, storage: bool = True) -> Any:
     services = SimpleNamespace(
         authorizer=None,
         internal_logs=None,
-        replicas_strict=False,
         catalog=SimpleNamespace(
             get_by_id={TOPIC: topic}.get,
             resolve_all=known,
@@ -92,7 +91,7 @@ async def fetched(offset: int, last_fetched_epoch: int, *, max_wait_ms: int = 60
         (8, 4, (3, 8)),
     ],
 )
-async def test_who_read_what_is_not_there_any_more_is_told_at_once(
+async def test_diverged_reader_is_answered_at_once(
     offset: int, last_fetched_epoch: int, ended: tuple[int, int]
 ) -> None:
     part = await fetched(offset, last_fetched_epoch)
@@ -103,17 +102,17 @@ async def test_who_read_what_is_not_there_any_more_is_told_at_once(
 
 
 @pytest.mark.parametrize(("offset", "last_fetched_epoch"), [(END, -1), (END, EPOCH), (8, 3), (4, 0)])
-async def test_who_read_nothing_beyond_the_end_of_its_epoch_goes_on(offset: int, last_fetched_epoch: int) -> None:
+async def test_reader_within_its_epoch_is_served(offset: int, last_fetched_epoch: int) -> None:
     part = await fetched(offset, last_fetched_epoch, max_wait_ms=1)
     assert (part.error_code, part.diverging_epoch) == (ErrorCode.NONE, EpochEndOffset())
 
 
-async def test_an_epoch_that_never_was_is_out_of_range() -> None:
+async def test_unknown_epoch_is_out_of_range() -> None:
     part = await fetched(END, EPOCH + 1)
     assert (part.error_code, part.diverging_epoch) == (ErrorCode.OFFSET_OUT_OF_RANGE, EpochEndOffset())
 
 
-async def test_without_postgres_nothing_is_said_of_epochs() -> None:
+async def test_divergence_is_not_reported_without_postgres() -> None:
     part = await fetched(END, 3, storage=False)
     assert part.error_code != ErrorCode.NONE
     assert part.diverging_epoch == EpochEndOffset()

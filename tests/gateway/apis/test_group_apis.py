@@ -1,4 +1,4 @@
-"""The group handlers at every version, through the codec: what is asked, what is answered, in which field."""
+"""The group handlers at every version, through the codec: each field of requests and answers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_join_as_the_only_member(node: GroupNode, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(10))
-async def test_a_first_join_must_name_its_member_id_from_version_4(node: GroupNode, version: int) -> None:
+async def test_first_join_without_a_member_id_is_refused_from_version_4(node: GroupNode, version: int) -> None:
     answer = await node.ask(join_request(), version)
     assert answer.error_code == (ErrorCode.MEMBER_ID_REQUIRED if version >= 4 else ErrorCode.NONE)
     assert answer.member_id
@@ -137,7 +137,7 @@ async def test_a_client_without_an_id_or_with_a_huge_one_gets_a_member_id(node: 
     assert re.fullmatch(f"x{{255}}-{UUID4}", huge.member_id)
 
 
-async def test_a_client_named_with_a_nul_is_a_member_like_any_other(node: GroupNode) -> None:
+async def test_client_id_with_a_nul_character_is_accepted(node: GroupNode) -> None:
     answer = await node.ask(join_request(group_id="g\0"), 3, client_id="\0")
     assert answer.error_code == ErrorCode.NONE
     described = await node.ask(DescribeGroupsRequest(groups=("g\0",)), 5)
@@ -145,9 +145,7 @@ async def test_a_client_named_with_a_nul_is_a_member_like_any_other(node: GroupN
 
 
 @pytest.mark.parametrize("version", [8, 9])
-async def test_a_returning_static_leader_is_told_to_skip_the_assignment_from_version_9(
-    node: GroupNode, version: int
-) -> None:
+async def test_returning_static_leader_skips_the_assignment_from_version_9(node: GroupNode, version: int) -> None:
     first = await node.ask(join_request(group_instance_id="i"), version)
     await node.ask(
         SyncGroupRequest(
@@ -205,7 +203,7 @@ async def test_refused_syncs_carry_nothing(node: GroupNode, version: int) -> Non
 
 
 @pytest.mark.parametrize("fields", [{"protocol_type": None}, {"protocol_name": None}])
-async def test_version_5_must_name_the_protocol_it_syncs_for(node: GroupNode, fields: dict[str, None]) -> None:
+async def test_sync_of_version_5_must_name_its_protocol(node: GroupNode, fields: dict[str, None]) -> None:
     given: dict[str, str | None] = {"protocol_type": "consumer", "protocol_name": "range", **fields}
     answer = await node.ask(SyncGroupRequest(group_id="", **given), 5)  # type: ignore[arg-type]
     assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -215,7 +213,7 @@ async def test_version_5_must_name_the_protocol_it_syncs_for(node: GroupNode, fi
 
 
 @pytest.mark.parametrize("version", range(5))
-async def test_heartbeats(node: GroupNode, version: int) -> None:
+async def test_heartbeat_is_answered_at_every_version(node: GroupNode, version: int) -> None:
     member = await join(node, 9)
 
     async def beat(group_id: str, member_id: str, generation_id: int) -> int:
@@ -230,7 +228,7 @@ async def test_heartbeats(node: GroupNode, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(3))
-async def test_leaving_alone_answers_at_the_top(node: GroupNode, version: int) -> None:
+async def test_single_leave_is_answered_at_the_top_level(node: GroupNode, version: int) -> None:
     member = await join(node, 3)
     unknown = await node.ask(LeaveGroupRequest(group_id=G, member_id="nobody"), version)
     assert (unknown.error_code, unknown.members) == (ErrorCode.UNKNOWN_MEMBER_ID, ())
@@ -241,7 +239,7 @@ async def test_leaving_alone_answers_at_the_top(node: GroupNode, version: int) -
 
 
 @pytest.mark.parametrize("version", range(3, 6))
-async def test_leaving_in_a_batch_answers_each(node: GroupNode, version: int) -> None:
+async def test_batched_leave_is_answered_per_member(node: GroupNode, version: int) -> None:
     dynamic = await join(node, 3)
     static = asyncio.create_task(node.ask(join_request(group_instance_id="i"), 5, connection="s"))
 
@@ -305,7 +303,7 @@ async def test_other_coordinators_are_refused(node: GroupNode, key_type: int, co
         assert found.error_message
 
 
-async def test_a_coordinator_comes_with_the_message_none_before_there_are_several(node: GroupNode) -> None:
+async def test_coordinator_has_the_message_none_before_batched_versions(node: GroupNode) -> None:
     for version in range(1, 7):
         answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version)
         found = answer if version < 4 else answer.coordinators[0]
@@ -313,15 +311,15 @@ async def test_a_coordinator_comes_with_the_message_none_before_there_are_severa
         assert found.error_message == ("NONE" if version < 4 else "")
 
 
-async def test_a_coordinator_without_the_askers_listener_is_not_available(node: GroupNode) -> None:
+async def test_coordinator_without_the_clients_listener_is_not_available(node: GroupNode) -> None:
     for version in range(7):
         answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version, listener="OUTSIDE")
         found = answer if version < 4 else answer.coordinators[0]
         assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
 
 
-async def test_the_offsets_topic_is_there_once_a_coordinator_was_looked_for(node: GroupNode) -> None:
-    """It may have been deleted; what is committed does not lie in it."""
+async def test_coordinator_lookup_creates_the_offsets_topic(node: GroupNode) -> None:
+    """The topic may be deleted, because committed offsets are not stored in it."""
     offsets = "__consumer_offsets"
     known = await node.topics.find(offsets)
     if known is not None:
@@ -335,7 +333,7 @@ async def test_the_offsets_topic_is_there_once_a_coordinator_was_looked_for(node
     assert made.internal
 
 
-async def test_a_storm_of_who_looks_for_a_coordinator_changes_the_catalog_once(
+async def test_many_coordinator_lookups_change_the_catalog_once(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets, create, calls = "__consumer_offsets", node.topics.create, 0
@@ -365,14 +363,14 @@ async def test_a_storm_of_who_looks_for_a_coordinator_changes_the_catalog_once(
     made = node.services.catalog.get(offsets)
     assert made is not None
     assert len(made.partitions) == 50
-    # Whoever deletes it has it made anew.
+    # If a client deletes the topic, the next lookup creates it again.
     await node.topics.delete(made.topic_id)
     node.services.catalog.remove(made.topic_id)
     await node.ask(request, 6)
     assert calls == 2
 
 
-async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
+async def test_shard_without_a_known_holder_has_no_coordinator(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(store: NodeStore, kind: LeaseKind) -> dict[int, Node]:
@@ -418,7 +416,7 @@ async def test_a_missing_group_is_dead(node: GroupNode, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(3, 7))
-async def test_operations_are_told_when_asked_for(node: GroupNode, version: int) -> None:
+async def test_authorized_operations_are_returned_if_requested(node: GroupNode, version: int) -> None:
     await settle(node.member(G, "c1"))
     request = DescribeGroupsRequest(groups=(G,), include_authorized_operations=True)
     (group,) = (await node.ask(request, version)).groups
@@ -429,7 +427,7 @@ async def test_operations_are_told_when_asked_for(node: GroupNode, version: int)
     assert (missing.authorized_operations == -(2**31)) == bool(missing.error_code) == (version >= 6)
 
 
-async def test_many_groups_are_described_for_few_questions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_groups_are_described_with_few_queries(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another test may have left a shard to another node.
     group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
     await settle(node.member(group_ids[150], "c1"))
@@ -463,7 +461,7 @@ async def test_a_group_coordinated_elsewhere_is_described_as_such_alone(node: Gr
 
 
 @pytest.mark.parametrize("version", range(6))
-async def test_groups_are_listed_whether_in_memory_or_stored(node: GroupNode, version: int) -> None:
+async def test_groups_in_memory_and_stored_groups_are_listed(node: GroupNode, version: int) -> None:
     await settle(node.member("stable", "c1"))
     gone = node.member("emptied", "c2")
     await settle(gone)

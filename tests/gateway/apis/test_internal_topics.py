@@ -1,4 +1,4 @@
-"""When groups begin to have coordinators, on the node that makes `__consumer_offsets` and on one that does not."""
+"""The moment from which groups have coordinators, on the node that creates `__consumer_offsets` and on another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT = HeartbeatRequest(group_id="g", member_id="m", generation_id=1)
 
 
 async def code_of(node: GroupNode) -> int:
-    """Of a heartbeat, after what stands before its handler."""
+    """Return the code of a heartbeat, after the stages before its handler."""
     context = RequestContext(ApiKey.HEARTBEAT, 4, 1, None, ConnectionInfo("c", "/127.0.0.1"), node.services)
     preparing = prepare(context)
     if preparing is not None:
@@ -27,17 +27,17 @@ async def code_of(node: GroupNode) -> int:
     return (await node.ask(HEARTBEAT, 4)).error_code
 
 
-async def test_a_node_looks_before_it_refuses(database_url: str) -> None:
+async def test_node_checks_for_the_topic_before_it_refuses(database_url: str) -> None:
     async with group_node(database_url) as node:
         node.groups.begun = False
         assert await code_of(node) == ErrorCode.NOT_COORDINATOR
-        # By another node, of which nothing was heard here.
+        # Another node creates the topic, without notifying this node.
         await node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
         assert await code_of(node) == ErrorCode.UNKNOWN_MEMBER_ID
         assert node.groups.begun
 
 
-async def test_who_is_told_of_the_topic_need_not_look(database_url: str) -> None:
+async def test_node_informed_of_the_topic_need_not_check(database_url: str) -> None:
     async with group_node(database_url) as node:
         node.groups.begun = False
         (topic,) = await node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
@@ -48,7 +48,7 @@ async def test_who_is_told_of_the_topic_need_not_look(database_url: str) -> None
         assert node.groups.begun, "who deletes it ends no group"
 
 
-async def test_nothing_else_waits_for_a_look(database_url: str) -> None:
+async def test_other_requests_do_not_wait_for_the_check(database_url: str) -> None:
     async with group_node(database_url) as node:
         node.groups.begun = False
         connection = ConnectionInfo("c", "/127.0.0.1")

@@ -46,7 +46,7 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 async def place(node: DataPlane, topic: Topic, timestamp: int, version: int = 11) -> tuple[int, int]:
-    """(timestamp, offset) of the answer."""
+    """Return (timestamp, offset) of the answer."""
     answer = await node.list_offset(topic, timestamp, version=version)
     assert answer.error_code == ErrorCode.NONE, answer
     assert answer.leader_epoch == (0 if answer.offset >= 0 else -1)
@@ -99,8 +99,8 @@ async def test_timestamps_are_found_by_record(node: DataPlane, codec: Compressio
     assert await place(node, topic, LATEST) == (-1, 8)
 
 
-async def test_the_end_is_told_though_the_last_records_are_gone(node: DataPlane) -> None:
-    """A peer answered 0 for latest after DeleteRecords, and 0 where no timestamp matched."""
+async def test_end_is_returned_after_the_last_records_are_deleted(node: DataPlane) -> None:
+    """A peer answered 0 for latest after DeleteRecords, and 0 if no timestamp matched."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", timestamps=[1000, 1001]))
     assert (await delete_before(node, topic, -1)).low_watermark == 2
@@ -111,7 +111,7 @@ async def test_the_end_is_told_though_the_last_records_are_gone(node: DataPlane)
     assert await place(node, topic, MAX_TIMESTAMP) == (-1, -1)
 
 
-async def test_a_log_ends_at_the_last_stable_offset_for_who_reads_what_is_committed(
+async def test_read_committed_log_ends_at_the_last_stable_offset(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -134,8 +134,8 @@ async def test_a_log_ends_at_the_last_stable_offset_for_who_reads_what_is_commit
             assert (answer.error_code, answer.offset) == (ErrorCode.NONE, offset), (timestamp, isolation_level)
 
 
-async def test_what_lies_below_the_log_start_is_not_found(node: DataPlane) -> None:
-    """Even where the batch that held it is still there for its later records."""
+async def test_timestamp_below_the_log_start_is_not_found(node: DataPlane) -> None:
+    """This holds even if the batch that held the offset still exists for its later records."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", b"c", timestamps=[5000, 1000, 1001]))
     await node.send(topic, batch_of(b"d", timestamps=[2000]))
@@ -148,7 +148,7 @@ async def test_what_lies_below_the_log_start_is_not_found(node: DataPlane) -> No
     assert await place(node, topic, 6001) == (-1, -1)
 
 
-async def test_a_head_that_claims_too_late_a_time_does_not_make_the_search_go_batch_by_batch(
+async def test_search_by_time_is_fast_if_a_head_claims_too_late_a_time(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -187,7 +187,7 @@ async def test_special_timestamps_have_a_first_version(node: DataPlane, timestam
         assert (answer.error_code == ErrorCode.UNSUPPORTED_VERSION) == (version < first_version)
 
 
-async def test_other_negative_timestamps_mean_nothing(node: DataPlane) -> None:
+async def test_unknown_negative_timestamps_are_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     for timestamp in (-7, -(2**63)):
         answer = await node.list_offset(topic, timestamp, version=11)
@@ -222,7 +222,7 @@ async def test_a_deleted_topic_is_unknown_even_before_this_node_hears_of_it(node
     assert (await node.list_offset(topic, LATEST)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def test_the_end_is_the_truth_of_postgres(node: DataPlane, database_url: str) -> None:
+async def test_end_is_read_from_postgres(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     await node.fill(topic, [300])
     async with data_plane(database_url, name="node-2") as other:
@@ -230,8 +230,8 @@ async def test_the_end_is_the_truth_of_postgres(node: DataPlane, database_url: s
         assert await place(node, topic, LATEST) == (-1, 3)
 
 
-async def test_a_batch_that_cannot_be_read_answers_as_a_whole(node: DataPlane) -> None:
-    """Produce takes no such batch; a release that did may have left one in the log."""
+async def test_unreadable_batch_is_matched_as_a_whole(node: DataPlane) -> None:
+    """Produce refuses such a batch; an earlier release may have left one in the log."""
     topic = await node.create_topic("t")
     records = bytearray(batch_of(b"a", b"b", timestamps=[1000, 1001]))
     records[61] = 0x7F
@@ -242,7 +242,7 @@ async def test_a_batch_that_cannot_be_read_answers_as_a_whole(node: DataPlane) -
 
 
 async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
-    """Into the log as it is, whatever Produce would say of it."""
+    """Append the batch to the log unchanged, although Produce would refuse it."""
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
     head = read_head(records)
     await node.appender.submit(
@@ -259,8 +259,8 @@ async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-async def test_a_search_by_time_reads_no_further_than_its_match(node: DataPlane, codec: Compression) -> None:
-    """Behind the match there are bytes that no search may meet: it would answer for the whole batch."""
+async def test_search_by_time_stops_at_its_match(node: DataPlane, codec: Compression) -> None:
+    """The bytes behind the match must not be read: the search would answer for the whole batch."""
     topic = await node.create_topic("t")
     timestamps = [1000 + n for n in range(3000)]
     body = bytearray(batch_of(*[bytes(100)] * 3000, timestamps=timestamps))
@@ -285,7 +285,9 @@ def timed(*records: tuple[int, bytes]) -> bytes:
 
 
 async def raise_epochs(database_url: str, how_often: int = 1) -> None:
-    """The database goes on in another history, so every partition's leader epoch rises where its log ends."""
+    """Let the database continue in another history, so that every partition's leader epoch rises at
+    the end of its log.
+    """
     sql = await asyncpg.connect(database_url)
     try:
         await sql.execute("set search_path = sluice")
@@ -338,7 +340,7 @@ async def test_an_empty_partition_has_the_present_epoch(node: DataPlane, databas
 @pytest.mark.parametrize(
     ("asked", "expected"), [(0, (0, 4)), (2, (0, 4)), (3, (3, 8)), (4, (3, 8)), (5, (5, 10)), (9, (5, 10))]
 )
-def test_an_epoch_that_a_partition_never_had_ends_with_the_one_before(asked: int, expected: tuple[int, int]) -> None:
+def test_unknown_epoch_ends_with_the_previous_epoch(asked: int, expected: tuple[int, int]) -> None:
     assert end_of_epoch(asked, [(3, 4), (5, 8)], 10) == expected
 
 
@@ -364,7 +366,7 @@ async def test_offset_for_leader_epoch(
     assert (found.error_code, found.leader_epoch, found.end_offset) == expected
 
 
-async def test_offset_for_leader_epoch_of_what_is_not_there(node: DataPlane) -> None:
+async def test_offset_for_leader_epoch_of_unknown_partitions_is_refused(node: DataPlane) -> None:
     await node.create_topic("t")
     for name, partition in (("missing", 0), ("t", 1)):
         found = await ask_epoch(node, name, partition, 0, -1)
@@ -421,7 +423,7 @@ async def test_refusals_of_delete_records(node: DataPlane) -> None:
 # --- InitProducerId --------------------------------------------------------------------------------------------------
 
 
-async def test_producer_ids_are_never_given_twice(node: DataPlane, database_url: str) -> None:
+async def test_producer_ids_are_unique(node: DataPlane, database_url: str) -> None:
     async with data_plane(database_url, name="node-2") as other:
         ids: list[int] = []
         for at in (node, other) * 3:

@@ -21,7 +21,7 @@ from tests.gateway.admin import AdminNode, admin_node
 
 
 async def append(node: AdminNode, partition_key: PartitionKey, value: bytes) -> int:
-    """One batch; its bytes."""
+    """Append one batch; return its bytes."""
     batch = bytearray(build_batch([Record(0, 1, b"k", value)]))
     (appended,) = await node.log.append([NewBatch(partition_key, batch, 1, 1)])
     assert isinstance(appended, Appended)
@@ -44,8 +44,8 @@ async def sizes(node: AdminNode, asked, version: int) -> dict[tuple[str, int], i
     }
 
 
-def test_the_volume_of_the_records_is_told(tmp_path: Path) -> None:
-    """With a bucket or a database of its own the node has no volume to tell of."""
+def test_volume_of_the_log_is_reported(tmp_path: Path) -> None:
+    """With a bucket, or a database of its own, the node has no volume to report."""
 
     def told(**options: str) -> tuple[int, int]:
         flags = {name.replace("_", "-"): text for name, text in options.items()}
@@ -89,7 +89,7 @@ async def test_many_partitions_take_several_queries(database_url: str, monkeypat
         assert found["orders", 7] == size
 
 
-async def test_what_another_node_created_and_deleted(database_url: str) -> None:
+async def test_log_dirs_follow_topics_that_another_node_creates_or_deletes(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         gone = await node.create("gone")
         await node.create("kept")
@@ -98,7 +98,7 @@ async def test_what_another_node_created_and_deleted(database_url: str) -> None:
         assert await sizes(node, None, 4) == {("kept", 0): 0, ("made", 0): 0}
 
 
-async def test_a_replica_is_where_it_lies_and_nowhere_else(database_url: str) -> None:
+async def test_replica_cannot_be_moved_to_another_directory(database_url: str) -> None:
     def directory(path: str, *named: tuple[str, tuple[int, ...]]) -> AlterReplicaLogDir:
         topics = tuple(AlterReplicaLogDirTopic(name=name, partitions=partitions) for name, partitions in named)
         return AlterReplicaLogDir(path=path, topics=topics)
@@ -127,7 +127,7 @@ async def test_a_replica_is_where_it_lies_and_nowhere_else(database_url: str) ->
                 ("none", 0): unknown,
                 ("none", 1): missing,
             }, "of a partition that is named twice the last directory counts"
-        # With both alive each partition is held by the one of them that leads it, its only replica.
+        # With both nodes alive each partition is held by its leader, which is its only replica.
         await node.membership.renew()
         await other.membership.renew()
         asked = AlterReplicaLogDirsRequest(dirs=(directory("postgres", ("orders", (0, 1, 2))),))

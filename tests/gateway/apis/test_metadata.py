@@ -77,7 +77,7 @@ async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
 async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_every_change(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept encoded follows the topics, the live nodes and what was asked for."""
+    """The encoded topics that are kept follow the topics, the live nodes and the requested fields."""
 
     async def both(version: int, **flags: bool) -> None:
         kept = await ask(node, version, None if version else (), **flags)
@@ -104,7 +104,7 @@ async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_eve
         await both(12)
 
 
-async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str) -> None:
+async def test_null_means_all_topics_and_empty_means_none_except_in_version_0(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a")
         await node.create("b")
@@ -114,13 +114,13 @@ async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str
                 assert set(codes(await ask(node, version, None))) == {"a", "b"}
 
 
-async def test_a_name_asked_for_twice_is_answered_once(database_url: str) -> None:
+async def test_topic_named_twice_is_described_once(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a")
         assert [topic.name for topic in (await ask(node, 9, named("a", "a"))).topics] == ["a"]
 
 
-async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
+async def test_internal_topic_is_marked_as_internal(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.topics.create([plan_internal("__consumer_offsets", node.catalog.broker)])
         await node.create("orders")
@@ -131,7 +131,7 @@ async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
         }
 
 
-async def test_authorized_operations_where_asked_for(database_url: str) -> None:
+async def test_topics_authorized_operations_are_returned_if_requested(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a")
         for version in (8, 9, 10):
@@ -188,7 +188,7 @@ async def test_replicas_are_live_nodes_up_to_the_factor(database_url: str) -> No
 
 
 @pytest.mark.parametrize("version", [12, 13])
-async def test_by_id(database_url: str, version: int) -> None:
+async def test_topic_is_described_by_id(database_url: str, version: int) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         topic = await node.create("orders")
         await node.create("ignored")
@@ -203,14 +203,14 @@ async def test_by_id(database_url: str, version: int) -> None:
         assert await node.topics.find("also-ignored") is None
 
 
-async def test_many_unknown_ids(database_url: str) -> None:
+async def test_many_unknown_ids_are_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         answer = await ask(node, 12, by_id(*(uuid4() for _ in range(MAX_LOOKUPS + 1))))
         assert {topic.error_code for topic in answer.topics} == {ErrorCode.UNKNOWN_TOPIC_ID}
         assert len(answer.topics) == MAX_LOOKUPS + 1
 
 
-async def test_by_id_before_it_was_allowed(database_url: str) -> None:
+async def test_topic_id_in_an_older_version_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         for version, asked in (
             (10, by_id(uuid4())),
@@ -223,7 +223,7 @@ async def test_by_id_before_it_was_allowed(database_url: str) -> None:
             assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
-async def test_neither_name_nor_id(database_url: str) -> None:
+async def test_topic_with_neither_name_nor_id_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         with pytest.raises(KafkaError) as refused:
             await ask(node, 12, by_id(ZERO_UUID))
@@ -233,12 +233,12 @@ async def test_neither_name_nor_id(database_url: str) -> None:
 # --- missing topics -------------------------------------------------------------------------------------------------
 
 
-async def test_missing_topic_is_created_where_client_and_broker_allow(database_url: str) -> None:
+async def test_missing_topic_is_created_if_client_and_broker_allow_it(database_url: str) -> None:
     async with admin_node(database_url, broker={"num.partitions": "2"}) as node:
         for version in VERSIONS:
             name = f"fresh{version}"
             if version >= 4:
-                # Before version 4 there is no such flag: asking is allowing.
+                # Before version 4 there is no such flag: a request for the topic allows its creation.
                 answer = await ask(node, version, named(name), create=False)
                 assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
                 assert await node.topics.find(name) is None
@@ -258,7 +258,7 @@ async def test_broker_forbids_automatic_creation(database_url: str) -> None:
         assert (await node.topics.changes(0)).topics == ()
 
 
-async def test_illegal_names(database_url: str) -> None:
+async def test_illegal_topic_name_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         names = ["", ".", "..", "a b", "ö", "x" * 250]
         answer = await ask(node, 9, named(*names, "fine"))
@@ -267,7 +267,7 @@ async def test_illegal_names(database_url: str) -> None:
         assert await node.topics.find("fine") is not None
 
 
-async def test_a_name_that_reads_like_another_is_not_created(database_url: str) -> None:
+async def test_colliding_topic_name_is_not_created(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a.b")
         assert codes(await ask(node, 9, named("a_b"))) == {"a_b": ErrorCode.INVALID_TOPIC_EXCEPTION}
@@ -382,7 +382,7 @@ async def test_pages_follow_the_cursor(database_url: str) -> None:
         assert await pages(node, 4, "c", "b") == [[("b", [0, 1, 2]), ("c", [0])]]
 
 
-async def test_cursor_of_a_topic_that_is_gone(database_url: str) -> None:
+async def test_cursor_of_a_deleted_topic_continues_at_the_next(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a", 2)
         await node.create("c", 2)
@@ -394,7 +394,7 @@ async def test_cursor_of_a_topic_that_is_gone(database_url: str) -> None:
         assert [(topic.name, len(topic.partitions)) for topic in answer.topics] == [("c", 2)]
 
 
-async def test_negative_cursor(database_url: str) -> None:
+async def test_negative_cursor_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         with pytest.raises(KafkaError) as refused:
             await node.ask(
@@ -411,7 +411,7 @@ async def test_negative_cursor(database_url: str) -> None:
 INSIDE_AND_OUTSIDE = {"INSIDE": ("10.0.0.1", 9092), "OUTSIDE": ("kafka.example.org", 443)}
 
 
-async def test_a_client_is_told_addresses_of_the_listener_it_came_by(database_url: str) -> None:
+async def test_client_receives_addresses_of_its_own_listener(database_url: str) -> None:
     async with admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node:
         for listener, address in INSIDE_AND_OUTSIDE.items():
             answer = await node.ask(ApiKey.METADATA, MetadataRequest(), 13, listener=listener)
@@ -421,7 +421,7 @@ async def test_a_client_is_told_addresses_of_the_listener_it_came_by(database_ur
 
 
 async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
-    """As KRaftMetadataCache: its partitions say LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
+    """Like KRaftMetadataCache: its partitions have LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
     async with (
         admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
         admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
@@ -467,8 +467,8 @@ async def check_cluster(node: AdminNode, version: int) -> None:
     assert (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).cluster_authorized_operations == 8096
 
 
-async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistered(database_url: str) -> None:
-    """As `kafka-cluster list-endpoints --include-fenced-brokers` shows what can be unregistered."""
+async def test_departed_nodes_are_shown_as_fenced_until_unregistered(database_url: str) -> None:
+    """`kafka-cluster list-endpoints --include-fenced-brokers` shows which nodes can be unregistered."""
 
     async def told(node: AdminNode, version: int, *, fenced: bool) -> list[tuple[int, str, str | None, bool]]:
         asked = DescribeClusterRequest(include_fenced_brokers=fenced)
@@ -483,7 +483,7 @@ async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistere
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await first.membership.withdraw()
-        # The copy that this node has of who is alive may be older than what is registered.
+        # This node's list of live nodes may be older than the registrations.
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [gone, alive]
@@ -498,13 +498,13 @@ async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistere
     [
         (Role.BROKER, 1, 2, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "type BROKER, but we wanted an endpoint of type CONTR"),
         (Role.CONTROLLER, 1, 1, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "CONTROLLER, but we wanted an endpoint of type B"),
-        # Whose requests have no field for it want brokers, and know no code for it.
+        # Requests of versions without the field ask for brokers, and have no code for a mismatch.
         (Role.CONTROLLER, 0, 1, ErrorCode.INVALID_REQUEST, "but we wanted an endpoint of type BROKER"),
         (Role.BROKER, 2, 0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 0"),
         (Role.CONTROLLER, 2, 3, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 3"),
     ],
 )
-async def test_a_node_is_asked_for_what_it_is_at_the_listener(
+async def test_describe_cluster_of_the_wrong_role_is_refused(
     database_url: str, role: Role, version: int, endpoint: int, code: ErrorCode, message: str
 ) -> None:
     asked = DescribeClusterRequest(endpoint_type=endpoint)
@@ -514,8 +514,8 @@ async def test_a_node_is_asked_for_what_it_is_at_the_listener(
         assert refused.value.code == code
 
 
-async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(database_url: str) -> None:
-    """They have no rack, and nobody is told of those that are gone."""
+async def test_controllers_are_live_nodes_with_the_clients_listener(database_url: str) -> None:
+    """Controllers have no rack, and nodes that have left are not listed."""
     both = {"PLAINTEXT": ("node-1", 9092), "CONTROLLER": ("node-1", 9093)}
     other = {"PLAINTEXT": ("node-3", 9092), "CONTROLLER": ("node-3", 9093)}
     asked = DescribeClusterRequest(endpoint_type=2, include_fenced_brokers=True)
@@ -534,8 +534,8 @@ async def test_controllers_are_the_live_nodes_with_the_listener_that_was_asked(d
         assert answer.controller_id == 1
 
 
-async def test_who_is_only_a_broker_is_no_controller(database_url: str) -> None:
-    """Whatever its listeners are called."""
+async def test_broker_alone_is_not_listed_as_a_controller(database_url: str) -> None:
+    """This does not depend on the names of its listeners."""
     async with (
         admin_node(database_url),
         admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as two,
@@ -545,8 +545,8 @@ async def test_who_is_only_a_broker_is_no_controller(database_url: str) -> None:
         assert [each.broker_id for each in described.brokers] == [1]
 
 
-async def test_who_is_only_a_controller_is_no_broker(database_url: str) -> None:
-    """Clients of brokers hear nothing of it, whatever its listeners are called; who asks controllers does."""
+async def test_controller_alone_is_not_listed_as_a_broker(database_url: str) -> None:
+    """Clients of brokers do not see it, regardless of the names of its listeners; clients of controllers do."""
     cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))
     async with (
         admin_node(database_url, roles=cast) as controller,

@@ -91,7 +91,7 @@ def codes(answer: Any) -> list[tuple[int, int]]:
 async def fetched(
     node: GroupNode, version: int, topics: list[tuple[Topic, tuple[int, ...]]] | None, group_id: str = G
 ) -> dict[tuple[str | uuid.UUID, int], tuple[int, int, str | None, int]]:
-    """Offset, leader epoch, metadata and code by topic (name, or id where the version has ids) and partition."""
+    """Return offset, leader epoch, metadata and code by topic (name, or id if the version has ids) and partition."""
     if version >= 8:
         asked = None
         if topics is not None:
@@ -129,7 +129,7 @@ async def fetched(
 
 
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
-async def test_a_commit_comes_back_as_it_was_made(node: GroupNode, version: int) -> None:
+async def test_committed_offset_is_fetched_unchanged(node: GroupNode, version: int) -> None:
     topic = await node.create_topic("t", 3)
     request = commit_request(
         topic, partition(0, 42), partition(1, -1, metadata=None), partition(2, 2**63 - 1, metadata="\0 ü")
@@ -147,7 +147,7 @@ async def test_a_commit_comes_back_as_it_was_made(node: GroupNode, version: int)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-async def test_what_was_never_committed_is_minus_one_without_error(node: GroupNode, version: int) -> None:
+async def test_offset_never_committed_is_minus_one_without_error(node: GroupNode, version: int) -> None:
     topic, missing = await node.create_topic("t", 2), Topic(uuid.uuid4(), "missing", False, {}, ())
     await node.ask(commit_request(topic, partition(0, 42)), 9)
     epoch = 3 if version >= 5 else -1
@@ -160,14 +160,14 @@ async def test_what_was_never_committed_is_minus_one_without_error(node: GroupNo
         (key, -1): (-1, -1, "", NONE),
         (absent, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else NONE),
     }
-    # Ids that nobody knows are told of last; names as they were asked for.
+    # Unknown ids come last in the answer; names come in the order of the request.
     in_order = [topic for topic, _ in await fetched(node, version, [(missing, (0,)), (topic, (0,))])]
     assert in_order == ([key, absent] if version >= 10 else [absent, key])
     assert await fetched(node, version, [(topic, (0,))], group_id="") == {(key, 0): (-1, -1, "", NONE)}
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-async def test_null_topics_ask_for_everything(node: GroupNode, version: int) -> None:
+async def test_null_topics_fetch_all_offsets(node: GroupNode, version: int) -> None:
     first, second = await node.create_topic("a", 2), await node.create_topic("b")
     await node.ask(commit_request(first, partition(0, 1), partition(1, 2)), 9)
     await node.ask(commit_request(second, partition(0, 3)), 9)
@@ -196,7 +196,7 @@ async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -
 
 
 @pytest.mark.parametrize(("member_id", "epoch"), [("nobody", -1), ("nobody", 3), ("", 3)])
-async def test_a_classic_group_asks_nobody_who_it_is(node: GroupNode, member_id: str, epoch: int) -> None:
+async def test_offset_fetch_of_a_classic_group_ignores_the_member(node: GroupNode, member_id: str, epoch: int) -> None:
     """@platformatic/kafka names its member with epoch -1."""
     topic = await node.create_topic("t")
     await node.ask(commit_request(topic, partition(0, 5)), 9)
@@ -212,7 +212,7 @@ async def test_a_classic_group_asks_nobody_who_it_is(node: GroupNode, member_id:
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-async def test_a_refused_fetch_says_so_where_the_version_has_room(node: GroupNode, version: int) -> None:
+async def test_refused_offset_fetch_places_its_code_by_version(node: GroupNode, version: int) -> None:
     node.lease_clock.seconds += 3600
     request = OffsetFetchRequest(group_id=G, topics=(OffsetFetchRequestTopic(name="t", partition_indexes=(0, 1)),))
     answer = await node.ask(request, version)
@@ -240,7 +240,7 @@ async def test_unknown_topics_and_partitions_are_refused_one_by_one(node: GroupN
     assert {key: offset for key, (offset, *_) in (await fetched(node, 9, None)).items()} == {("t", 0): 7}
 
 
-async def test_the_group_is_not_asked_about_a_commit_of_nothing(
+async def test_commit_of_no_partition_does_not_reach_the_group(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -263,7 +263,7 @@ async def test_metadata_is_counted_in_utf_16_units(node: GroupNode) -> None:
     assert codes(await node.ask(request, 9)) == [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE), (1, NONE), (2, NONE)]
 
 
-async def test_metadata_that_is_too_long_costs_its_own_partition(node: GroupNode) -> None:
+async def test_too_long_metadata_fails_its_partition_alone(node: GroupNode) -> None:
     topic = await node.create_topic("t", 3)
     request = commit_request(
         topic, partition(0, 1, metadata="x" * 4097), partition(1, 2, metadata="y" * 4096), partition(2, 3)
@@ -294,7 +294,7 @@ async def test_commits_to_a_missing_group(
     assert (stored is not None and stored.state.value == "Empty" and stored.protocol_type is None) is (code is NONE)
 
 
-async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
+async def test_commit_of_an_unknown_member_is_refused(node: GroupNode) -> None:
     topic = await node.create_topic("t")
     member = node.member(G, "c1")
     await settle(member)
@@ -320,7 +320,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     assert (await fetched(node, 9, None))["t", 0][0] == 7
 
 
-async def test_a_commit_that_the_next_generation_overtook_is_fenced_by_postgres(
+async def test_commit_overtaken_by_the_next_generation_is_fenced_by_postgres(
     node: GroupNode, database_url: str
 ) -> None:
     topic = await node.create_topic("t")
@@ -335,9 +335,7 @@ async def test_a_commit_that_the_next_generation_overtook_is_fenced_by_postgres(
     assert await fetched(node, 9, None) == {}
 
 
-async def test_an_outside_commit_to_a_group_that_gained_members_meanwhile_lacks_an_identity(
-    node: GroupNode, database_url: str
-) -> None:
+async def test_commit_without_identity_is_refused_after_members_joined(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
     await node.ask(commit_request(topic, partition(0, 1)), 9)
     async with locked_group(database_url, G) as lock:
@@ -350,7 +348,7 @@ async def test_an_outside_commit_to_a_group_that_gained_members_meanwhile_lacks_
 
 
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
-async def test_a_retention_of_the_clients_own_is_kept_where_the_version_has_it(node: GroupNode, version: int) -> None:
+async def test_clients_retention_time_is_kept_if_the_version_has_it(node: GroupNode, version: int) -> None:
     topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 1), retention_time_ms=1_000), version)
     await node.ask(commit_request(topic, partition(1, 1), retention_time_ms=2**63 - 1), version)
@@ -367,7 +365,7 @@ async def test_a_retention_of_the_clients_own_is_kept_where_the_version_has_it(n
         assert [row["expire_timestamp_ms"] for row in rows] == [None] * 3
 
 
-async def test_the_offsets_of_a_topic_do_not_pass_to_its_successor(node: GroupNode) -> None:
+async def test_recreated_topic_does_not_inherit_offsets(node: GroupNode) -> None:
     topic = await node.create_topic("t")
     await node.ask(commit_request(topic, partition(0, 5)), 9)
     await node.topics.delete(topic.topic_id)
@@ -379,7 +377,9 @@ async def test_the_offsets_of_a_topic_do_not_pass_to_its_successor(node: GroupNo
     assert await fetched(node, 9, None) == {}
 
 
-async def test_postgres_away_is_a_code_that_clients_retry(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_without_postgres_is_answered_as_retriable(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = await node.create_topic("t")
     await node.ask(commit_request(topic, partition(0, 5)), 9)
 
@@ -393,7 +393,7 @@ async def test_postgres_away_is_a_code_that_clients_retry(node: GroupNode, monke
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Grows with everything that any pool asks Postgres."""
+    """Return a list that grows with every query by any pool to Postgres."""
     asked: list[object] = []
     run = Pool.run
 
@@ -406,8 +406,10 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize("version", [8, 9, 10])
-async def test_many_groups_cost_few_questions(node: GroupNode, version: int, questions: list[object]) -> None:
-    """Topics that do not exist, and members that name themselves, are looked up together as well."""
+async def test_offset_fetch_of_many_groups_takes_few_queries(
+    node: GroupNode, version: int, questions: list[object]
+) -> None:
+    """Topics that do not exist, and requests that name their members, are looked up together as well."""
     topic = await node.create_topic("t", 2)
     # Another test may have left a shard to another node.
     group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
@@ -476,7 +478,7 @@ async def test_offsets_of_subscribed_topics_stay(node: GroupNode) -> None:
     assert set(await fetched(node, 9, None)) == {("t", 0)}
 
 
-async def test_offsets_of_topics_that_are_no_more_read_can_go(node: GroupNode) -> None:
+async def test_offsets_of_unsubscribed_topics_can_be_deleted(node: GroupNode) -> None:
     topic = await node.create_topic("t")
     member = node.member(G, "c1", metadata=encode_subscription(Subscription(1, ("another",), b"")))
     await settle(member)
@@ -486,7 +488,7 @@ async def test_offsets_of_topics_that_are_no_more_read_can_go(node: GroupNode) -
     assert await fetched(node, 9, None) == {}
 
 
-async def test_what_members_of_another_protocol_read_is_not_known(node: GroupNode) -> None:
+async def test_subscriptions_of_other_protocol_types_are_unknown(node: GroupNode) -> None:
     await node.create_topic("t")
     await settle(node.member(G, "c1", protocol_type="connect"))
     answer = await node.ask(delete_request(("t", (0,))), 0)
@@ -496,7 +498,7 @@ async def test_what_members_of_another_protocol_read_is_not_known(node: GroupNod
 @pytest.mark.parametrize(
     ("group_id", "code"), [("", ErrorCode.INVALID_GROUP_ID), ("missing", ErrorCode.GROUP_ID_NOT_FOUND)]
 )
-async def test_there_must_be_a_group_to_delete_from(node: GroupNode, group_id: str, code: ErrorCode) -> None:
+async def test_offset_delete_from_a_missing_group_is_refused(node: GroupNode, group_id: str, code: ErrorCode) -> None:
     await node.create_topic("t")
     answer = await node.ask(delete_request(("t", (0,)), group_id=group_id), 0)
     assert (answer.error_code, answer.topics) == (code, ())
@@ -511,7 +513,7 @@ def row(node: GroupNode, topic: Topic, offset: int, *, group_id: str = G, index:
     return OffsetCommit(lease, group_id, -1, topic.topic_id, index, offset, -1, "")
 
 
-async def test_commits_that_arrive_during_a_transaction_share_the_next(node: GroupNode, database_url: str) -> None:
+async def test_commits_during_a_transaction_share_the_next_one(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
     committer = OffsetCommitter(node.offsets)
     await committer.submit([row(node, topic, 0)])
@@ -585,7 +587,7 @@ async def test_a_second_try_in_the_transaction_of_a_later_commit_does_not_overwr
     assert {each.partition_index: each.committed_offset for each in await node.offsets.fetch(G)} == {0: 3, 1: 1}
 
 
-async def test_the_partitions_remembered_for_second_tries_are_bounded(node: GroupNode) -> None:
+async def test_partitions_remembered_for_retries_are_bounded(node: GroupNode) -> None:
     topic = await node.create_topic("t", 4)
     committer = OffsetCommitter(node.offsets, max_remembered=3)
     first = committer.next_number()
@@ -596,7 +598,7 @@ async def test_the_partitions_remembered_for_second_tries_are_bounded(node: Grou
     assert offsets == {0: 1, 1: 2, 2: 2, 3: 2}, "the one stored first is forgotten"
 
 
-async def test_drain_waits_for_what_is_under_way_and_what_waits(node: GroupNode, database_url: str) -> None:
+async def test_drain_waits_for_running_and_queued_commits(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
     committer = OffsetCommitter(node.offsets)
     await committer.submit([row(node, topic, 0)])
@@ -617,7 +619,7 @@ async def test_a_request_beyond_every_limit_is_taken_when_nothing_waits(node: Gr
     assert await committer.submit([row(node, topic, offset) for offset in range(3)]) == [None] * 3
 
 
-async def test_a_row_that_postgres_cannot_take_fails_alone(node: GroupNode, database_url: str) -> None:
+async def test_row_that_postgres_refuses_fails_alone(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
     committer = OffsetCommitter(node.offsets)
     await committer.submit([row(node, topic, 0)])
@@ -632,9 +634,7 @@ async def test_a_row_that_postgres_cannot_take_fails_alone(node: GroupNode, data
     assert await good == [None]
 
 
-async def test_an_outage_is_told_to_all_who_wait_and_the_next_commit_is_tried(
-    node: GroupNode, database_url: str
-) -> None:
+async def test_outage_fails_all_waiting_commits_and_the_next_is_tried(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with group_node(database_url, port=9093, statement_timeout_ms=100) as impatient:
         committer = OffsetCommitter(impatient.offsets)

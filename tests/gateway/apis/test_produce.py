@@ -59,7 +59,7 @@ async def test_batches_are_appended_and_answered_with_their_offsets(node: DataPl
     assert await values_of(node, topic) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_what_is_stored_is_what_was_sent_but_for_offset_and_epoch(node: DataPlane) -> None:
+async def test_stored_batch_differs_from_the_sent_one_in_offset_and_epoch_alone(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"first"))
     sent = batch_of(b"a", b"b")
@@ -94,7 +94,7 @@ async def test_unknown_targets(node: DataPlane) -> None:
     assert (await node.send(topic, batch, version=13)).error_code == ErrorCode.NONE
 
 
-async def test_one_bad_partition_leaves_the_others_alone(node: DataPlane) -> None:
+async def test_invalid_partition_fails_alone(node: DataPlane) -> None:
     topic = await node.create_topic("t", 3)
     damaged = bytearray(batch_of(b"damaged"))
     damaged[-1] ^= 1
@@ -128,7 +128,7 @@ async def test_every_refusal_is_counted(node: DataPlane) -> None:
         assert counted("sluice_refused_batches_total", {"error": error}) == count
 
 
-async def test_acks_must_be_known(node: DataPlane) -> None:
+async def test_unknown_acks_are_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     with pytest.raises(KafkaError) as refused:
         await produce(produce_request([(topic, 0, batch_of(b"a"))], acks=2), node.context(ApiKey.PRODUCE, 9))
@@ -145,8 +145,8 @@ async def test_offending_records_are_named(node: DataPlane) -> None:
     assert all(error.batch_index_error_message for error in answer.record_errors)
 
 
-async def test_two_headers_with_one_key(node: DataPlane) -> None:
-    """As another gateway did: a unique constraint on header keys."""
+async def test_two_headers_with_one_key_are_accepted(node: DataPlane) -> None:
+    """Another gateway had a unique constraint on header keys."""
     from protocol.records import Record, build_batch
 
     topic = await node.create_topic("t")
@@ -167,14 +167,16 @@ async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written
 
 
 async def test_a_batch_that_takes_long_to_judge_keeps_its_place(node: DataPlane) -> None:
-    """Requests of one connection, large and small in turn: a small one is judged at once and still waits."""
+    """Large and small requests of one connection alternate: a small one is judged at once and still
+    waits for its turn.
+    """
     topic = await node.create_topic("t")
     values = [b"large %d" % n + bytes(300_000) if n % 3 == 0 else b"small %d" % n for n in range(12)]
     sent = [asyncio.create_task(node.send(topic, batch_of(value))) for value in values]
     assert [(await task).base_offset for task in sent] == list(range(12))
 
 
-async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
+async def test_another_connection_does_not_wait_for_slow_validation(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t", 2)
@@ -198,10 +200,10 @@ async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
 
 
 @pytest.mark.parametrize("step", ["_plan_partition", "_submit_partition", "_answer"])
-async def test_a_request_of_very_many_partitions_lets_others_run(
+async def test_request_of_very_many_partitions_gives_way(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """In each step of the work, and all of it is written."""
+    """The request gives way in each step of the work, and all of it is written."""
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
     topic = await node.create_topic("t", 500)
     module = importlib.import_module("gateway.apis.produce")
@@ -232,7 +234,7 @@ async def test_a_request_of_very_many_partitions_lets_others_run(
 # --- acks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_acks_0_is_written_though_nobody_waits_for_the_answer(node: DataPlane) -> None:
+async def test_acks_0_is_written_without_an_answer(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     request = produce_request([(topic, 0, batch_of(b"a"))], acks=0)
     assert not awaits_answer(request)
@@ -261,7 +263,7 @@ async def test_an_ack_waits_for_the_durable_commit(node: DataPlane, database_url
     assert await values_of(node, topic) == [b"a"]
 
 
-async def test_a_commit_that_does_not_end_is_answered_in_time(
+async def test_commit_that_does_not_end_is_answered_at_the_timeout(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
@@ -273,10 +275,12 @@ async def test_a_commit_that_does_not_end_is_answered_in_time(
     assert only(response.responses[0].partition_responses).error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
-async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_behind_its_repeat(
+async def test_timed_out_batch_is_not_written_behind_its_repeat(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each of a producer's attempts during a stall of Postgres would be held, and written in the end."""
+    """Otherwise each of a producer's attempts during a stall of Postgres would be held, and all of them written in the
+    end.
+    """
     monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
@@ -295,7 +299,7 @@ async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_b
 # --- idempotence -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_is_ended_gives_its_batch_up(node: DataPlane, database_url: str) -> None:
+async def test_cancelled_request_gives_up_its_batch(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = asyncio.create_task(node.send(topic, batch_of(b"first")))
@@ -326,8 +330,8 @@ async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlan
     assert await values_of(node, topic) == [b"other", b"a", b"b", b"c"]
 
 
-async def test_two_copies_in_flight_become_one(node: DataPlane) -> None:
-    """As another gateway did: both copies passed the duplicate check."""
+async def test_two_copies_in_flight_become_one_batch(node: DataPlane) -> None:
+    """With another gateway both copies passed the duplicate check."""
     topic = await node.create_topic("t")
     batch = batch_of(b"a", producer=(7, 0, 0))
     answers = await asyncio.gather(*(node.send(topic, batch, connection_id=str(copy)) for copy in range(8)))
@@ -335,7 +339,7 @@ async def test_two_copies_in_flight_become_one(node: DataPlane) -> None:
     assert await values_of(node, topic) == [b"a"]
 
 
-async def test_sequences_and_epochs(node: DataPlane) -> None:
+async def test_wrong_sequence_or_epoch_is_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     last = 2**31 - 1
     assert (await node.send(topic, batch_of(b"a", b"b", producer=(7, 0, last - 1)))).error_code == ErrorCode.NONE
@@ -383,8 +387,8 @@ async def test_log_append_time_agrees_everywhere(node: DataPlane) -> None:
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_of_one_connection_enter_the_log_as_they_came(node: DataPlane) -> None:
-    """The first must ask Postgres for its topic; none of those behind it may overtake."""
+async def test_requests_of_one_connection_keep_their_order_in_the_log(node: DataPlane) -> None:
+    """The first request must query Postgres for its topic; no later request may overtake it."""
     known = await node.create_topic("known")
     (hidden,) = await node.topics.create([NewTopic("hidden", 1, {})])
     assert isinstance(hidden, Topic)
@@ -418,7 +422,7 @@ async def test_another_connection_does_not_wait_for_a_lookup(node: DataPlane) ->
 # --- others change the world -----------------------------------------------------------------------------------------
 
 
-async def test_a_topic_deleted_behind_this_nodes_back(node: DataPlane) -> None:
+async def test_produce_to_a_topic_deleted_on_another_node_is_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.topics.delete(topic.topic_id)
     by_name = await node.send(topic, batch_of(b"a"))
@@ -428,7 +432,7 @@ async def test_a_topic_deleted_behind_this_nodes_back(node: DataPlane) -> None:
     assert node.catalog.get("t") is None
 
 
-async def test_a_recreated_topic_is_another_one(node: DataPlane) -> None:
+async def test_produce_to_a_recreated_topic_goes_to_the_new_one(node: DataPlane) -> None:
     old = await node.create_topic("t")
     await node.send(old, batch_of(b"old"))
     await node.delete_topic(old)
@@ -439,7 +443,7 @@ async def test_a_recreated_topic_is_another_one(node: DataPlane) -> None:
     assert await values_of(node, new) == [b"new"]
 
 
-async def test_storage_lost_during_a_commit(node: DataPlane, database_url: str) -> None:
+async def test_storage_lost_during_a_commit_is_retriable(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         sending = asyncio.create_task(node.send(topic, batch_of(b"a")))
@@ -498,7 +502,7 @@ async def test_batches_are_stored_in_their_topics_codec(node: DataPlane, name: s
     assert node.recompressor.claimed_bytes == 0
 
 
-async def test_requests_of_one_connection_keep_their_order_whatever_is_recompressed(node: DataPlane) -> None:
+async def test_requests_keep_their_order_with_recompression(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs={"compression.type": "zstd", "compression.zstd.level": "19"})
     sizes = [400_000, 1, 200_000, 1, 1]
     answers = await asyncio.gather(
@@ -516,8 +520,8 @@ async def test_a_batch_that_its_codec_makes_too_large_is_refused(node: DataPlane
 
 
 @pytest.mark.parametrize("version", [9, 10])
-async def test_zstd_is_given_to_old_clients_too(node: DataPlane, version: int) -> None:
-    """Kafka's own FetchRequestTest wants it of Kafka 4; before that, versions below 10 were refused."""
+async def test_old_fetch_versions_receive_zstd(node: DataPlane, version: int) -> None:
+    """Kafka's own FetchRequestTest requires it of Kafka 4; before that, versions below 10 were refused."""
     topic = await node.create_topic("t", configs={"compression.type": "zstd"})
     await node.send(topic, batch_of(b"a"))
     answer = await node.fetch_one(topic, 0, version=version)

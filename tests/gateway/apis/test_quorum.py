@@ -1,4 +1,4 @@
-"""DescribeQuorum, on a real Postgres: who leads the catalog, how far each node follows it; and voters stay."""
+"""DescribeQuorum, on a real Postgres: the catalog's leader, how far each node follows it, and fixed voters."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def is_controller(node: AdminNode) -> None:
 
 
 async def lead(database: Database, node: AdminNode) -> int:
-    """Has the lease; its epoch."""
+    """Acquire the lease; return its epoch."""
     store: NodeStore = node.membership._store  # noqa: SLF001 - who registered has the leases
     (lease,) = await store.acquire_leases(node.membership.node_id, [LEADS], 60_000, LeaseKind.JOBS)
     return lease.lease_epoch
 
 
 @pytest.mark.parametrize("version", range(3))
-async def test_the_catalog_is_the_log_and_the_lease_says_who_leads(database_url: str, version: int) -> None:
+async def test_lease_holder_leads_the_catalog(database_url: str, version: int) -> None:
     listeners = {"PLAINTEXT": ("node-1", 9092), "CONTROLLER": ("node-1", 9093)}
     async with (
         admin_node(database_url, listeners=listeners, roles=Roles(controller_listeners=("CONTROLLER",))) as leader,
@@ -90,7 +90,7 @@ async def test_the_catalog_is_the_log_and_the_lease_says_who_leads(database_url:
         assert told == ([(1, [("CONTROLLER", "node-1", 9093)]), (2, [])] if version == 2 else [])
 
 
-async def test_a_node_that_has_caught_up_has_since_it_was_last_heard_of(
+async def test_caught_up_time_is_that_of_the_last_renewal(
     database_url: str,
 ) -> None:
     async with admin_node(database_url) as leader, admin_node(database_url, name="node-2") as follower:
@@ -100,7 +100,7 @@ async def test_a_node_that_has_caught_up_has_since_it_was_last_heard_of(
         follower.membership.catalog_revision = lambda: 10**6
         sql = await asyncpg.connect(database_url)
         try:
-            # Registered and renewed long ago: it is the renewal that counts.
+            # The node was registered and renewed long ago: only the renewal counts.
             await sql.execute("update sluice.node set registered_at = registered_at - interval '1 hour'")
             await follower.membership.renew()
             renewed_ms = await sql.fetchval(
@@ -146,7 +146,7 @@ async def test_controllers_vote_and_brokers_observe(database_url: str) -> None:
         assert (partition.leader_id, [each.replica_id for each in partition.current_voters]) == (2, [2]), "it stands in"
 
 
-async def test_who_still_has_the_lease_leads_until_a_controller_takes_it(database_url: str) -> None:
+async def test_lease_holder_leads_until_a_controller_takes_the_lease(database_url: str) -> None:
     cast = Roles(is_broker=False, controller_listeners=("CONTROLLER",))
     async with admin_node(database_url, roles=Roles(is_controller=False)) as broker:
         await lead(broker.database, broker)
@@ -179,7 +179,9 @@ async def test_another_leader_has_another_epoch(database_url: str) -> None:
         ((METADATA, (0,)), (METADATA, (0,))),
     ],
 )
-async def test_nothing_else_is_described(database_url: str, named: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+async def test_quorum_of_other_topics_is_refused(
+    database_url: str, named: tuple[tuple[str, tuple[int, ...]], ...]
+) -> None:
     async with admin_node(database_url) as node:
         await lead(node.database, node)
         answer = await node.ask(ApiKey.DESCRIBE_QUORUM, asked(*named), 2)

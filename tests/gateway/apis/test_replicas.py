@@ -1,4 +1,6 @@
-"""Replicas that were asked for, on a real Postgres: assignments, elections and reassignments, as clients see them."""
+"""Replicas that a client has assigned, on a real Postgres: assignments, elections and reassignments, as clients see
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,12 @@ PREFERRED, UNCLEAN = 0, 1
 NOT_NEEDED = (ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
 
 Shown = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Leader, replicas, those in sync and those offline, of one partition."""
+"""Leader, replicas, in-sync replicas and offline replicas of one partition."""
 
 
 @asynccontextmanager
 async def three(url: str) -> AsyncIterator[list[AdminNode]]:
-    """Nodes 1 to 3, each of which knows of the others."""
+    """Start nodes 1 to 3, each of which knows of the others."""
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(admin_node(url, name=f"node-{number}")) for number in (1, 2, 3)]
         await see_each_other(nodes)
@@ -65,7 +67,7 @@ async def back(node: AdminNode, *others: AdminNode) -> None:
 
 
 async def assigned(node: AdminNode, name: str, *replicas: tuple[int, ...]) -> None:
-    """A topic whose partitions are on these nodes."""
+    """Create a topic whose partitions are on these nodes."""
     named = tuple(
         CreatableReplicaAssignment(partition_index=index, broker_ids=each) for index, each in enumerate(replicas)
     )
@@ -79,7 +81,7 @@ async def assigned(node: AdminNode, name: str, *replicas: tuple[int, ...]) -> No
 
 
 async def shown(node: AdminNode, name: str) -> list[Shown]:
-    """As Metadata shows the topic's partitions; DescribeTopicPartitions must show the same."""
+    """Return the topic's partitions as Metadata shows them, and check that DescribeTopicPartitions shows the same."""
     await node.catalog.refresh_if_changed()
     answer = await node.ask(ApiKey.METADATA, MetadataRequest(topics=(MetadataRequestTopic(name=name),)), 12)
     paged = await node.ask(
@@ -96,7 +98,7 @@ async def shown(node: AdminNode, name: str) -> list[Shown]:
 async def reassign(
     node: AdminNode, name: str, *targets: tuple[int, tuple[int, ...] | None], version: int = 1, may_change: bool = True
 ) -> list[tuple[int, str | None]]:
-    """Code and message of each partition."""
+    """Reassign partitions; return code and message of each."""
     request = AlterPartitionReassignmentsRequest(
         allow_replication_factor_change=may_change,
         topics=(
@@ -116,7 +118,7 @@ async def reassign(
 async def elect(
     node: AdminNode, asked: dict[str, tuple[int, ...]] | None, election: int = PREFERRED, version: int = 2
 ) -> dict[str, dict[int, tuple[int, str | None]]]:
-    """Code and message of each partition, by topic and index."""
+    """Elect leaders; return code and message of each partition, by topic and index."""
     named = (
         None if asked is None else tuple(TopicPartitions(topic=name, partitions=parts) for name, parts in asked.items())
     )
@@ -132,7 +134,7 @@ async def elect(
 # --- assignments ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_assignment_is_what_every_node_shows(database_url: str) -> None:
+async def test_every_node_shows_the_assignment(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1), (2, 3), (1, 2))
         await nodes[0].create("placed", 3, factor=2)
@@ -146,7 +148,7 @@ async def test_an_assignment_is_what_every_node_shows(database_url: str) -> None
                 assert (replicas[0], len(set(replicas)), in_sync, offline) == (leader, 2, replicas, ())
 
 
-async def test_the_next_replica_leads_until_the_first_is_back(database_url: str) -> None:
+async def test_next_replica_leads_until_the_first_returns(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (3, 2), (3, 2))
         assert await reassign(one, "named", (1, (3,))) == [(ErrorCode.NONE, None)]
@@ -173,7 +175,7 @@ async def test_a_node_that_starts_reads_assignments(database_url: str) -> None:
             assert ends.partition.assignment == Assignment((1, 3)), "metrics name the same leader"
 
 
-async def test_added_partitions_are_where_they_were_named(database_url: str) -> None:
+async def test_added_partitions_have_their_assigned_replicas(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1))
         named = (CreatePartitionsAssignment(broker_ids=(2, 3)), CreatePartitionsAssignment(broker_ids=(1, 2)))
@@ -229,7 +231,7 @@ async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_ur
         ),
     ],
 )
-async def test_an_assignment_that_cannot_be(
+async def test_invalid_assignment_is_refused(
     database_url: str, replicas: tuple[tuple[int, ...], ...], reason: str
 ) -> None:
     async with three(database_url) as nodes:
@@ -259,7 +261,7 @@ async def test_a_new_partition_needs_one_node_that_is_alive(database_url: str) -
         assert "for partition 0 are fenced" in (answer.topics[0].error_message or "")
 
 
-async def test_log_directories_are_of_the_replicas(database_url: str) -> None:
+async def test_log_directories_list_the_replicas(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (3, 1), (2, 3))
         found: list[tuple[int, int]] = []
@@ -288,7 +290,7 @@ async def test_a_reassignment_is_complete_when_it_is_answered(database_url: str,
         )
         assert (listed.error_code, listed.topics) == (ErrorCode.NONE, ())
         for node in nodes:
-            # Who leads goes on where it can: the first of the replicas is elected, or the leader dies.
+            # The leader continues if it can. Otherwise the first replica is elected, or the leader has died.
             assert await shown(node, "named") == [(1, (2, 1), (2, 1), ()), (3, (3, 2), (3, 2), ())]
 
 
@@ -301,7 +303,7 @@ async def test_a_partition_that_was_placed_keeps_its_leader_too(database_url: st
         assert await shown(nodes[1], "placed") == [(leader, (other, leader), (other, leader), ())]
 
 
-async def test_reassignments_that_cannot_be(database_url: str) -> None:
+async def test_invalid_reassignment_is_refused(database_url: str) -> None:
     async with three(database_url) as nodes:
         await assigned(nodes[0], "named", (1, 2))
         before = await shown(nodes[0], "named")
@@ -325,7 +327,7 @@ async def test_reassignments_that_cannot_be(database_url: str) -> None:
         assert await reassign(nodes[0], "named", (0, (3, 2, 1)), may_change=False) == [(ErrorCode.NONE, None)]
 
 
-async def test_replicas_may_be_named_that_are_registered_and_not_alive(database_url: str) -> None:
+async def test_registered_node_that_is_not_alive_may_be_a_replica(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2))
         await gone(three_, one, two)
@@ -333,7 +335,7 @@ async def test_replicas_may_be_named_that_are_registered_and_not_alive(database_
         assert await shown(two, "named") == [(2, (3, 2), (2,), (3,))]
 
 
-async def test_nothing_asked_for_is_nothing_done(database_url: str) -> None:
+async def test_empty_reassignment_changes_nothing(database_url: str) -> None:
     async with three(database_url) as nodes:
         answer = await nodes[0].ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(), 1)
         assert (answer.error_code, answer.responses) == (ErrorCode.NONE, ())
@@ -357,7 +359,7 @@ async def test_the_preferred_replica_is_elected(database_url: str, version: int)
         assert [each[0] for each in await shown(nodes[2], "named")] == [2, 3]
 
 
-async def test_an_election_of_all_answers_what_was_done(database_url: str) -> None:
+async def test_election_of_all_lists_the_changed_partitions(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "moved", (1, 2), (1, 2), (1, 2))
         await assigned(one, "still", (2, 1))
@@ -372,7 +374,7 @@ async def test_an_election_of_all_answers_what_was_done(database_url: str) -> No
         assert await elect(one, None) == {}
 
 
-async def test_elections_that_cannot_be(database_url: str) -> None:
+async def test_invalid_election_is_refused(database_url: str) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2), (3, 1))
         await reassign(one, "named", (1, (3,)))
@@ -399,9 +401,7 @@ async def test_elections_that_cannot_be(database_url: str) -> None:
         assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
-async def test_an_election_keeps_what_was_reassigned_meanwhile(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_election_keeps_a_concurrent_reassignment(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 2))
         await reassign(one, "named", (0, (2, 1)))
@@ -417,9 +417,7 @@ async def test_an_election_keeps_what_was_reassigned_meanwhile(
             assert await shown(node, "named") == [(3, (3, 2), (3, 2), ())]
 
 
-async def test_what_was_written_before_postgres_went_is_done(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_election_written_before_an_outage_counts(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three(database_url) as (one, two, _):
         await assigned(one, "named", *[(1, 2)] * 5)
         monkeypatch.setattr(module, "ASSIGNED_AT_ONCE", 2)
@@ -447,8 +445,8 @@ async def test_what_was_written_before_postgres_went_is_done(
             await elect(one, None)
 
 
-async def test_who_leads_owns(database_url: str) -> None:
-    """What follows leadership in a node, share groups for one, hears of elections."""
+async def test_leader_owns_its_partitions(database_url: str) -> None:
+    """State that follows leadership in a node, for example share groups, learns of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
             node.catalog.leads = lambda node=node: node.membership.leads
@@ -473,8 +471,8 @@ async def test_who_leads_owns(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_the_oldest_clients_hear_of_no_replica_that_is_not_there(database_url: str, version: int) -> None:
-    """As upstream: to them a number without an address means nothing."""
+async def test_oldest_metadata_versions_list_no_absent_replica(database_url: str, version: int) -> None:
+    """Upstream does the same: to the oldest clients a number without an address means nothing."""
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 3))
         await gone(three_, one, two)
@@ -492,3 +490,12 @@ async def test_the_oldest_clients_hear_of_no_replica_that_is_not_there(database_
             ErrorCode.REPLICA_NOT_AVAILABLE if version == 0 else ErrorCode.NONE,
             2,
         ), "another node leads"
+
+
+async def test_a_replication_factor_above_the_number_of_nodes_is_accepted(database_url: str) -> None:
+    async with three(database_url) as (one, *_):
+        topic = CreatableTopic(name="orders", num_partitions=1, replication_factor=9)
+        (result,) = (await one.ask(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=(topic,)), 7)).topics
+        assert (result.error_code, result.replication_factor) == (ErrorCode.NONE, 9)
+        ((_, replicas, in_sync, offline),) = await shown(one, "orders")
+        assert (len(replicas), in_sync, offline) == (3, replicas, ())

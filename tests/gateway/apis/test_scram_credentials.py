@@ -1,4 +1,4 @@
-"""Which changes of SCRAM credentials are taken, by upstream's rules and in upstream's words."""
+"""Changes of SCRAM credentials that are accepted or refused, by upstream's rules and in upstream's words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deletion(name: str, mechanism: int = 1) -> ScramCredentialDeletion:
 
 
 async def alter(node: AdminNode, *changes: Any) -> dict[str, tuple[ErrorCode, str | None]]:
-    """By user, who is named once in the answer."""
+    """Alter credentials; return the results by user, each of which occurs once in the answer."""
     request = AlterUserScramCredentialsRequest(
         deletions=tuple(change for change in changes if isinstance(change, ScramCredentialDeletion)),
         upsertions=tuple(change for change in changes if isinstance(change, ScramCredentialUpsertion)),
@@ -61,7 +61,7 @@ async def describe(node: AdminNode, *names: str) -> dict[str, Any]:
     }
 
 
-async def test_credentials_are_kept_told_and_forgotten(node: AdminNode) -> None:
+async def test_credentials_are_stored_described_and_deleted(node: AdminNode) -> None:
     assert await describe(node) == {}
     fine = (ErrorCode.NONE, None)
     assert await alter(node, upsertion("ann"), upsertion("ben", 2, 16_384)) == {"ann": fine, "ben": fine}
@@ -104,7 +104,7 @@ async def test_credentials_are_kept_told_and_forgotten(node: AdminNode) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_is_refused_and_the_others_are_changed(
+async def test_invalid_change_is_refused_and_the_others_apply(
     node: AdminNode, change: Any, code: ErrorCode, message: str
 ) -> None:
     told = await alter(node, change, upsertion("fine"))
@@ -121,7 +121,7 @@ async def test_what_is_wrong_is_refused_and_the_others_are_changed(
         (deletion("ann"), deletion("ann"), upsertion("ann", 1, 5_000)),
     ],
 )
-async def test_a_user_who_is_named_twice_stays_as_it_is(node: AdminNode, changes: tuple[Any, ...]) -> None:
+async def test_user_named_twice_is_not_changed(node: AdminNode, changes: tuple[Any, ...]) -> None:
     await alter(node, upsertion("ann"))
     assert await alter(node, *changes) == {"ann": (ErrorCode.DUPLICATE_RESOURCE, TWICE)}
     assert await describe(node) == {"ann": [(1, 4096)]}
@@ -137,7 +137,7 @@ async def test_no_password_is_stored(node: AdminNode) -> None:
     assert repr(found.stored_key) not in repr(found)
 
 
-async def test_there_is_a_last_user(node: AdminNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_users_is_bounded(node: AdminNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.apis.scram_credentials.MAX_USERS", 2)
     assert (await alter(node, upsertion("ann"), upsertion("ben")))["ben"][0] == ErrorCode.NONE
     assert (await alter(node, upsertion("eve")))["eve"][0] == ErrorCode.POLICY_VIOLATION

@@ -1,4 +1,4 @@
-"""Requests of share groups that are as large as they may be give way to others while they are worked on."""
+"""Requests of share groups at their largest size give way to other requests during the work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.turns import HELD_MS
 
 COUNT = MAX_ADMIN_ELEMENTS
 MORE = 4 * COUNT
-"""More than a request may have: of what is quick that much is noticed where it is done in one go."""
+"""More than a request may have: enough for quick work in one go to be noticeable."""
 TOPIC = UUID(int=7)
 MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 SETTINGS = ShareSettings()
@@ -45,7 +45,7 @@ RANGES = tuple(StoredRange(1, 2 * (index % 2), 1) for index in range(1_000))
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Knows how much work its longest turn was."""
+    """An event loop that records the work of its longest turn."""
 
     longest_s = 0.0
 
@@ -56,9 +56,9 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
-    """How long the loop was held at most, and what came of it."""
+    """Return how long the loop was blocked at most, and the result of the work."""
     loop = Loop()
-    gc.disable()  # a gateway collects when it has time
+    gc.disable()  # a gateway collects garbage when it has time
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             answer = runner.run(work())
@@ -68,7 +68,7 @@ def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
 
 
 class Store:
-    """In which a share group stands in every partition."""
+    """A store in which a share group has a position in every partition."""
 
     async def offsets(self, group_id: str, settled: object) -> dict[tuple[UUID, int], ShareStand]:
         return {(TOPIC, index): ShareStand(5, 0) for index in range(COUNT)}
@@ -118,7 +118,7 @@ def asking(topics: tuple[Topic, ...]) -> Any:
     nothing: dict[str, None] = {}
 
     async def known(asked: object) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     async def states(keys: object) -> dict[str, None]:
         return nothing
@@ -129,7 +129,6 @@ def asking(topics: tuple[Topic, ...]) -> Any:
     store: Any = Store()
     services = SimpleNamespace(
         authorizer=None,
-        replicas_strict=False,
         catalog=SimpleNamespace(
             get=by_name.get,
             get_by_id=by_id.get,
@@ -163,7 +162,7 @@ def narrow_topics(count: int) -> tuple[Topic, ...]:
     )
 
 
-def test_fetching_from_and_acknowledging_in_very_many_partitions() -> None:
+def test_share_fetch_of_very_many_partitions_gives_way() -> None:
     topic = wide_topic()
     first = fetching.ShareFetchRequest(
         group_id="g",
@@ -221,7 +220,7 @@ def altered() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("asked", "count"), [(described, COUNT), (altered, MORE)])
-def test_where_a_group_stands_in_very_many_partitions(asked: Callable[[], tuple[Any, Any]], count: int) -> None:
+def test_describing_offsets_of_very_many_partitions_gives_way(asked: Callable[[], tuple[Any, Any]], count: int) -> None:
     (handler, request), topic = asked(), wide_topic(count)
 
     async def ask() -> Any:
@@ -233,7 +232,7 @@ def test_where_a_group_stands_in_very_many_partitions(asked: Callable[[], tuple[
     assert held < HELD_MS
 
 
-def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
+def test_deleting_offsets_of_very_many_topics_gives_way() -> None:
     topics = narrow_topics(MORE)
     request = deleting.DeleteShareGroupOffsetsRequest(
         group_id="g",
@@ -248,7 +247,7 @@ def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
     assert held < HELD_MS
 
 
-def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
+def test_end_of_a_session_with_locks_in_very_many_partitions_gives_way() -> None:
     keys = [ShareKey("g", TOPIC, index) for index in range(COUNT)]
     one = Acquire(MemberId(MEMBER), 5, 6, ((5, 5),), 1)
 
@@ -280,7 +279,7 @@ def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
     assert held < HELD_MS
 
 
-def test_a_node_that_has_no_room_for_another_share_partition_says_so_without_a_look_at_all() -> None:
+def test_full_node_refuses_a_share_partition_without_visiting_all() -> None:
     async def anywhere() -> int:
         return 5
 

@@ -1,4 +1,4 @@
-"""Topologies from messages, and the internal topics that are made for them: what is too large, and what it costs."""
+"""Topologies from messages, and the internal topics that are created for them: bounds and costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from protocol.messages import streams_group_heartbeat as message
 from storage.types import NewTopic, Refusal
 
 
-def test_a_topology_has_a_bound_of_its_own() -> None:
+def test_topology_size_is_bounded() -> None:
     sources = ("t",) * (MAX_TOPOLOGY_ELEMENTS - 1)
     largest = message.Topology(subtopologies=(message.Subtopology(source_topics=sources),))
     assert len(topology_of(largest).subtopologies[0].source_topics) == len(sources)
@@ -30,7 +30,7 @@ def test_a_topology_has_a_bound_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("place", ["subtopology_id", "sink", "changelog", "setting"])
-def test_names_and_settings_have_a_bound(place: str) -> None:
+def test_names_and_settings_of_a_topology_are_bounded(place: str) -> None:
     text = "t" * MAX_TOPOLOGY_CHARACTERS
     given = {
         "subtopology_id": {"subtopology_id": text},
@@ -48,7 +48,7 @@ def test_names_and_settings_have_a_bound(place: str) -> None:
 
 
 class Counted(tuple[message.TopicInfo, ...]):
-    """Knows how often somebody went through it."""
+    """Counts how often it is iterated over."""
 
     times = 0
 
@@ -69,13 +69,12 @@ def test_topics_are_not_named_again_for_each_copartition_group() -> None:
 
 
 class Making:
-    """A context in which every topic is made that is asked for: which, request by request."""
+    """A context that records the topics created by each request."""
 
     def __init__(self) -> None:
         self.made: list[list[str]] = []
         services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             catalog=SimpleNamespace(broker=BrokerConfig(), rendered_names=lambda: RenderedNames({})),
             membership=SimpleNamespace(brokers=list[Any]),
             throttles=SimpleNamespace(mutations=lambda *_: SimpleNamespace(record=lambda _partitions: None)),
@@ -89,7 +88,7 @@ class Making:
 
 
 @pytest.mark.asyncio
-async def test_more_topics_than_one_request_may_make_are_made_one_after_another() -> None:
+async def test_more_internal_topics_than_one_request_allows_are_created_in_turn() -> None:
     making = Making()
     half = MAX_PARTITIONS_PER_REQUEST // 2
     wanted = (TopicInfo("a", half), TopicInfo("b", half), TopicInfo("c", 1), TopicInfo("d", 2 * half + 1))

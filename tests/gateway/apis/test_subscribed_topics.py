@@ -1,4 +1,4 @@
-"""How many topics a member may name in a heartbeat, whatever its group's type."""
+"""The bound on topics that a member may name in a heartbeat, for every type of group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _SubmittedError(Exception):
 
 def context() -> Any:
     async def resolve_all(names: tuple[str, ...]) -> None:
-        """Nothing is asked of Postgres."""
+        """Postgres is not queried."""
 
     def submit(group_id: str, event: object) -> None:
         raise _SubmittedError
@@ -48,7 +48,7 @@ def context() -> Any:
         (share_group_heartbeat, refuse_share_group_heartbeat, ShareGroupHeartbeatRequest),
     ],
 )
-async def test_more_than_a_group_can_weigh_in_one_step_are_refused(
+async def test_subscription_to_too_many_topics_is_refused(
     handler: Any, refuse: Callable[..., Any], request_type: Any
 ) -> None:
     names = tuple(f"t{number}" for number in range(MAX_SUBSCRIBED_TOPICS + 1))

@@ -79,7 +79,7 @@ async def test_configs_are_echoed_with_their_sources(database_url: str) -> None:
         assert REPLICATION_FACTOR not in configs
 
 
-async def test_defaults(database_url: str) -> None:
+async def test_defaults_apply_without_values(database_url: str) -> None:
     async with admin_node(database_url, broker={"num.partitions": "4", "default.replication.factor": "2"}) as node:
         (result,) = await create(node, new("orders"))
         assert (result.num_partitions, result.replication_factor) == (4, 2)
@@ -107,8 +107,10 @@ async def test_manual_assignment_counts_partitions(database_url: str) -> None:
             assert re.search(words, result.error_message)
 
 
-async def test_more_replicas_than_nodes_are_accepted_and_those_alive_are_named(database_url: str) -> None:
-    """On purpose: durability is Postgres', and a client's habit of asking for three must not fail on one node."""
+async def test_more_replicas_than_nodes_are_accepted_and_live_nodes_are_shown(database_url: str) -> None:
+    """Deliberate: Postgres provides durability, and a client that always asks for three replicas must not fail on one
+    node.
+    """
     async with admin_node(database_url) as node:
         (result,) = await create(node, new("orders", 1, 3))
         assert (result.error_code, result.replication_factor) == (ErrorCode.NONE, 3)
@@ -176,14 +178,14 @@ async def test_refusals(database_url: str) -> None:
             assert {each.name for each in node.catalog.topics()} == {f"good{each}" for each in range(index + 1)}
 
 
-async def test_a_bad_config_is_named(database_url: str) -> None:
+async def test_invalid_config_is_named(database_url: str) -> None:
     async with admin_node(database_url) as node:
         (result,) = await create(node, new("a", configs=config_entries({"segment.ms": "9", "retention.ms": "soon"})))
         assert "retention.ms" in result.error_message
         assert "soon" in result.error_message
 
 
-async def test_a_topic_that_exists(database_url: str) -> None:
+async def test_existing_topic_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         await node.create("orders")
         (result,) = await create(node, new("orders"))
@@ -192,7 +194,7 @@ async def test_a_topic_that_exists(database_url: str) -> None:
         assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-async def test_a_name_twice_in_one_request(database_url: str) -> None:
+async def test_name_used_twice_in_one_request_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         results = await create(node, new("a"), new("b"), new("a"))
         assert [(result.name, result.error_code) for result in results] == [
@@ -203,7 +205,7 @@ async def test_a_name_twice_in_one_request(database_url: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("a.b", "a_b"), ("a_b.c", "a.b_c")])
-async def test_names_that_read_alike(database_url: str, first: str, second: str) -> None:
+async def test_colliding_names_are_refused(database_url: str, first: str, second: str) -> None:
     async with admin_node(database_url) as node:
         one, other = await create(node, new(first), new(second))
         assert (one.error_code, other.error_code) == (ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -212,7 +214,7 @@ async def test_names_that_read_alike(database_url: str, first: str, second: str)
         assert first in later.error_message
 
 
-async def test_too_many_partitions_at_once(database_url: str) -> None:
+async def test_too_many_partitions_in_one_request_are_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         half = MAX_PARTITIONS_PER_REQUEST // 2
         with pytest.raises(KafkaError) as refused:
@@ -322,7 +324,7 @@ async def test_delete_refusals(database_url: str) -> None:
         assert await node.topics.find("twice") == twice
 
 
-async def test_deletion_disabled(database_url: str) -> None:
+async def test_deletion_is_refused_if_disabled(database_url: str) -> None:
     async with admin_node(database_url, broker={"delete.topic.enable": "false"}) as node:
         for version, code in ((1, 42), (2, 42), (3, 73), (6, 73)):
             with pytest.raises(KafkaError) as refused:
@@ -421,7 +423,7 @@ async def test_create_partitions_refusals(database_url: str) -> None:
             assert partitions_of(node, "orders") == 2
 
 
-async def test_create_partitions_twice_for_one_topic(database_url: str) -> None:
+async def test_create_partitions_twice_for_one_topic_is_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders", 1)
         (result,) = await grow(node, growth("orders", 2), growth("orders", 3))
@@ -429,7 +431,7 @@ async def test_create_partitions_twice_for_one_topic(database_url: str) -> None:
         assert partitions_of(node, "orders") == 1
 
 
-async def test_too_many_new_partitions(database_url: str) -> None:
+async def test_too_many_new_partitions_are_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders", 1)
         with pytest.raises(KafkaError) as refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -25,12 +24,10 @@ from protocol.messages.describe_producers import (
 from protocol.messages.describe_transactions import DescribeTransactionsRequest, TransactionState
 from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
-from protocol.records import ControlType, control_type_of, iter_records, read_head
 from protocol.schema import message_schema
 from storage.errors import StorageUnavailable
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, at, batches_in, data_plane, only
-from tests.gateway.group_node import until
+from tests.gateway.data_plane import DataPlane, data_plane, only
 from tests.storage.batches import new_batch
 
 LINES = {line.api_key: line for line in SERVED}
@@ -53,7 +50,7 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def ask(node: DataPlane, request: Any, version: int = 0) -> Any:
-    """What a client gets: encoded, decoded, handled, encoded and decoded at `version`."""
+    """Return what a client receives: encoded, decoded, handled, encoded and decoded at `version`."""
     line = LINES[message_schema(type(request)).api_key]
     decoded = codec.decode_request(line.api_key, version, b"".join(codec.encode(request, version)))
     try:
@@ -91,14 +88,13 @@ async def mark(
     *indexes: int,
     epoch: int | None = None,
     committed: bool = False,
-    coordinator_epoch: int = 0,
 ) -> list[ErrorCode]:
     name = topic if isinstance(topic, str) else topic.name
     marker = WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch if epoch is None else epoch,
         transaction_result=committed,
-        coordinator_epoch=coordinator_epoch,
+        coordinator_epoch=0,
         topics=(WritableTxnMarkerTopic(name=name, partition_indexes=indexes),),
     )
     result = only((await ask(node, WriteTxnMarkersRequest(markers=(marker,)), 1)).markers)
@@ -109,7 +105,7 @@ async def mark(
 async def begin(
     node: DataPlane, transactional_id: str, keys: Sequence[PartitionKey] = (), group_ids: Sequence[str] = ()
 ) -> Producer:
-    """A producer that has taken these in."""
+    """Return a producer that has enlisted these partitions."""
     producer = await node.transactions.initialize(transactional_id, InitProducer(60_000))
     if keys or group_ids:
         await node.transactions.add(
@@ -149,7 +145,7 @@ async def test_ids_are_listed_with_their_state(node: DataPlane) -> None:
         ]
 
 
-async def test_filters_are_all_to_be_met(node: DataPlane) -> None:
+async def test_transactions_must_match_all_filters(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     first, second = await begin(node, "app-1"), await begin(node, "app-2", keys(topic))
     await begin(node, "b")
@@ -166,9 +162,7 @@ async def test_filters_are_all_to_be_met(node: DataPlane) -> None:
     assert await listed(node, transactional_id_pattern="(?i)APP-.*", state_filters=("Ongoing",)) == ["app-2"]
 
 
-async def test_transactions_that_are_over_are_listed_by_how_long_ago_they_began(
-    node: DataPlane, sql: asyncpg.Connection
-) -> None:
+async def test_duration_filter_applies_to_ended_transactions(node: DataPlane, sql: asyncpg.Connection) -> None:
     topic = await node.create_topic("t")
     for name in ("over", "open", "young"):
         producer = await begin(node, name, keys(topic))
@@ -185,7 +179,7 @@ async def test_transactions_that_are_over_are_listed_by_how_long_ago_they_began(
     assert await listed(node, duration_filter=10_000_000) == []
 
 
-async def test_states_that_there_are_none_of_are_told(node: DataPlane) -> None:
+async def test_unknown_states_are_returned(node: DataPlane) -> None:
     await begin(node, "a")
     response = await ask(node, ListTransactionsRequest(state_filters=("Empty", "empty", "x", "Dead", "x")))
     assert response.unknown_state_filters == ("empty", "x")
@@ -200,7 +194,7 @@ async def test_a_bad_pattern_is_refused(node: DataPlane, pattern: str) -> None:
     assert response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
-async def test_many_ids_take_several_looks(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_transactional_ids_take_several_queries(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_admin, "AT_A_TIME", 2)
     names = ["a", "a\0b", "ä", "b", "日本"]
     for name in names:
@@ -210,7 +204,7 @@ async def test_many_ids_take_several_looks(node: DataPlane, monkeypatch: pytest.
     assert sorted(await listed(node)) == sorted([*names, "z"])
 
 
-async def test_of_several_nodes_each_names_its_own(node: DataPlane, database_url: str) -> None:
+async def test_each_node_lists_its_own_transactions(node: DataPlane, database_url: str) -> None:
     names = [f"id-{number}" for number in range(30)]
     async with data_plane(database_url, name="node-2") as other:
         await node.membership.renew()
@@ -225,7 +219,7 @@ async def test_of_several_nodes_each_names_its_own(node: DataPlane, database_url
 # --- DescribeTransactions ---------------------------------------------------------------------------------------------
 
 
-async def test_what_is_open_is_described(node: DataPlane) -> None:
+async def test_open_transaction_is_described(node: DataPlane) -> None:
     topic, other = await node.create_topic("t", 3), await node.create_topic("other")
     before_ms = time.time_ns() // 1_000_000
     producer = await begin(node, "a", [keys(topic)[2], keys(topic)[0], *keys(other)], ["group", "group-2"])
@@ -242,7 +236,7 @@ async def test_what_is_open_is_described(node: DataPlane) -> None:
 
 
 @pytest.mark.parametrize(("committed", "state"), [(True, "CompleteCommit"), (False, "CompleteAbort")])
-async def test_what_has_ended_has_no_topics_and_began_when_it_began(
+async def test_ended_transaction_has_no_topics_and_keeps_its_start_time(
     node: DataPlane, committed: bool, state: str
 ) -> None:
     topic = await node.create_topic("t")
@@ -272,7 +266,7 @@ async def test_each_id_is_answered_by_itself_and_once(node: DataPlane, monkeypat
 # --- DescribeProducers ------------------------------------------------------------------------------------------------
 
 
-async def test_producers_are_shown_with_what_they_have_open(node: DataPlane) -> None:
+async def test_producers_are_described_with_open_transactions(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
     (key, _) = keys(topic)
     producer = await begin(node, "a", keys(topic))
@@ -289,7 +283,7 @@ async def test_producers_are_shown_with_what_they_have_open(node: DataPlane) -> 
             producer_epoch=0,
             last_sequence=2,
             last_timestamp=0,
-            # By which an administrator ends its transaction (AbortTransactionSpec wants one).
+            # An administrator needs this epoch to end the transaction (AbortTransactionSpec requires one).
             coordinator_epoch=0,
             current_txn_start_offset=3,
         ),
@@ -302,7 +296,7 @@ async def test_producers_are_shown_with_what_they_have_open(node: DataPlane) -> 
     assert (await producers(node, topic, 1)).active_producers == ()
 
 
-async def test_many_producers_take_several_looks(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_producers_take_several_queries(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_admin, "AT_A_TIME", 2)
     topic = await node.create_topic("t")
     (key,) = keys(topic)
@@ -312,8 +306,8 @@ async def test_many_producers_take_several_looks(node: DataPlane, monkeypatch: p
         assert [each.producer_id for each in shown.active_producers] == [1001 + number for number in range(count)]
 
 
-async def test_a_partition_that_is_asked_for_often_is_answered_once(node: DataPlane) -> None:
-    """A small request does not bring a very large answer."""
+async def test_partition_named_often_is_answered_once(node: DataPlane) -> None:
+    """A small request must not cause a very large answer."""
     topic = await node.create_topic("t", 2)
     for key in keys(topic):
         await append(node, new_batch(key, producer=(1000, 0, 0)))
@@ -322,7 +316,7 @@ async def test_a_partition_that_is_asked_for_often_is_answered_once(node: DataPl
     assert [part.partition_index for part in only(response.topics).partitions] == [1, 0]
 
 
-async def test_partitions_that_are_not_there(node: DataPlane) -> None:
+async def test_producers_of_unknown_partitions_are_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     for name, index, code in (
         ("missing", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -335,7 +329,9 @@ async def test_partitions_that_are_not_there(node: DataPlane) -> None:
         assert shown.error_message is None
 
 
-async def test_without_storage_clients_ask_again(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_describe_producers_without_storage_is_retriable(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
 
@@ -375,7 +371,7 @@ async def test_an_abort_in_one_partition_ends_all_of_it_and_fences_the_producer(
     assert (await node.transactions.initialize("a", InitProducer(60_000))).producer_epoch == 2
 
 
-async def test_where_nothing_is_open_nothing_is_written(node: DataPlane) -> None:
+async def test_marker_without_an_open_transaction_writes_nothing(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
     (key, _) = keys(topic)
     producer = await begin(node, "a", [key])
@@ -387,7 +383,7 @@ async def test_where_nothing_is_open_nothing_is_written(node: DataPlane) -> None
     assert [states[each].high_watermark for each in keys(topic)] == [1, 0]
 
 
-async def test_a_producer_that_is_no_more_ends_nothing(node: DataPlane) -> None:
+async def test_marker_of_a_former_producer_ends_nothing(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
     (key, other) = keys(topic)
     await begin(node, "a")
@@ -397,93 +393,21 @@ async def test_a_producer_that_is_no_more_ends_nothing(node: DataPlane) -> None:
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH] * 2
     assert (await described(node, "a")).transaction_state == "Ongoing"
     await node.transactions.end("a", producer.producer_id, 1, committed=True)
-    # As upstream: where it appended it is remembered by its epoch.
+    # Upstream does the same: a producer is remembered by its epoch in each partition to which it appended.
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.NONE]
 
 
-async def test_a_marker_commits_what_lies_in_a_partition_and_the_transaction_goes_on(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    outcomes: list[str] = []
-    node.transactions.observe_end = outcomes.append
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    waiting = asyncio.create_task(node.fetch([(topic, at(0))], isolation_level=1, max_wait_ms=LONG_MS, min_bytes=1))
-    await until(lambda: node.tail.parked_count == 1)
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
-    (read,) = (await waiting).responses[0].partitions
-    assert (read.aborted_transactions, read.last_stable_offset) == ((), 2)
-    written, marker = batches_in(read)
-    assert read_head(written).base_offset == 0
-    assert control_type_of(marker) is ControlType.COMMIT
-    (record,) = iter_records(marker)
-    assert record.value == bytes([0, 0, 0, 0, 0, 5]), "the epoch of who sent it"
-    assert (await node.fetch_one(topic, 0, partition=1, isolation_level=1)).last_stable_offset == 0
-    assert ((await described(node, "a")).transaction_state, outcomes) == ("Ongoing", [])
-
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=5) == [ErrorCode.NONE]
-    assert await mark(node, producer, topic, 0, committed=True, coordinator_epoch=4) == [
-        ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    ]
-    await append(node, batch(keys(topic)[0], producer, 1))
-    await node.transactions.end("a", producer.producer_id, 0, committed=False)
-    assert outcomes == ["aborted"]
-    read = await node.fetch_one(topic, 0, isolation_level=1)
-    assert [(each.producer_id, each.first_offset) for each in read.aborted_transactions or ()] == [
-        (producer.producer_id, 2)
-    ]
-    heads = [read_head(each) for each in batches_in(read)]
-    assert [head.base_offset for head in heads] == [0, 1, 2, 3]
-    assert control_type_of(batches_in(read)[3]) is ControlType.ABORT
-
-
-async def test_where_all_is_marked_the_end_writes_no_other(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    assert await mark(node, producer, topic, 0, 1, committed=True) == [ErrorCode.NONE] * 2
-    await node.transactions.end("a", producer.producer_id, 0, committed=True)
-    states = await node.log.states(keys(topic))
-    assert [(states[key].high_watermark, states[key].last_stable_offset) for key in keys(topic)] == [(2, 2)] * 2
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "nothing is open"
-
-
-async def test_an_abort_ends_also_what_a_marker_has_left(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    producer = await begin(node, "a", keys(topic))
-    await append(node, *(batch(key, producer) for key in keys(topic)))
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
-    assert (await described(node, "a")).transaction_state == "CompleteAbort"
-    for index, aborted in ((0, []), (1, [0])):
-        read = await node.fetch_one(topic, 0, partition=index, isolation_level=1)
-        assert [each.first_offset for each in read.aborted_transactions or ()] == aborted
-        assert read.last_stable_offset == 2
-
-
-async def test_a_marker_of_no_known_outcome_is_looked_for(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_marker_is_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))
-    doubts: list[bool] = []
-    node.transactions.in_doubt = lambda: doubts.append(True)
-    commit = node.transactions.store.commit_in_partition
-
-    async def lose(*args: Any, **named: Any) -> Any:
-        await commit(*args, **named)
-        raise StorageUnavailable("gone")
-
-    monkeypatch.setattr(node.transactions.store, "commit_in_partition", lose)
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
-    assert doubts == [True]
-    monkeypatch.setattr(node.transactions.store, "commit_in_partition", commit)
-    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
-    state = (await node.log.states(keys(topic)))[keys(topic)[0]]
-    assert (state.high_watermark, state.last_stable_offset) == (2, 2), "once"
+    assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.INVALID_REQUEST]
+    assert (await described(node, "a")).transaction_state == "Ongoing"
+    assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 1
 
 
 @pytest.mark.parametrize("count", [50, 3, 1])
-async def test_a_transaction_of_offsets_alone_is_open_where_describe_shows_it(node: DataPlane, count: int) -> None:
+async def test_transaction_of_offsets_alone_is_described_as_open(node: DataPlane, count: int) -> None:
     await node.create_topic(CONSUMER_OFFSETS, count, internal=True)
     producer = await begin(node, "a", group_ids=["group"])
     (shown,) = (await described(node, "a")).topics
@@ -498,7 +422,7 @@ async def test_a_transaction_of_offsets_alone_is_open_where_describe_shows_it(no
     assert (found.transaction_state, found.producer_epoch) == ("CompleteAbort", 1)
 
 
-async def test_markers_for_what_is_not_there(node: DataPlane) -> None:
+async def test_marker_for_an_unknown_partition_is_refused(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     assert await mark(node, producer, "missing", 0, 1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
@@ -507,11 +431,10 @@ async def test_markers_for_what_is_not_there(node: DataPlane) -> None:
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("committed", [False, True])
-async def test_a_producer_that_is_faster_has_its_way(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool, committed: bool
+async def test_producers_own_end_wins_against_a_marker(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """It commits between the look and the write, and may have begun another transaction."""
+    """The producer commits between the read and the write, and may have begun another transaction."""
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))
@@ -526,7 +449,7 @@ async def test_a_producer_that_is_faster_has_its_way(
         return found
 
     monkeypatch.setattr(node.transactions.store, "in_partition", look_and_lose)
-    assert await mark(node, producer, topic, 0, committed=committed) == [ErrorCode.NONE]
+    assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
     found = await described(node, "a")
     assert (found.transaction_state, found.producer_epoch) == ("Ongoing" if goes_on else "CompleteCommit", 0)
     assert (await node.log.states(keys(topic)))[keys(topic)[0]].high_watermark == 2, "its own marker is the only one"

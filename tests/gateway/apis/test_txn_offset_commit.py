@@ -1,4 +1,4 @@
-"""TxnOffsetCommit at every version, on a real Postgres, and what OffsetFetch tells while a transaction is under way."""
+"""TxnOffsetCommit at every version, on a real Postgres, and the answers of OffsetFetch during a transaction."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def begun(node: GroupNode, *group_ids: str, transactional_id: str = T, pro
 
 
 async def ended(node: GroupNode, *, committed: bool = True, transactional_id: str = T) -> tuple[str, ...]:
-    """Groups of which offsets were committed."""
+    """Return the groups whose offsets were committed."""
     transactions = TransactionStore(node.database)
     read = await transactions.read(transactional_id)
     assert read.record is not None
@@ -119,14 +119,14 @@ def by_id(topic_id: uuid.UUID, *partitions: TxnOffsetCommitRequestPartition) -> 
 
 
 def elsewhere(node: GroupNode) -> str:
-    """A group whose shard a test may lose: the others' is another."""
+    """Return a group whose shard a test may lose: the other tests use another shard."""
     return next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
 
 
 # --- what is stored -----------------------------------------------------------------------------------------------
 
 
-async def test_a_topic_is_named_by_its_id_from_version_6_on(node: GroupNode) -> None:
+async def test_topic_is_identified_by_id_from_version_6(node: GroupNode) -> None:
     topic = await node.create_topic("t", 1)
     await begun(node, G)
     answer = await node.ask(by_id(topic.topic_id, asked(0, 42), asked(7, 1)), 6)
@@ -141,7 +141,7 @@ async def test_a_topic_is_named_by_its_id_from_version_6_on(node: GroupNode) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_offsets_come_back_once_the_transaction_is_committed(node: GroupNode, version: int) -> None:
+async def test_offsets_are_fetched_once_the_transaction_is_committed(node: GroupNode, version: int) -> None:
     topic = await node.create_topic("t", 3)
     await begun(node, G)
     partitions = asked(0, 42), asked(1, -1, metadata=None), asked(2, 2**63 - 1, metadata="\0 ü")
@@ -159,7 +159,7 @@ async def test_offsets_come_back_once_the_transaction_is_committed(node: GroupNo
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_unknown_partitions_and_long_metadata_cost_themselves_alone(node: GroupNode, version: int) -> None:
+async def test_unknown_partition_or_long_metadata_fails_alone(node: GroupNode, version: int) -> None:
     topic = await node.create_topic("t", 2)
     await begun(node, G)
     known = request_for(topic, asked(0, 7), asked(2, 8), asked(-1, 9), asked(1, 1, metadata="x" * 4097))
@@ -172,7 +172,7 @@ async def test_unknown_partitions_and_long_metadata_cost_themselves_alone(node: 
     assert set(await fetched(node, 9, None)) == {("t", 0)}
 
 
-async def test_the_group_is_not_asked_about_a_commit_of_nothing(
+async def test_commit_of_no_partition_does_not_reach_the_group(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.create_topic("t")
@@ -187,7 +187,7 @@ async def test_the_group_is_not_asked_about_a_commit_of_nothing(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_producer_is_known_by_id_and_epoch(node: GroupNode, version: int) -> None:
+async def test_wrong_producer_id_or_epoch_is_refused(node: GroupNode, version: int) -> None:
     topic = await node.create_topic("t")
     await begun(node, G)
     mapping = ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -199,7 +199,7 @@ async def test_a_producer_is_known_by_id_and_epoch(node: GroupNode, version: int
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_group_must_have_been_added_to_the_transaction(node: GroupNode, version: int) -> None:
-    """From version 4 producers know that they can go on by aborting."""
+    """Producers know from version 4 on that they can continue after an abort."""
     topic = await node.create_topic("t")
     await begun(node, "another")
     code = ErrorCode.TRANSACTION_ABORTABLE if version >= 4 else ErrorCode.INVALID_TXN_STATE
@@ -210,14 +210,14 @@ async def test_a_group_must_have_been_added_to_the_transaction(node: GroupNode, 
     assert await code_of(node, topic, version=version) == code
 
 
-async def test_a_group_must_be_named(node: GroupNode) -> None:
+async def test_transactional_commit_without_a_group_is_refused(node: GroupNode) -> None:
     topic = await node.create_topic("t")
     await begun(node, "")
     answer = await node.ask(request_for(topic, asked(0, 1), asked(5, 1), group_id=""), 4)
     assert codes(answer) == [(0, ErrorCode.INVALID_GROUP_ID), (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
 
 
-async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
+async def test_commit_of_an_unknown_member_is_refused(node: GroupNode) -> None:
     topic = await node.create_topic("t")
     await begun(node, G)
     member = node.member(G, "c1")
@@ -232,7 +232,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     await ended(node)
     assert (await fetched(node, 9, None))["t", 0][0] == 1
 
-    # Before the member has synced, as a producer does that ends its transaction while its group rebalances.
+    # This happens before the member has synced, if a producer ends its transaction during a rebalance of its group.
     await begun(node, G)
     assert (await member.join()).generation_id == 2
     assert await code_of(node, topic, 6, **{**mine, EPOCH_FIELD: 2}) == NONE
@@ -242,8 +242,8 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_who_names_nobody_commits_beside_members(node: GroupNode, version: int) -> None:
-    """Before version 3 there is no other way."""
+async def test_transactional_commit_without_a_member_is_accepted_beside_members(node: GroupNode, version: int) -> None:
+    """Before version 3 the request has no member fields."""
     topic = await node.create_topic("t")
     await settle(node.member(G, "c1"))
     await begun(node, G)
@@ -271,7 +271,7 @@ async def test_commits_to_a_missing_group(node: GroupNode, given: dict[str, Any]
         assert (stored.state, stored.protocol_type) == (GroupState.EMPTY, None)
 
 
-async def test_a_commit_that_the_next_generation_overtook_is_fenced_by_postgres(
+async def test_commit_overtaken_by_the_next_generation_is_fenced_by_postgres(
     node: GroupNode, database_url: str
 ) -> None:
     topic = await node.create_topic("t")
@@ -296,7 +296,7 @@ async def test_only_the_coordinator_commits(node: GroupNode) -> None:
     assert await code_of(node, topic, group_id=lost) == ErrorCode.NOT_COORDINATOR
 
 
-async def test_an_outage_sends_the_producer_to_look_for_the_coordinator(
+async def test_transactional_commit_during_an_outage_asks_for_a_new_coordinator(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -310,7 +310,7 @@ async def test_an_outage_sends_the_producer_to_look_for_the_coordinator(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_old_producers_do_not_know_that_a_coordinator_loads(
+async def test_old_producers_receive_another_code_for_a_loading_coordinator(
     node: GroupNode, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -327,11 +327,11 @@ async def test_old_producers_do_not_know_that_a_coordinator_loads(
     assert await code_of(node, topic, version=version) == code
 
 
-# --- what others are told -----------------------------------------------------------------------------------------
+# --- what readers see ---------------------------------------------------------------------------------------------
 
 
-async def test_only_the_end_of_a_transaction_is_told(node: GroupNode) -> None:
-    """What is pending may never count. A group that another node coordinates is that node's to tell of."""
+async def test_readers_learn_only_of_the_end_of_a_transaction(node: GroupNode) -> None:
+    """A pending offset may never count. A group that another node coordinates is that node's to report."""
     topic = await node.create_topic("t")
     other = elsewhere(node)
     told: list[tuple[str, Fact]] = []
@@ -349,7 +349,7 @@ async def test_only_the_end_of_a_transaction_is_told(node: GroupNode) -> None:
 
 
 async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) -> dict[int, tuple[int, int, str, int]]:
-    """By partition what a reader is told that requires stable offsets."""
+    """Return, by partition, the answer to a reader that requires stable offsets."""
     indexes = (0, 1, 2)
     if version >= 8:
         topics = (OffsetFetchRequestTopics(name=topic.name, topic_id=topic.topic_id, partition_indexes=indexes),)
@@ -373,8 +373,10 @@ async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) ->
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("version", [7, 8, 9, 10])
-async def test_what_is_pending_is_unstable_for_who_asks(node: GroupNode, version: int, whole: bool) -> None:
-    """91: WithPendingTransactionalOffsets."""
+async def test_pending_offset_is_unstable_for_readers_that_require_stable(
+    node: GroupNode, version: int, whole: bool
+) -> None:
+    """Upstream's scenario 91: WithPendingTransactionalOffsets."""
     topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 5), partition(1, 5)), 9)
     await begun(node, G)
@@ -389,7 +391,7 @@ async def test_what_is_pending_is_unstable_for_who_asks(node: GroupNode, version
     assert await stable(node, topic, version, whole=whole) == {0: five, 1: new, 2: new}
 
 
-async def test_an_aborted_transaction_leaves_what_was_committed(node: GroupNode) -> None:
+async def test_aborted_transaction_keeps_the_committed_offset(node: GroupNode) -> None:
     topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 5)), 9)
     await begun(node, G)

@@ -1,4 +1,4 @@
-"""What time it is for the cluster: Postgres' clock, whatever this machine's shows; by values."""
+"""The cluster's time: Postgres' clock, regardless of this machine's clock; by values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRUE_MS = 1_700_000_000_000
 
 
 class Machine:
-    """Whose clock is wrong, and which has been up for a while."""
+    """A machine whose clock is wrong, and which has been up for a while."""
 
     def __init__(self, ahead_ms: int) -> None:
         self.ahead_ms = ahead_ms
@@ -48,7 +48,7 @@ class Machine:
         return ClusterClock(own_ms=self.own_ms, elapsed_s=lambda: self.elapsed_s)
 
     def asking(self, took_s: float, error_ms: int = 0) -> Any:
-        """Postgres reads its clock in the middle of a call of this length."""
+        """Return a query in the middle of which Postgres reads its clock."""
 
         async def ask() -> int:
             self.elapsed_s += took_s / 2
@@ -60,18 +60,18 @@ class Machine:
 
 
 @pytest.mark.parametrize("ahead_ms", [-8 * DAY_MS, -100, 0, 100, 8 * DAY_MS])
-async def test_it_is_postgres_clock_and_goes_on_by_itself(ahead_ms: int) -> None:
+async def test_clock_follows_postgres_and_advances_by_itself(ahead_ms: int) -> None:
     machine = Machine(ahead_ms)
     clock = machine.clock()
     assert clock.now_ms() == machine.own_ms()
     await clock.compare(machine.asking(took_s=0.01))
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
-    machine.ahead_ms += 3_600_000  # somebody sets it
+    machine.ahead_ms += 3_600_000  # an administrator sets the clock
     machine.elapsed_s += 60
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
 
 
-async def test_a_slow_network_does_not_move_it() -> None:
+async def test_slow_network_does_not_move_the_clock() -> None:
     machine = Machine(0)
     clock = machine.clock()
     await clock.compare(machine.asking(took_s=0.0))
@@ -80,7 +80,7 @@ async def test_a_slow_network_does_not_move_it() -> None:
         assert abs(clock.now_ms() - machine.true_ms()) <= 1
 
 
-async def test_postgres_is_followed_when_its_clock_is_set() -> None:
+async def test_clock_follows_a_change_of_postgres_clock() -> None:
     machine = Machine(0)
     clock = machine.clock()
     await clock.compare(machine.asking(took_s=0.01))
@@ -88,7 +88,7 @@ async def test_postgres_is_followed_when_its_clock_is_set() -> None:
     assert abs(clock.now_ms() - (machine.true_ms() - DAY_MS)) <= 10
 
 
-async def test_the_pass_that_compares_clocks_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_pass_corrects_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(8 * DAY_MS)
     clock = machine.clock()
     monkeypatch.setattr(maintenance, "Monitor", lambda database: SimpleNamespace(now_ms=machine.asking(0.01)))
@@ -98,7 +98,7 @@ async def test_the_pass_that_compares_clocks_sets_it(monkeypatch: pytest.MonkeyP
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
 
 
-async def test_what_is_stored_of_a_group_is_dated_by_it() -> None:
+async def test_stored_groups_are_dated_by_the_clusters_clock() -> None:
     machine = Machine(8 * DAY_MS)
     clock = machine.clock()
     await clock.compare(machine.asking(0.0))
@@ -120,8 +120,8 @@ class _SubmittedError(Exception):
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-async def test_append_time_is_by_it(partitions: int) -> None:
-    """Retention by Postgres' clock would take what a node dates eight days back at once."""
+async def test_append_time_is_by_the_clusters_clock(partitions: int) -> None:
+    """Retention by Postgres' clock would delete at once records that a node dates eight days back."""
     machine = Machine(-8 * DAY_MS)
     clock = machine.clock()
     await clock.compare(machine.asking(0.0))
@@ -145,7 +145,6 @@ async def test_append_time_is_by_it(partitions: int) -> None:
     validator = BatchValidator()
     services = SimpleNamespace(
         authorizer=None,
-        replicas_strict=False,
         appender=SimpleNamespace(submit=submit),
         catalog=SimpleNamespace(get={"t": topic}.get, config=lambda topic: stamped, broker=broker),
         clock=clock,

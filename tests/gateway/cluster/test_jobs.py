@@ -1,4 +1,4 @@
-"""Jobs on a real Postgres: one node each, elsewhere when that ends, and no pass outlives its lease."""
+"""Jobs on a real Postgres: each runs on one node, moves when that node ends, and no pass outlives its lease."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Node:
 
 
 class Work:
-    """A job's pass that takes until it is let go on, and counts."""
+    """A job's pass that waits until the test continues it, and counts its runs."""
 
     def __init__(self) -> None:
         self.begun, self.ended, self.cancelled = 0, 0, 0
@@ -71,7 +71,7 @@ async def until(look: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_each_job_has_one_node_and_the_jobs_are_shared(database: Database) -> None:
+async def test_each_job_runs_on_one_node_and_jobs_are_spread(database: Database) -> None:
     first, second = await Node(database).start(), await Node(database, 9093).start()
     assert first.held == set(Job)
     for _ in Job:
@@ -83,7 +83,7 @@ async def test_each_job_has_one_node_and_the_jobs_are_shared(database: Database)
     assert first.jobs.handed_over == second.jobs.held
 
 
-async def test_jobs_are_the_controllers_while_one_is_alive(database: Database) -> None:
+async def test_jobs_run_on_controllers_while_one_is_alive(database: Database) -> None:
     broker = await Node(database, 9092, Roles(is_controller=False)).start()
     assert broker.held == set(Job), "rather than by nobody"
     controller = await Node(database, 9093, Roles(is_broker=False)).start()
@@ -104,7 +104,7 @@ async def test_jobs_are_the_controllers_while_one_is_alive(database: Database) -
     assert other.held
 
 
-async def test_a_pass_begins_with_the_lease_and_not_without(database: Database) -> None:
+async def test_pass_begins_only_with_the_lease(database: Database) -> None:
     node, work = Node(database), Work()
     work.go_on.set()
     run = node.jobs.paced(Job.RETENTION, "retention", work.run, HOUR_MS)
@@ -121,7 +121,7 @@ async def test_a_pass_begins_with_the_lease_and_not_without(database: Database) 
     assert work.begun == 1
 
 
-async def test_a_pass_ends_when_its_lease_is_lost_and_others_go_on(database: Database) -> None:
+async def test_pass_ends_when_its_lease_is_lost_and_others_continue(database: Database) -> None:
     node, lost, kept = await Node(database).start(), Work(), Work()
     runs = [
         asyncio.ensure_future(node.jobs.paced(job, "pass", work.run, 1)())
@@ -143,7 +143,7 @@ async def test_a_pass_ends_when_its_lease_is_lost_and_others_go_on(database: Dat
     assert kept.ended == 1
 
 
-async def test_a_node_that_stops_ends_its_passes_and_another_has_its_jobs_at_once(database: Database) -> None:
+async def test_jobs_of_a_stopped_node_move_at_once(database: Database) -> None:
     first, work = await Node(database).start(), Work()
     second = Node(database, 9093)
     await second.membership.join()
@@ -202,7 +202,9 @@ async def test_a_pass_that_fails_is_tried_again_long_before_its_interval(
             await run()
 
 
-def test_every_job_has_one_of_the_leases_that_there_are() -> None:
-    """Another number of leases would place all of them otherwise: nodes of two releases would hand them to and fro."""
+def test_every_job_has_one_of_a_fixed_number_of_leases() -> None:
+    """Another number of leases would place all jobs differently: nodes of two releases would keep handing jobs to each
+    other.
+    """
     assert SHARD_COUNTS[LeaseKind.JOBS] == 8
     assert all(0 <= job < 8 for job in Job)

@@ -1,4 +1,4 @@
-"""Leases and membership on a real Postgres: who coordinates, until when, and what a restart takes back."""
+"""Leases and membership on a real Postgres: which node coordinates, until when, and what a restart takes back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Node:
 @pytest.mark.parametrize(
     ("group_id", "shard"),
     [
-        # Java: Math.abs("…".hashCode()) % 50, the last with hash -2^31 ("polygenelubricants"), whose abs is taken as 0.
+        # Java: Math.abs("…".hashCode()) % 50. The last has the hash -2^31 ("polygenelubricants"), whose absolute value
+        # counts as 0.
         ("", 0),
         ("a", 97 % 50),
         ("hello", 99162322 % 50),
@@ -60,7 +61,7 @@ class Node:
         ("polygenelubricants", 0),
     ],
 )
-def test_a_groups_shard_is_upstreams(group_id: str, shard: int) -> None:
+def test_group_has_the_same_shard_as_upstream(group_id: str, shard: int) -> None:
     assert shard_of(group_id) == shard
 
 
@@ -114,7 +115,7 @@ async def test_a_lease_counts_from_when_its_renewal_was_sent(database: Database)
     assert node.leases.held == SHARDS
 
 
-async def test_a_process_that_was_killed_is_back_at_once_with_its_id_and_higher_epochs(database: Database) -> None:
+async def test_killed_process_returns_at_once_with_its_id_and_higher_epochs(database: Database) -> None:
     killed = await Node(database).start()
     again = await Node(database).start()
     assert again.membership.node_id == killed.membership.node_id
@@ -127,7 +128,7 @@ async def test_a_process_that_was_killed_is_back_at_once_with_its_id_and_higher_
     assert await killed.store.renew_leases(killed.membership.node_id, killed.acquired, TTL_MS) == []
 
 
-async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database: Database) -> None:
+async def test_second_node_takes_free_shards_and_points_to_the_first(database: Database) -> None:
     first = await Node(database, 9092).start()
     second = await Node(database, 9093).start()
     assert second.leases.held == 0
@@ -146,7 +147,7 @@ async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database
     assert {lease.lease_epoch for lease in second.acquired} == {first.acquired[0].lease_epoch + 1}
 
 
-async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_its_share_of_what_was_given_back(
+async def test_request_triggers_a_lease_pass_that_takes_released_shards(
     database: Database,
 ) -> None:
     first, second, third = [await Node(database, port).start() for port in (9092, 9093, 9094)]
@@ -163,7 +164,7 @@ async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_its_share_of_
 
 
 async def _settle(*nodes: Node) -> None:
-    """Passes of all nodes until nothing is handed over any more."""
+    """Run passes of all nodes until nothing more is handed over."""
     for _ in range(3 * SHARDS):
         more = False
         for node in nodes:
@@ -194,7 +195,7 @@ async def test_shards_are_handed_over_one_by_one_until_every_node_has_its_share(
     assert not await first.leases.balance()
 
 
-async def test_between_two_owners_clients_are_sent_to_the_next(database: Database) -> None:
+async def test_clients_are_sent_to_the_next_owner_during_a_handover(database: Database) -> None:
     first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
     await first.membership.renew()
     await first.leases.balance()
@@ -223,7 +224,7 @@ async def test_a_shard_with_a_rebalance_under_way_is_handed_over_last(database: 
     assert len(unrest & set(first.lost)) == 1, "one that never comes to rest is not waited for for ever"
 
 
-async def test_a_node_that_stops_leaves_each_shard_to_its_successor(database: Database) -> None:
+async def test_stopped_node_leaves_each_shard_to_its_successor(database: Database) -> None:
     nodes = [await Node(database, port).start() for port in (9092, 9093, 9094)]
     await _settle(*nodes)
     first, second, third = nodes
@@ -239,8 +240,8 @@ async def test_a_node_that_stops_leaves_each_shard_to_its_successor(database: Da
     assert second.leases.held == third.leases.held == SHARDS // 2
 
 
-async def test_nothing_is_handed_back_to_a_node_that_has_left(database: Database) -> None:
-    """The other one looked who is alive just before."""
+async def test_no_shard_is_handed_to_a_departed_node(database: Database) -> None:
+    """The other node read the list of live nodes just before."""
     first, second = nodes = [await Node(database, port).start() for port in (9092, 9093)]
     await _settle(*nodes)
     handed_over = second.leases.handed_over
@@ -274,9 +275,7 @@ def test_leases_are_counted_on_a_clock_that_goes_on_while_the_machine_sleeps() -
     assert abs(boot_time_s() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
 
 
-async def test_those_who_ask_at_the_same_time_share_one_look_that_began_after_they_asked(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrent_lookups_share_one_later_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = [await Node(database, port).start() for port in (9092, 9093)]
     looks = 0
     lease_owners = second.store.lease_owners
@@ -294,7 +293,7 @@ async def test_those_who_ask_at_the_same_time_share_one_look_that_began_after_th
     assert looks == 3
 
 
-async def test_owners_last_seen_are_named_while_postgres_is_away(
+async def test_last_known_owners_are_named_without_postgres(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = [await Node(database, port).start() for port in (9092, 9093)]
@@ -307,14 +306,14 @@ async def test_owners_last_seen_are_named_while_postgres_is_away(
     assert second.leases.coordinator_of("group") == first.membership.self_node
 
 
-async def test_a_lease_that_lapsed_by_the_clock_is_prolonged_by_whoever_asks(database: Database) -> None:
+async def test_request_renews_a_lapsed_lease(database: Database) -> None:
     node = await Node(database).start()
     node.now += TTL_MS / 1000 * 0.9
     await node.leases.look_up(["group"])
     assert node.leases.coordinator_of("group") == node.membership.self_node
 
 
-async def test_a_node_whose_registration_was_taken_joins_again(database: Database) -> None:
+async def test_node_that_lost_its_registration_joins_again(database: Database) -> None:
     node = await Node(database).start()
     await Node(database).start()
     await node.membership.renew()
@@ -332,7 +331,7 @@ async def test_leaders_are_spread_over_the_live_nodes(database: Database) -> Non
     assert leaders == {NodeId(1), NodeId(2)}
 
 
-async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(database: Database) -> None:
+async def test_withdrawn_node_is_not_registered_again_by_its_last_passes(database: Database) -> None:
     first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
     await first.membership.withdraw()
     await first.membership.renew()
@@ -340,8 +339,8 @@ async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(
     assert [node.node_id for node in second.membership.alive()] == [second.membership.node_id]
 
 
-async def test_a_thread_that_counts_leases_is_not_disturbed_by_those_that_come_and_go(database: Database) -> None:
-    """Metrics are written out in one."""
+async def test_thread_may_count_leases_while_they_change(database: Database) -> None:
+    """Each scrape of the metrics runs in such a thread."""
     node = await Node(database).start()
     enough = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A node's own registration: what it does when another process has its number."""
+"""A node's own registration, and its reaction when another process has its number."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.membership import Membership
+from gateway.cluster.placement import NO_LEADER
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore
 from storage.pool import Database
@@ -38,7 +38,7 @@ class Node:
 
 
 @pytest.mark.parametrize("lives", [True, False])
-async def test_a_node_that_may_have_no_other_number_ends_when_another_process_has_it(
+async def test_node_with_a_fixed_number_ends_if_another_process_takes_it(
     database: Database, database_url: str, *, lives: bool
 ) -> None:
     slept, other = Node(database, 9092, 1), Node(database, 9093, 1)
@@ -81,7 +81,7 @@ async def test_brokers_lead_and_controllers_do_the_rest(database: Database) -> N
         assert all(one is other for one, other in zip(before, after, strict=True)), "nothing is worked out anew"
 
 
-async def test_a_controller_that_comes_or_goes_moves_no_leader(database: Database) -> None:
+async def test_controller_that_joins_or_leaves_moves_no_leader(database: Database) -> None:
     broker, controller = Node(database, 9092), Node(database, 9093, roles=CONTROLLER)
     await broker.membership.join()
     leaders = broker.membership.leaders
@@ -95,8 +95,8 @@ async def test_a_controller_that_comes_or_goes_moves_no_leader(database: Databas
     assert _ids(broker.membership.controllers()) == [1]
 
 
-async def test_a_process_that_another_has_followed_is_gone_though_its_node_is_there(database: Database) -> None:
-    """What it was about to say nobody says any more."""
+async def test_replaced_process_counts_as_gone_although_its_node_is_live(database: Database) -> None:
+    """Requests that it was about to send are not sent."""
     node, killed = Node(database, 9092), Node(database, 9093)
     for each in (node, killed):
         await each.membership.join()
@@ -111,7 +111,7 @@ async def test_a_process_that_another_has_followed_is_gone_though_its_node_is_th
     assert gone == [False, True, False]
 
 
-async def test_who_is_a_broker_no_more_has_changed_who_serves(database: Database) -> None:
+async def test_node_that_stops_being_a_broker_changes_the_serving_nodes(database: Database) -> None:
     node, other = Node(database, 9092), Node(database, 9093)
     for each in (node, other, node):
         await each.membership.join()
@@ -125,7 +125,7 @@ async def test_who_is_a_broker_no_more_has_changed_who_serves(database: Database
     assert node.membership.changed_s > before_s
 
 
-async def test_without_brokers_nobody_leads_and_without_controllers_brokers_stand_in(database: Database) -> None:
+async def test_brokers_replace_missing_controllers_but_controllers_never_lead(database: Database) -> None:
     controller, broker = Node(database, 9092, roles=CONTROLLER), Node(database, 9093, roles=BROKER)
     await controller.membership.join()
     assert controller.membership.brokers() == []
@@ -137,7 +137,7 @@ async def test_without_brokers_nobody_leads_and_without_controllers_brokers_stan
     assert _ids(broker.membership.controllers()) == list(broker.membership.controller_ids) == [2]
 
 
-async def test_a_node_that_is_numbered_gets_another_number(database: Database) -> None:
+async def test_node_without_a_fixed_number_gets_another_number(database: Database) -> None:
     slept, other = Node(database, 9092), Node(database, 9093, 1)
     await slept.membership.join()
     await other.membership.join()

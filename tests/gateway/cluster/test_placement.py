@@ -1,4 +1,4 @@
-"""Leaders are spread evenly within each topic, the same everywhere, and little moves when a node comes or goes."""
+"""Leaders are spread evenly within each topic, equally on every node, and little moves when a node joins or leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.in_sync import NO_LEADER
 from gateway.cluster.placement import Leaders, shares, spread
 from storage.types import Assignment, Partition, PartitionKey
 
@@ -43,8 +42,8 @@ def test_leaders_of_topics_of_one_partition_are_spread_over_all_nodes(nodes: int
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 10])
 @pytest.mark.parametrize(("count", "bound"), [(1, 1.4), (3, 1.4), (12, 2.2), (50, 2.0), (1_000, 1.3)])
-def test_a_node_that_comes_or_goes_moves_little_beside_its_own_part(nodes: int, count: int, bound: float) -> None:
-    """`bound`: in parts of one in n, on average over many topics."""
+def test_node_that_joins_or_leaves_moves_little_beside_its_own_share(nodes: int, count: int, bound: float) -> None:
+    """`bound` is in parts of one in n, on average over many topics."""
     topics = TOPICS if count < 1_000 else TOPICS[:20]
     moved = 0
     for number, topic_id in enumerate(topics):
@@ -91,7 +90,7 @@ def test_few_shards_move_when_a_node_comes(nodes: int) -> None:
     assert moved <= len(SHARDS) / nodes * 1.8, "one part in n, and the evening out"
 
 
-def test_nobody_alive_holds_nothing() -> None:
+def test_no_shard_is_held_without_live_nodes() -> None:
     assert shares(SHARDS, []) == {}
 
 
@@ -116,24 +115,8 @@ def test_the_first_named_node_that_is_alive_leads(
         assert [leader] == leaders_of(UUID(int=key), 1, *alive), "whoever would lead without an assignment"
 
 
-@given(st.sets(NODE_IDS, min_size=1), NAMED, st.none() | NODE_IDS, st.integers(0, 2**63 - 1))
-def test_where_only_the_named_may_lead_nobody_else_does(
-    alive: set[int], replicas: tuple[int, ...], kept: int | None, key: int
-) -> None:
-    assignment, leaders = Assignment(replicas, kept), Leaders(alive, only_named=True)
-    (named,), (free,) = partitions_of(UUID(int=key), 1, assignment), partitions_of(UUID(int=key), 1)
-    if alive.isdisjoint(replicas):
-        assert leaders.leader(named) == NO_LEADER
-        assert leaders.leaves_unled(assignment)
-    else:
-        assert leaders.leader(named) == Leaders(alive).leader(named)
-        assert not leaders.leaves_unled(assignment)
-    assert leaders.leader(free) == Leaders(alive).leader(free), "where none were named nothing is otherwise"
-    assert not Leaders(alive).leaves_unled(assignment)
-
-
 @given(st.sets(NODE_IDS, min_size=1), NAMED, NODE_IDS, st.integers(0, 2**63 - 1))
-def test_who_comes_or_goes_moves_only_what_it_leads(
+def test_named_node_that_joins_or_leaves_moves_its_leadership_alone(
     alive: set[int], replicas: tuple[int, ...], other: int, key: int
 ) -> None:
     (partition,) = partitions_of(UUID(int=key), 1, Assignment(replicas))

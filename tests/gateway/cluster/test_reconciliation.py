@@ -1,4 +1,4 @@
-"""What a node holds follows what is committed: as values, and on a real Postgres."""
+"""State that a node holds follows the committed catalog: as values, and on a real Postgres."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.gateway.data_plane import DataPlane, batch_of, data_plane
 
 
 def topic(number: int, revision: int = 1, partitions: int = 1) -> Topic:
-    """Of the same number the same topic; 1, 4 and 7 are incarnations under one name, one after the other."""
+    """Return a topic. Equal numbers give the same topic; 1, 4 and 7 are successive incarnations of one name."""
     return Topic(
         UUID(int=number),
         f"t{number % 3}",
@@ -66,15 +66,15 @@ def catalog_of(*topics: Topic) -> Catalog:
 states = st.lists(st.builds(topic, st.integers(1, 9), st.integers(1, 20), st.integers(1, 5)), max_size=9)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy otherwise
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(states, states, st.sets(st.integers(1, 4), min_size=1), st.integers(1, 4))
-def test_operations_lead_to_what_is_committed_and_then_there_are_none(
+def test_operations_converge_to_the_committed_state(
     read: list[Topic], drawn: list[Topic], node_ids: set[int], own_id: int
 ) -> None:
     catalog = catalog_of()
     for each in read:
         catalog.apply(each)
-    # One incarnation of a name is live, none before those that were ever read, and in no earlier state.
+    # At most one incarnation of a name is live, none precedes those already read, and none returns to an earlier state.
     live = {each.name: each for each in sorted([*read, *drawn], key=lambda each: each.created_revision)}
     rows = [
         topic(int(each.topic_id), 21, len(each.partitions))
@@ -112,7 +112,7 @@ def test_operations_lead_to_what_is_committed_and_then_there_are_none(
     assert (catalog.deferred, list(decide_confirmed(catalog.removed_ids, ()))) == (0, [])
 
 
-def test_a_later_incarnation_that_somebody_read_takes_the_place_of_the_earlier() -> None:
+def test_later_incarnation_replaces_the_earlier() -> None:
     catalog = catalog_of(topic(1), topic(4))
     assert set(catalog.held) == {topic(4).topic_id}
     assert catalog.removed_ids == [topic(1).topic_id]
@@ -134,7 +134,7 @@ def test_an_operation_that_has_been_overtaken_is_discarded() -> None:
     assert catalog.performed["discarded"] == 4
 
 
-def test_a_node_that_comes_takes_partitions_and_one_that_goes_gives_them_back() -> None:
+def test_joining_node_takes_partitions_and_leaving_node_returns_them() -> None:
     catalog = catalog_of(topic(1, partitions=60))
     for node_ids in ([1], [1, 2], [1, 2, 3], [1]):
         leaders = Leaders(node_ids)
@@ -161,7 +161,7 @@ async def other(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 class Leases:
-    """Of a node that hands nothing over."""
+    """Leases of a node that hands nothing over."""
 
     held = 0
 
@@ -173,7 +173,7 @@ class Leases:
 
 
 class Passes:
-    """A reconciler on a node, and what it tells of its passes."""
+    """A reconciler on a node, with a record of its passes."""
 
     def __init__(self, node: DataPlane, interval_ms: int = 60_000) -> None:
         self.seen: list[tuple[str, bool]] = []
@@ -189,7 +189,7 @@ class Passes:
         )
 
     async def run(self, trigger: str = "test") -> bool:
-        """One pass; whether it found nothing to do."""
+        """Run one pass; return whether it found nothing to do."""
         self.reconciler.metadata_wake(trigger)
         await self.reconciler.converge()
         return self.seen[-1][1]
@@ -208,7 +208,7 @@ async def test_1_a_removal_that_must_wait_counts_as_work_until_it_is_confirmed(
     await other.delete_topic(topic)
     assert not await passes.run()
     assert not await passes.run(), "nothing new, but something left over"
-    # The append that was under way comes to its end behind the removal.
+    # The append that was under way completes after the removal.
     key = topic.partitions[0].partition_key
     node.tail.record_append(
         key, base_offset=1, last_offset=1, records=b"x", log_start_offset=0, leader_epoch=0, now_s=1.0
@@ -234,7 +234,7 @@ async def test_2_another_incarnation_under_the_name_replaces_the_one_that_is_hel
     assert set(node.catalog.held) == {new.topic_id}
 
 
-async def test_3_what_is_installed_twice_is_installed_once(node: DataPlane) -> None:
+async def test_3_topic_installed_twice_is_installed_once(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.fill(topic, [300])
     node.catalog.perform(InstallRouted(topic))
@@ -271,9 +271,7 @@ async def test_6_a_lost_hint_costs_an_interval(node: DataPlane, other: DataPlane
     assert node.catalog.get("t") is not None
 
 
-async def test_7_equal_failures_are_an_operators_business_from_the_tenth_on(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_7_tenth_equal_failure_is_logged_as_an_error(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(since: int) -> CatalogChanges:
         raise StorageUnavailable("away")
 
@@ -283,7 +281,7 @@ async def test_7_equal_failures_are_an_operators_business_from_the_tenth_on(
         for _ in range(40):
             with pytest.raises(StorageUnavailable):
                 await passes.run()
-        # That something else succeeds meanwhile ends no row of failures.
+        # A success of something else does not end a series of failures.
         await passes.reconciler.keep_place()
     told = [line["failures"] for line in logged if line["log_level"] == "error"]
     assert told == [10, 16, 32]
@@ -292,7 +290,7 @@ async def test_7_equal_failures_are_an_operators_business_from_the_tenth_on(
     await passes.run()
 
 
-async def test_8_leases_and_handoffs_go_on_while_the_catalog_cannot_be_read(
+async def test_8_leases_and_handoffs_continue_while_the_catalog_cannot_be_read(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = asyncio.Event()
@@ -339,7 +337,7 @@ async def test_10_a_reason_is_taken_before_the_tick_and_several_are_one() -> Non
     assert await wake.wait(0) == TICK
 
 
-async def test_partitions_change_hands_when_the_live_nodes_are_others(node: DataPlane) -> None:
+async def test_partitions_move_when_the_live_nodes_change(node: DataPlane) -> None:
     await node.create_topic("t", 40)
     leads = Leaders([1])
     node.catalog.leads = lambda: lead
@@ -354,7 +352,7 @@ async def test_partitions_change_hands_when_the_live_nodes_are_others(node: Data
     assert await passes.run()
 
 
-async def test_a_converged_tick_looks_at_the_revision_alone(
+async def test_converged_tick_reads_the_revision_alone(
     node: DataPlane, other: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, changes, asked = Passes(node, interval_ms=20), node.topics.changes, 0
@@ -371,7 +369,7 @@ async def test_a_converged_tick_looks_at_the_revision_alone(
     converged = asked
     await passes.reconciler.converge()
     assert (passes.seen[-1], asked) == ((TICK, True), converged)
-    # Whatever there may be to do is not passed over.
+    # No pending change is skipped.
     await other.create_topic("u")
     await passes.reconciler.converge()
     assert passes.seen[-1] == (TICK, False)

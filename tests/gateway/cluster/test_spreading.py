@@ -1,4 +1,4 @@
-"""Replicas of new topics: leaders and followers evenly, over racks, the living first."""
+"""Replicas of new topics: leaders and followers are spread evenly over racks, live nodes first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RACKS = st.sampled_from([None, "a", "b", "c"])
 
 
 def spread_over(*racks: str | None, fenced: int = 0) -> Spread:
-    """Nodes from 1 on, of which the last `fenced` are not alive."""
+    """Return nodes from 1 on, of which the last `fenced` are not alive."""
     nodes = dict(enumerate(racks, 1))
     alive = len(nodes) - fenced
     return Spread(
@@ -23,7 +23,7 @@ def spread_over(*racks: str | None, fenced: int = 0) -> Spread:
     )
 
 
-def test_what_it_gives() -> None:
+def test_examples_of_spread_replicas() -> None:
     spread = spread_over(None, None, None)
     assert [spread.replicas(place, 2) for place in range(7)] == [
         *((1, 2), (2, 3), (3, 1)),
@@ -46,7 +46,7 @@ def test_racks_take_turns() -> None:
     assert spread_over("a", "a", "b").replicas(0, 3) == (1, 3, 2), "a second of a rack comes when there is no other"
 
 
-def test_who_is_not_alive_follows_last() -> None:
+def test_node_that_is_not_alive_is_the_last_replica() -> None:
     spread = spread_over(None, None, None, fenced=1)
     assert len(spread) == 2
     assert [spread.replicas(place, 3) for place in range(4)] == [(1, 2, 3), (2, 1, 3), (1, 2, 3), (2, 1, 3)]
@@ -55,7 +55,7 @@ def test_who_is_not_alive_follows_last() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7])
-def test_what_a_node_led_falls_to_all_others_alike(nodes: int) -> None:
+def test_leadership_of_a_lost_node_is_spread_evenly(nodes: int) -> None:
     spread = spread_over(*[None] * nodes)
     partitions = [spread.replicas(place, 2) for place in range(nodes * (nodes - 1) * 3)]
     heirs = Counter(followers for leader, followers in partitions if leader == 1)
@@ -89,8 +89,8 @@ def test_leaders_differ_by_one_and_racks_are_used(
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(0, 11))
-def test_of_racks_alike_all_nodes_hold_alike(per_rack: int, racks: int, factor: int, rounds: int, start: int) -> None:
-    """Wherever a topic begins."""
+def test_equal_racks_give_equal_shares(per_rack: int, racks: int, factor: int, rounds: int, start: int) -> None:
+    """This holds for every node where a topic may begin."""
     nodes = [name for name in "abc"[:racks] for _ in range(per_rack)]
     factor = min(factor, len(nodes))
     spread = spread_over(*nodes)

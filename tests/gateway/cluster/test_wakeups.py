@@ -1,4 +1,4 @@
-"""Wake-up across nodes, two of them on one Postgres: what is told, what is missed, and what it costs."""
+"""Wake-ups between two nodes on one Postgres: announcements, missed announcements, and their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 10.0
 
 
 class Node:
-    """One node's log and its wake-ups, listening."""
+    """One node's log and its wake-ups, listening for announcements."""
 
     def __init__(self, plane: DataPlane) -> None:
         self.plane = plane
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def parked_fetch(node: Node, topic, offset: int):
-    """A long poll on the node, once it waits."""
+    """Return a long poll on the node once it waits."""
     task = asyncio.create_task(node.plane.fetch([(topic, at(offset))], max_wait_ms=LONG_MS))
     async with asyncio.timeout(DEADLINE_S):
         while node.plane.tail.parked_count == 0:
@@ -105,7 +105,7 @@ async def parked_fetch(node: Node, topic, offset: int):
     return task
 
 
-async def test_a_fetch_parked_on_one_node_hears_of_an_append_on_the_other(nodes: tuple[Node, Node]) -> None:
+async def test_parked_fetch_is_woken_by_an_append_on_another_node(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     topic = await a.plane.create_topic("t")
     await b.plane.catalog.resolve("t")
@@ -122,9 +122,7 @@ async def test_a_fetch_parked_on_one_node_hears_of_an_append_on_the_other(nodes:
     assert sorted(delays)[len(delays) // 2] < 0.1, delays
 
 
-async def test_parked_and_repeated_fetches_ask_postgres_nothing_while_nothing_happens(
-    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_fetches_do_not_query_postgres(nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.log.tail.DOUBTFUL_AGE_S", 0.0)
     a, b = nodes
     topic = await a.plane.create_topic("t")
@@ -173,9 +171,10 @@ async def test_a_lone_node_announces_nothing(database_url: str) -> None:
         assert node.wakeups.counts["sent"] == 0
 
 
-async def test_a_commit_of_unknown_outcome_shows_without_another_append(database_url: str) -> None:
-    """The records became durable but their node never learnt it: readers must not wait for the next append, nor for
-    another node, when there is none."""
+async def test_commit_of_unknown_outcome_becomes_visible_by_itself(database_url: str) -> None:
+    """The records became durable but their node did not learn of it. Readers must not wait for the next append, nor for
+    another node, if there is only one.
+    """
     async with data_plane(database_url) as plane, contextlib.AsyncExitStack() as stack:
         node = Node(plane)
         await node.run(stack)
@@ -193,7 +192,7 @@ async def test_a_commit_of_unknown_outcome_shows_without_another_append(database
             assert offsets_in((await task).responses[0].partitions[0]) == [1]
 
 
-async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sent(nodes: tuple[Node, Node]) -> None:
+async def test_lost_announcements_are_detected_by_their_count(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     topic = await a.plane.create_topic("t")
     await b.plane.catalog.resolve("t")
@@ -236,7 +235,7 @@ async def test_a_killed_listener_connection_loses_nothing(nodes: tuple[Node, Nod
             assert (await task).responses[0].partitions[0].high_watermark == offset + 1
 
 
-async def test_a_node_that_ends_with_something_unsaid_is_looked_after(
+async def test_unannounced_appends_of_an_ended_node_are_found(
     nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = nodes
@@ -252,7 +251,7 @@ async def test_a_node_that_ends_with_something_unsaid_is_looked_after(
 
 
 @pytest.mark.parametrize("payload", ["", "x", "1.1:1", "1.1:x:1=1", "1.1:1:1", "1.1:1:1=x", "1:1:1=1", "1.1:1:a=1,"])
-async def test_a_payload_that_is_none_is_ignored(nodes: tuple[Node, Node], payload: str) -> None:
+async def test_invalid_payload_is_ignored(nodes: tuple[Node, Node], payload: str) -> None:
     _, b = nodes
     before = dict(b.wakeups.counts)
     b.wakeups.heard(payload)

@@ -64,12 +64,12 @@ def test_every_setting_is_documented() -> None:
     assert [key.name for key in BROKER_CONFIGS.values() if not key.documentation.endswith(".")] == []
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_defaults_apply_to_an_empty_configuration() -> None:
     assert parse_broker_configs({}) == BrokerConfig()
     assert BrokerConfig().group_initial_rebalance_delay_ms == 3000
 
 
-def test_given_values_are_typed() -> None:
+def test_values_are_parsed_by_type() -> None:
     config = parse_broker_configs(
         {
             "group.connection.grace.ms": "-1",
@@ -127,12 +127,12 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("replica.selector.class", "org.example.Selector"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),
-        # A node that never looks by itself would miss what it is not told of.
+        # A node without periodic reconciliation would miss changes that are not announced to it.
         ("reconcile.periodic.interval.ms", "0"),
         ("reconcile.periodic.interval.ms", "30001"),
     ],
 )
-def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
+def test_refusal_has_name_value_and_reason(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_broker_configs({name: value})
     assert refused.value.name == name
@@ -150,7 +150,7 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
         "plugin.secret",
     ],
 )
-def test_a_value_that_may_be_a_secret_is_not_told(name: str) -> None:
+def test_value_that_may_be_secret_is_not_shown(name: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown broker setting|Has no effect") as refused:
         parse_broker_configs({name: "a secret"})
     assert name in str(refused.value)
@@ -165,13 +165,13 @@ def test_a_value_that_may_be_a_secret_is_not_told(name: str) -> None:
         ("no.such", ""),
     ],
 )
-def test_an_unknown_setting_is_told_with_its_value_and_the_nearest_name(name: str, hint: str) -> None:
+def test_unknown_setting_is_reported_with_its_value_and_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_broker_configs({name: "7"})
     assert str(refused.value) == f"Invalid value 7 for configuration {name}: unknown broker setting{hint}"
 
 
-def test_a_password_that_cannot_be_changed_is_not_told() -> None:
+def test_password_that_cannot_be_changed_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="only per-listener") as refused:
         parse_broker_configs({}, {"ssl.key.password": "a secret"})
     assert "a secret" not in f"{refused.value} {refused.value.value}"
@@ -181,7 +181,7 @@ def test_a_fixed_setting_may_be_given_its_value() -> None:
     assert parse_broker_configs({"log.cleaner.enable": "true", "log.dirs": "postgres"}).static
 
 
-def test_layers() -> None:
+def test_finer_layer_overrides_a_coarser_one() -> None:
     config = parse_broker_configs({"message.max.bytes": "10"}, {"message.max.bytes": "20"})
     assert config.message_max_bytes == 20
     assert config.layers("message.max.bytes") == [
@@ -193,14 +193,14 @@ def test_layers() -> None:
     assert parse_broker_configs(config.static, {}).message_max_bytes == 10
 
 
-def test_what_may_change_while_the_gateway_runs() -> None:
+def test_dynamic_settings_are_those_that_may_change_at_run_time() -> None:
     for key in BROKER_CONFIGS.values():
         if key.update is not Update.DYNAMIC:
             with pytest.raises(ConfigError):
                 parse_broker_configs({}, {key.name: render(key.default) or "1"})
 
 
-def test_how_long_idle_producers_are_kept_changes_while_a_node_runs() -> None:
+def test_expiry_of_idle_producers_changes_on_a_running_node() -> None:
     config = parse_broker_configs({}, {"producer.id.expiration.ms": "1000"})
     assert config.producer_id_expiration_ms == 1000
 

@@ -25,16 +25,14 @@ from gateway.config.group import check_group_configs
         ("streams.num.standby.replicas", 3, "less than or equal to group.streams.max.standby.replicas"),
     ],
 )
-def test_a_value_that_the_broker_does_not_grant_is_refused_in_the_words_of_kafka(
-    name: str, value: int, said: str
-) -> None:
+def test_group_setting_outside_the_brokers_bounds_is_refused_in_kafkas_words(name: str, value: int, said: str) -> None:
     """Clients' tests compare them (upstream: GroupConfig.validate)."""
     with pytest.raises(ConfigError) as refused:
         check_group_configs({name: str(value)}, BrokerConfig())
     assert str(refused.value) == f"{name} must be {said}"
 
 
-def test_a_session_is_longer_than_what_lies_between_heartbeats() -> None:
+def test_session_must_be_longer_than_the_heartbeat_interval() -> None:
     broker = BrokerConfig(group_consumer_min_session_timeout_ms=1, group_consumer_min_heartbeat_interval_ms=1)
     configs = {"consumer.session.timeout.ms": "10", "consumer.heartbeat.interval.ms": "10"}
     with pytest.raises(ConfigError) as refused:

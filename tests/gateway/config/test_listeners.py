@@ -1,4 +1,4 @@
-"""Listeners by Kafka's names: what is bound, what is advertised, and what is refused."""
+"""Listeners by Kafka's names: bound addresses, advertised addresses, and refusals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_addresses_are_written_as_kafka_writes_them() -> None:
 
 
 def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> None:
-    """So that a node is called by an address of its brokers' listener."""
+    """Otherwise a node would be named by an address of its controllers' listener."""
     controller, out = ("CONTROLLER://0.0.0.0:9093", "PLAINTEXT://0.0.0.0:9092")
     for advertised, told in (
         ("PLAINTEXT://kafka:1", (HERE, 9093)),
@@ -93,7 +93,7 @@ def test_roles_are_read_as_kafka_reads_them(text: str | None, roles: Roles) -> N
 
 
 @pytest.mark.parametrize("text", ["", " , ", "broker,voter", "Broker", "broker,broker"])
-def test_what_is_no_list_of_roles_is_refused(text: str) -> None:
+def test_invalid_list_of_roles_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_roles(text)
     assert refused.value.name == "process.roles"
@@ -104,13 +104,13 @@ def test_roles_are_written_as_they_are_read() -> None:
     assert render_roles(Roles(is_broker=False)) == "controller"
 
 
-def test_a_node_that_is_only_a_controller_has_their_listeners_alone() -> None:
+def test_controller_alone_has_controller_listeners_only() -> None:
     (made,) = parse_listeners("CONTROLLER://c:9093", None, None, HERE, "CONTROLLER", Roles(is_broker=False))
     assert made == Listener("CONTROLLER", "PLAINTEXT", ("c", 9093), ("c", 9093), is_controller=True)
 
 
-def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None:
-    """As the files of Kafka's brokers do."""
+def test_broker_alone_may_name_controller_listeners() -> None:
+    """The configuration files of Kafka's brokers do the same."""
     (made,) = parse_listeners("PLAINTEXT://b:9092", None, None, HERE, "CONTROLLER", Roles(is_controller=False))
     assert not made.is_controller
 
@@ -124,9 +124,7 @@ def test_a_node_that_is_only_a_broker_may_name_the_listeners_of_others() -> None
         ("A://a:1,B://a:2", "B", "broker", "process.roles has no controller, and listeners has B"),
     ],
 )
-def test_a_listener_of_what_a_node_is_not_is_refused(
-    listeners: str, controllers: str | None, role: str, reason: str
-) -> None:
+def test_listener_of_another_role_is_refused(listeners: str, controllers: str | None, role: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as refused:
         parse_listeners(listeners, None, "A:PLAINTEXT,B:PLAINTEXT", HERE, controllers, parse_roles(role))
     assert refused.value.name == "controller.listener.names"
@@ -137,7 +135,7 @@ def test_a_listener_of_what_a_node_is_not_is_refused(
     [
         ("A://a:1", "A:PLAINTEXT", "B", "controller.listener.names", "there is no listener B"),
         ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "at which the node is a broker"),
-        # A protocol goes without saying where nobody says one and all others are plain.
+        # The default protocol applies if no map is given and all other listeners are plain.
         ("A://a:1,B://a:2", "A:PLAINTEXT", "B", "listener.security.protocol.map", "no security protocol for B"),
         ("SSL://a:1,B://a:2", None, "B", "listener.security.protocol.map", "no security protocol for B"),
     ],

@@ -1,4 +1,4 @@
-"""Settings of listeners whose clients authenticate: which hold, which are refused, and that no secret is shown."""
+"""Settings of listeners whose clients authenticate: which apply, which are refused, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_users_of_plain_are_read_in_kafkas_syntax() -> None:
     ["", "nonsense", f"{MODULE} required", f"{MODULE} always;", f'{MODULE} required a="b"', f"{MODULE} required a=;",
      f'{MODULE} required a "b";', f'{MODULE} required a="b;', f'{MODULE} required a="1" a="2";', "é required;"],
 )  # fmt: skip
-def test_what_is_no_login_module_is_refused_without_being_repeated(text: str) -> None:
+def test_invalid_login_module_is_refused_without_being_repeated(text: str) -> None:
     with pytest.raises(ValueError, match=r".+") as refused:
         parse_jaas(text)
     assert not text or text not in str(refused.value)
@@ -76,7 +76,7 @@ def test_a_listeners_own_settings_come_first_and_a_mechanisms_before_them() -> N
         (("listener.name.door.sasl.enabled.mechanisms=X",), "listener.name.door.sasl", "must be a list of PLAIN"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
+def test_invalid_security_setting_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
     if named.startswith("listener.name.other"):
         more = (*more, "sasl.enabled.mechanisms=SCRAM-SHA-256")
     with pytest.raises(ConfigurationError, match=reason) as refused:
@@ -108,7 +108,7 @@ def test_secrets_are_shown_nowhere() -> None:
     assert "hush" not in str(refused.value)
 
 
-def test_several_come_in_by_one_variable_of_the_environment() -> None:
+def test_one_environment_variable_may_hold_several_settings() -> None:
     text = f'{MODULE} required user_alice="hush";'
     configuration = load({}, BASE, {"SLUICE_SET": f"sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,{JAAS}={text}"})
     sasl = listener_security(configuration.settings.listeners[0], configuration.settings.broker).sasl
@@ -137,14 +137,14 @@ TLS = ("listeners=DOOR://127.0.0.1:9092", "listener.security.protocol.map=DOOR:S
         ),
     ],
 )
-def test_what_tls_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
+def test_invalid_tls_setting_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason) as refused:
         load({}, (*TLS, *more), {})
     assert str(refused.value).startswith(named)
 
 
-def test_passwords_of_stores_are_looked_at_where_tls_is_spoken() -> None:
-    """As by Kafka, whose brokers without TLS start with whatever they are given for it."""
+def test_passwords_of_stores_are_checked_if_tls_is_used() -> None:
+    """Kafka does the same: its brokers without TLS start with any such value."""
     configuration = load({}, ("ssl.truststore.password=hush",), {})
     (value,) = [value for value in configuration.values if value.name == "ssl.truststore.password"]
     assert value.text == HIDDEN

@@ -1,4 +1,4 @@
-"""Where a value comes from, which one wins, and what is refused."""
+"""The origin of a value, which origin wins, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(directory: Path, text: str) -> str:
     return str(path)
 
 
-def test_defaults() -> None:
+def test_defaults_apply_without_values() -> None:
     settings = load({}, (), {}).settings
     (listener,) = settings.listeners
     assert (listener.name, listener.bind, listener.advertised) == ("PLAINTEXT", *[("127.0.0.1", 9092)] * 2)
@@ -146,7 +146,7 @@ def test_a_password_is_hidden_wherever_the_url_holds_it(url: str, shown: str) ->
         ("auto", Path(".sluice/log")),
     ],
 )
-def test_records_lie_in_a_directory_a_bucket_or_postgres(text: str, place: str | Path | None) -> None:
+def test_records_are_stored_in_a_directory_a_bucket_or_postgres(text: str, place: str | Path | None) -> None:
     assert load({"log-store": text}, (), {}).settings.log_place == place
 
 
@@ -179,7 +179,7 @@ def test_an_unknown_variable_is_refused(name: str) -> None:
         ("SLUICE_PASSWORD", "secret", "'…' (from environment): no option has this variable"),
     ],
 )
-def test_a_mistyped_variable_is_told_with_the_nearest_name_and_without_passwords(
+def test_mistyped_variable_is_reported_with_the_nearest_name_and_without_passwords(
     name: str, value: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -187,7 +187,7 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name_and_without_passwords
     assert str(refused.value) == f"{name}: {said}"
 
 
-def test_a_mistyped_key_of_the_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+def test_mistyped_key_of_the_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"unknown key; did you mean listen\?$"):
         load({}, (), {}, write(tmp_path, "lissten = '127.0.0.1:1'\n"))
 
@@ -196,11 +196,11 @@ def test_variables_of_commands_that_ask_a_broker_are_known() -> None:
     load({}, (), {"SLUICE_BOOTSTRAP": "kafka:9092", "SLUICE_COMMAND_CONFIG": "/etc/sluice/admin.properties"})
 
 
-def test_variables_of_the_test_suite_and_of_others_are_let_be() -> None:
+def test_variables_of_the_test_suite_and_of_others_are_ignored() -> None:
     load({}, (), {"SLUICE_TEST_DATABASE_URL": "x", "PATH": "/bin"})
 
 
-def test_what_kubernetes_tells_of_a_service_named_sluice_is_let_be() -> None:
+def test_kubernetes_variables_of_a_service_named_sluice_are_ignored() -> None:
     load(
         {},
         (),
@@ -249,7 +249,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 # --- broker settings --------------------------------------------------------------------------------------------------
 
 
-def test_broker_settings_from_all_sides(tmp_path: Path) -> None:
+def test_broker_settings_are_read_from_all_origins(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "[broker]\nnum.partitions = 2\n'message.max.bytes' = 2000\nlog.retention.ms = -1\n"
@@ -312,7 +312,7 @@ def test_a_wildcard_is_advertised_as_this_host_with_a_warning(listen: str) -> No
     assert "--advertise" in configuration.warnings[0]
 
 
-def test_a_wildcard_is_no_address_to_advertise() -> None:
+def test_advertised_wildcard_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="clients reach"):
         load({"advertise": "0.0.0.0:7"}, (), {})
 
@@ -369,7 +369,7 @@ def test_wrong_roles_name_their_origin(assignments: list[str], reason: str) -> N
 
 
 def test_a_broker_may_have_settings_of_the_listeners_of_controllers() -> None:
-    """As in Kafka's own files, where all say everything."""
+    """Kafka's own files do so: all of them contain all settings."""
     known = ["process.roles=broker", "controller.listener.names=CONTROLLER"]
     setting = "listener.name.controller.ssl.client.auth=none"
     assert [each.name for each in load({}, [*known, setting], {}).settings.listeners] == ["PLAINTEXT"]
@@ -384,7 +384,7 @@ def test_a_wrong_listener_names_its_origin() -> None:
         load({}, ["listeners=nonsense"], {})
 
 
-def test_the_rack_by_either_name() -> None:
+def test_rack_is_read_by_either_name() -> None:
     assert load({"rack": "a"}, (), {}).settings.rack == "a"
     assert load({}, ("broker.rack=b",), {}).settings.rack == "b"
     both = load({"rack": "a"}, ("broker.rack=b",), {})

@@ -1,4 +1,4 @@
-"""The topic settings table: Kafka's names and defaults, what follows from the broker, and what is refused."""
+"""The topic settings table: Kafka's names and defaults, values that follow from the broker, and refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KAFKA_DEFAULTS = {
     "segment.ms": "604800000",
     "unclean.leader.election.enable": "false",
 }
-"""But for `max.decompressed.message.bytes`, which has a bound of our own."""
+"""Kafka's defaults, except `max.decompressed.message.bytes`, which is a bound of our own."""
 
 
 def test_kafkas_names_and_defaults() -> None:
@@ -87,7 +87,7 @@ def test_every_setting_is_documented() -> None:
     assert [key.name for key in TOPIC_CONFIGS.values() if not key.documentation.endswith(".")] == []
 
 
-def test_effective_values() -> None:
+def test_effective_values_combine_topic_and_broker() -> None:
     assert effective({}, BrokerConfig()) == TopicConfig()
     config = effective(
         {
@@ -107,7 +107,7 @@ def test_effective_values() -> None:
 @pytest.mark.parametrize(
     ("policy", "compact", "delete"), [("delete", False, True), ("compact", True, False), ("", False, False)]
 )
-def test_cleanup_policies(policy: str, compact: bool, delete: bool) -> None:
+def test_cleanup_policy_is_parsed(policy: str, compact: bool, delete: bool) -> None:
     validate_topic_configs({"cleanup.policy": policy})
     config = effective({"cleanup.policy": policy}, BrokerConfig())
     assert (config.cleanup_compact, config.cleanup_delete) == (compact, delete)
@@ -202,7 +202,7 @@ def test_layers_name_the_source() -> None:
         ("local.retention.ms", "-3"),
     ],
 )
-def test_refused_by_name(name: str, value: str | None) -> None:
+def test_invalid_topic_setting_is_refused_by_name(name: str, value: str | None) -> None:
     with pytest.raises(ConfigError) as refused:
         validate_topic_configs({"segment.ms": "5", name: value})
     assert refused.value.name == name
@@ -225,7 +225,7 @@ def test_refused_by_name(name: str, value: str | None) -> None:
         ("cleanup.policy", "", ""),
     ],
 )
-def test_a_value_that_kafka_takes_is_taken_and_shown_alike(name: str, value: str, shown: str) -> None:
+def test_value_that_kafka_accepts_is_accepted_and_shown_alike(name: str, value: str, shown: str) -> None:
     configs = validate_topic_configs({name: value})
     assert effective_text(TOPIC_CONFIGS[name], configs, BrokerConfig()) == shown
 
@@ -238,7 +238,7 @@ def test_tiered_storage_is_refused_in_kafkas_words() -> None:
 
 
 def test_settings_are_in_kafkas_order() -> None:
-    """As Apache Kafka 4.4 answered."""
+    """The order is that of Apache Kafka 4.4's answers."""
     assert [name for name, key in TOPIC_CONFIGS.items() if not key.internal] == [
         "compression.type",
         "errors.deadletterqueue.group.enable",
@@ -280,7 +280,7 @@ def test_settings_are_in_kafkas_order() -> None:
     ]
 
 
-def test_lags_that_contradict_each_other() -> None:
+def test_contradicting_compaction_lags_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"min\.compaction\.lag\.ms"):
         validate_topic_configs({"min.compaction.lag.ms": "2", "max.compaction.lag.ms": "1"})
     broker = parse_broker_configs({"log.cleaner.max.compaction.lag.ms": "1"})

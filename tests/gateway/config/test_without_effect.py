@@ -1,4 +1,4 @@
-"""The list of a broker's settings beside that of Kafka's: `kafka_broker_settings.tsv`."""
+"""The list of a broker's settings compared with Kafka's: `kafka_broker_settings.tsv`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OTHER_DEFAULTS = {
     "ssl.truststore.type": ("JKS", "PEM"),
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
 }
-"""What is true of a node is not what Kafka's default says: Kafka's, and ours."""
+"""Defaults that differ because Kafka's are not true of a node: Kafka's, and ours."""
 
 
 def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:
@@ -65,8 +65,8 @@ def test_types_are_kafkas() -> None:
     }
 
 
-def test_defaults_are_kafkas_where_no_other_is_true_here() -> None:
-    """A node's own facts have none: their values are the node's."""
+def test_defaults_are_kafkas_unless_another_is_listed() -> None:
+    """A node's own facts have no default: their values are the node's."""
     differing: dict[str, tuple[str, str]] = {}
     for name, key in LISTED.items():
         kafka, ours = KAFKA[name][1], render(key.default)
@@ -76,7 +76,7 @@ def test_defaults_are_kafkas_where_no_other_is_true_here() -> None:
     assert differing == OTHER_DEFAULTS
 
 
-def test_what_may_change_here_may_change_in_kafka() -> None:
+def test_dynamic_settings_are_dynamic_in_kafka_too() -> None:
     dynamic = {name for name, key in LISTED.items() if key.update is Update.DYNAMIC}
     assert dynamic <= {name for name, (*_, mode) in KAFKA.items() if mode == "cluster-wide"}
     of_one_node = {name for name, key in LISTED.items() if key.update is Update.OF_ONE_NODE}
@@ -84,13 +84,13 @@ def test_what_may_change_here_may_change_in_kafka() -> None:
     assert {"listener.security.protocol.map", "ssl.truststore.password"} <= of_one_node
 
 
-def test_each_says_that_it_has_no_effect_and_why() -> None:
+def test_documentation_says_that_a_setting_has_no_effect_and_why() -> None:
     for key in WITHOUT_EFFECT.values():
         assert key.documentation.startswith("Has no effect here: "), key.name
         assert key.documentation.endswith("."), key.name
 
 
-def test_a_setting_without_effect_is_taken_at_start_with_a_warning() -> None:
+def test_setting_without_effect_is_accepted_at_start_with_a_warning() -> None:
     given = ["num.io.threads=8", "log.dirs=/var/kafka", "offsets.topic.replication.factor=3", "num.partitions=2"]
     configuration = load({}, given, {})
     assert [warning.partition(":")[0] for warning in configuration.warnings] == [
@@ -102,7 +102,7 @@ def test_a_setting_without_effect_is_taken_at_start_with_a_warning() -> None:
     assert layers == [(ConfigSource.STATIC_BROKER_CONFIG, "8"), (ConfigSource.DEFAULT_CONFIG, "1")]
 
 
-def test_a_setting_without_effect_is_checked_and_a_secret_is_not_told() -> None:
+def test_setting_without_effect_is_validated_and_a_secret_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="Not a number of type INT"):
         parse_broker_configs({"num.io.threads": "many"})
     configuration = load({}, ["sasl.oauthbearer.client.credentials.client.secret=hush"], {})

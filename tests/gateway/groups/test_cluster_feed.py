@@ -1,4 +1,4 @@
-"""What machines are given of the cluster, and when they are told that it changed."""
+"""The machines' view of the cluster, and when they learn that it has changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Reader:
         self.seen.append(cluster)
 
 
-async def test_a_load_is_one_snapshot_and_what_changes_nothing_is_none(node: GroupNode) -> None:
+async def test_load_is_one_snapshot_and_no_change_gives_none(node: GroupNode) -> None:
     catalog, reader = node.services.catalog, Reader()
     ClusterFeed(catalog, reader)
     (nothing,) = reader.seen
@@ -61,7 +61,7 @@ async def test_a_load_is_one_snapshot_and_what_changes_nothing_is_none(node: Gro
     assert both.topics.keys() == {"a", "b"}, "a snapshot stays as it was"
 
 
-async def test_who_may_describe_topics_comes_with_them(node: GroupNode) -> None:
+async def test_acls_arrive_with_the_topics(node: GroupNode) -> None:
     catalog, reader = node.services.catalog, Reader()
     authorizer = Authorizer(lambda: catalog.acls, frozenset(), allow_everyone=False)
     await node.create_topic("t", 1)
@@ -120,7 +120,7 @@ class Topics:
         return taken
 
     def change(self, random: Random) -> None:
-        """One comes, under a name that another may have had, one grows, goes, or is made anew."""
+        """Create a topic, perhaps under an earlier name, or extend, delete or recreate one."""
         self.revision += 1
         name = f"t{random.randrange(6)}"
         former = next((topic for topic in self.by_id.values() if topic.name == name), None)
@@ -136,7 +136,7 @@ class Topics:
         self.changed()
 
 
-async def test_what_changes_by_and_by_is_what_there_is() -> None:
+async def test_incremental_changes_equal_a_full_load() -> None:
     random = Random(7)
     for _ in range(50):
         catalog, reader = Topics(), Reader()

@@ -1,4 +1,4 @@
-"""When a member that has released a partition is taken to have stopped working on it, by values."""
+"""When a member that has released a partition counts as having stopped work on it, by values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTITION = (uuid.uuid4(), 0)
 
 
 def paced(*commits: tuple[float, int, float | None]) -> Pace:
-    """Of one member: (when, offset, when the record before was served)."""
+    """Return the pace of one member from (when, offset, when the previous record was served)."""
     paces = CommitPaces()
     for at_s, offset, served_s in commits:
         paces.committed("g", PARTITION, A, offset, served_s, at_s)
@@ -24,15 +24,16 @@ def paced(*commits: tuple[float, int, float | None]) -> Pace:
 
 
 def each_tenth(delay_s: float, until_s: float = 20.0) -> Pace:
-    """Ten records a second from 0 on, each committed so long after it was served."""
+    """Return the pace of ten records a second from 0 on, each committed that long after it was served."""
     numbers = range(int((until_s - delay_s) * 10) + 1)
     return paced(*((number / 10 + delay_s, number + 1, number / 10) for number in numbers))
 
 
 @pytest.mark.parametrize("delay_s", [0.2, 4.0, 9.0])
-def test_a_pool_of_workers_is_waited_for_until_its_next_record_is_overdue(delay_s: float) -> None:
-    """It commits each record a fixed time after its delivery; the last was served at 20 s, and the revocation asked for
-    then. However it is looked at, the next commit is awaited when it comes."""
+def test_drain_waits_for_a_worker_pool_until_its_next_commit_is_overdue(delay_s: float) -> None:
+    """The member commits each record a fixed time after its delivery. The last was served at 20 s, and the revocation
+    requested then. At any time of the check, the coordinator waits until the next commit is due.
+    """
     for now_s in (20.0, 20.0 + delay_s / 2, 20.0 + delay_s):
         pace = each_tenth(delay_s, now_s)
         overdue_s = pace.overdue_s(pace.at_s - delay_s + 0.1, 20.0, 20.05)
@@ -41,44 +42,44 @@ def test_a_pool_of_workers_is_waited_for_until_its_next_record_is_overdue(delay_
         assert overdue_s <= pace.at_s + 0.1 + max(UNSURE_SLACK_S, SLACK * delay_s) + 1e-6
 
 
-def test_a_pool_of_workers_is_waited_for_through_a_lull_of_its_records() -> None:
+def test_drain_waits_for_a_worker_pool_through_a_lull() -> None:
     pace = each_tenth(4.0)
     overdue_s = pace.overdue_s(next_served_s=19.9, asked_s=20.0, released_s=20.05)
     assert overdue_s is not None
     assert overdue_s > 19.9 + 4.0
 
 
-def test_a_commit_of_the_whole_position_on_revocation_is_the_last() -> None:
-    """Auto-commit: every five seconds and on revocation, always up to what was processed just now."""
+def test_commit_of_the_position_on_revocation_ends_the_drain() -> None:
+    """Auto-commit: every five seconds and on revocation, always up to the record processed last."""
     pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9), (12.0, 120, 11.9))
     overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
 
 
-def test_a_pool_without_a_commit_on_revocation_is_given_time_for_work_that_takes_longer_than_ever() -> None:
-    """Its records took a fifth of a second each. The one in work takes four seconds, on a machine that is busy."""
+def test_worker_pool_gets_time_for_unusually_long_work() -> None:
+    """Its records took a fifth of a second each. The current one takes four seconds, on a busy machine."""
     pace = each_tenth(0.2, 20.0)
     overdue_s = pace.overdue_s(next_served_s=20.0, asked_s=20.1, released_s=20.15)
     assert overdue_s is not None
     assert overdue_s > 24.0
 
 
-def test_a_first_commit_on_revocation_is_the_last() -> None:
+def test_first_commit_on_revocation_ends_the_drain() -> None:
     overdue_s = paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s < 12.0 + SHORTEST_SLACK_S + 0.2
 
 
-def test_without_a_commit_on_revocation_the_next_of_its_rhythm_is_awaited() -> None:
+def test_drain_waits_for_the_next_periodic_commit() -> None:
     pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9))
     overdue_s = pace.overdue_s(next_served_s=10.0, asked_s=12.0, released_s=12.1)
     assert overdue_s is not None
     assert overdue_s > 15.0
 
 
-def test_who_works_on_batches_is_waited_for_as_long_as_a_batch_takes() -> None:
-    """All was served at 0; a batch takes four seconds."""
+def test_drain_waits_as_long_as_a_batch_takes() -> None:
+    """All records were served at 0; a batch takes four seconds."""
     pace = paced((4.0, 100, 0.0), (8.0, 200, 0.0), (12.0, 300, 0.0))
     overdue_s = pace.overdue_s(next_served_s=0.0, asked_s=11.0, released_s=12.1)
     assert overdue_s is not None
@@ -88,12 +89,12 @@ def test_who_works_on_batches_is_waited_for_as_long_as_a_batch_takes() -> None:
 @pytest.mark.parametrize(
     "pace", [paced((5.0, 50, 4.9)), paced((5.0, 50, None), (6.0, 60, None))], ids=["one commit", "nothing served"]
 )
-def test_without_a_rhythm_nothing_is_known(pace: Pace) -> None:
+def test_end_of_work_is_unknown_without_a_rhythm(pace: Pace) -> None:
     assert pace.overdue_s(5.0, 7.0, 7.1) is None
 
 
-def test_a_first_commit_after_the_release_is_not_taken_for_the_last() -> None:
-    """Its application works on what it has released, and nothing is known of its rhythm."""
+def test_first_commit_after_the_release_does_not_end_the_drain() -> None:
+    """Its application works on records it has released, and its rhythm is unknown."""
     assert paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9) is None
     pace = paced((12.0, 120, 11.9), (15.0, 130, 11.9))
     overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9)
@@ -101,13 +102,13 @@ def test_a_first_commit_after_the_release_is_not_taken_for_the_last() -> None:
     assert overdue_s > 18.0
 
 
-def test_a_commit_that_goes_back_or_says_the_same_has_no_gap() -> None:
+def test_repeated_or_backward_commit_is_ignored_for_the_pace() -> None:
     pace = paced((5.0, 50, 4.9), (30.0, 50, None), (31.0, 60, 30.9), (90.0, 40, None))
     assert list(pace.gaps_s) == [1.0]
     assert (pace.offset, pace.at_s) == (40, 90.0)
 
 
-def test_a_pace_is_one_member_s() -> None:
+def test_each_member_has_its_own_pace() -> None:
     paces = CommitPaces()
     paces.committed("g", PARTITION, A, 5, 0.9, 1.0)
     assert paces.of("g", PARTITION, B) is None

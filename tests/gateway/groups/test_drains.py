@@ -1,4 +1,4 @@
-"""What makes a drain look again at once: here the clock never would."""
+"""Events after which a drain checks again at once. The clock of this test never advances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAITED = (Draining("t", 0, MemberId("a"), "client", "/127.0.0.1", None, 7),)
 
 
 class Waiting:
-    """A group that waits for its partition's offset to come to 7."""
+    """A group that waits until its partition's offset is 7."""
 
     def __init__(self) -> None:
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
@@ -42,7 +42,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("fact", [OffsetsCommitted(MemberId("a"), 1, ()), TransactionCommitted()])
-async def test_a_commit_of_either_kind_is_looked_at_at_once(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_of_either_kind_is_checked_at_once(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 3600.0)
     monkeypatch.setattr(module, "draining", lambda group: AWAITED if group.committed < 7 else ())
     group = Waiting()
@@ -55,7 +55,7 @@ async def test_a_commit_of_either_kind_is_looked_at_at_once(fact: Fact, monkeypa
     async with asyncio.timeout(20):
         told("g", ())
         assert await group.found.get() == 5
-        # It lies down once it has told the group.
+        # The drain sleeps after it has notified the group.
         await asyncio.sleep(0)
         group.committed = 6
         told("g", (fact,))

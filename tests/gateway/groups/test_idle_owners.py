@@ -1,4 +1,4 @@
-"""Members that read nothing of what they were assigned are named, and no others."""
+"""Members that read nothing of their assignment are named, and no others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Watched:
         await asyncio.sleep(0)
 
     async def after_patience(self) -> list[ProtocolViolated]:
-        """What was seen once the time of everything that was watched at the call is over."""
+        """Return the violations seen after the patience for everything watched at the call is over."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(2 * PATIENCE_S, over.set_result, None)
         await over
@@ -75,7 +75,7 @@ async def test_a_member_that_reads_nothing_is_named_once(node: GroupNode) -> Non
 @pytest.mark.parametrize(
     "sign", ["asks on its connection", "asks on another connection", "fetches one partition", "commits"]
 )
-async def test_a_member_that_gives_a_sign_is_not_named(node: GroupNode, sign: str) -> None:
+async def test_member_that_fetches_or_commits_is_not_named(node: GroupNode, sign: str) -> None:
     scene = await watched(node)
     match sign:
         case "asks on its connection":
@@ -91,7 +91,7 @@ async def test_a_member_that_gives_a_sign_is_not_named(node: GroupNode, sign: st
     assert not await scene.after_patience()
 
 
-async def test_what_others_do_is_no_sign(node: GroupNode) -> None:
+async def test_activity_of_other_members_does_not_count(node: GroupNode) -> None:
     scene = await watched(node)
     scene.idle.asked_offsets("another group", "c", "client", "/127.0.0.1")
     scene.idle.asked_offsets("g", "d", "another client", "/127.0.0.1")
@@ -100,7 +100,7 @@ async def test_what_others_do_is_no_sign(node: GroupNode) -> None:
 
 
 @pytest.mark.parametrize("why", ["eager", "led elsewhere", "joined again"])
-async def test_who_cannot_be_judged_is_not_named(node: GroupNode, why: str) -> None:
+async def test_member_that_cannot_be_judged_is_not_named(node: GroupNode, why: str) -> None:
     scene = await watched(node, "range" if why == "eager" else STICKY, leads=why != "led elsewhere")
     if why == "joined again":
         assert (await scene.member.join()).error is ErrorCode.NONE

@@ -1,4 +1,6 @@
-"""The journal's writer against Postgres: what finds no room is counted and told of, days come and go."""
+"""The journal's writer against Postgres: rows without room are counted and reported, and partitions
+by day come and go.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ async def until_written(writer: Writer, rows: int) -> None:
     raise AssertionError(f"written are {writer.counted('journal_rows')}")
 
 
-async def test_what_finds_no_room_is_counted_and_told_where_it_is_missing(writer: Writer) -> None:
+async def test_dropped_rows_are_counted_and_reported_in_the_journal(writer: Writer) -> None:
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
         writer.commit(0)
@@ -99,7 +101,7 @@ async def test_what_finds_no_room_is_counted_and_told_where_it_is_missing(writer
     assert writer.counted("journal_rows") == 1 + ROOM + 1
 
 
-async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(writer: Writer) -> None:
+async def test_refused_batch_is_counted_and_reported_in_the_next_one(writer: Writer) -> None:
     await writer.observer.execute("alter table journal_offset rename to gone")
     writer.commit(0)
     await until_dropped(writer, 1)
@@ -111,7 +113,7 @@ async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(write
     assert [tuple(row) for row in told] == [(1, 1)]
 
 
-async def test_a_row_that_postgres_refuses_takes_no_other_with_it(writer: Writer) -> None:
+async def test_row_that_postgres_refuses_is_dropped_alone(writer: Writer) -> None:
     await writer.observer.execute('alter table journal_offset add check ("offset" not in (3, 4, 11))')
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
@@ -130,7 +132,7 @@ async def test_a_row_that_postgres_refuses_takes_no_other_with_it(writer: Writer
 
 
 async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
-    """Were each to hold its group, a crowd that is late at once would find no room."""
+    """If each late member held its group, many late members at once would find no room."""
     member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
     members = {each: Member(each, None, "client", "/host", 10_000, 10_000, ()) for each in member_ids}
     group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member_ids[0], members)
@@ -166,8 +168,8 @@ async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) ->
     assert await writer.observer.fetchval("select count(*) from journal_member where client_id like '%owned%'") == 1
 
 
-async def test_days_that_are_missing_are_made(writer: Writer) -> None:
-    """As after a stay of the database in a backup, or a node that slept over midnight."""
+async def test_missing_days_are_created(writer: Writer) -> None:
+    """This happens after a restore from a backup, or if a node slept over midnight."""
     writer.commit(0)
     await until_written(writer, 1)
     today = await writer.observer.fetchval("select 'journal_offset_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')")
@@ -179,7 +181,7 @@ async def test_days_that_are_missing_are_made(writer: Writer) -> None:
     assert await writer.offsets() == [2]
 
 
-async def test_text_that_postgres_cannot_hold_comes_back(database_url: str) -> None:
+async def test_text_that_postgres_cannot_hold_is_restored_on_read(database_url: str) -> None:
     database = await Database.open(database_url)
     store = JournalStore(database)
     await store.make_partitions()

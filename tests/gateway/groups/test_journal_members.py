@@ -1,4 +1,4 @@
-"""What the journal is told of a streams group's members, and what that costs."""
+"""Journal rows of a streams group's members, and their cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A = MemberId("a")
 
 
 class Counts:
-    """`Topics` of which only numbers of partitions are known."""
+    """`Topics` with known numbers of partitions only."""
 
     def __init__(self, **counts: int) -> None:
         self._counts = counts
@@ -36,7 +36,7 @@ def group_of(topology: Topology, tasks: Tasks, pending: Tasks = NO_TASKS) -> Str
     )
 
 
-def test_a_member_owns_what_its_active_tasks_read_until_it_has_let_go() -> None:
+def test_streams_member_owns_partitions_until_it_has_released_them() -> None:
     topology = Topology(
         0,
         (
@@ -51,7 +51,7 @@ def test_a_member_owns_what_its_active_tasks_read_until_it_has_let_go() -> None:
     assert owned_by(group_of(topology, Tasks()), A, Counts(wide=3)) == set()
 
 
-def test_what_a_member_owns_costs_what_it_is_long() -> None:
+def test_cost_of_a_members_partitions_is_linear() -> None:
     subtopologies = tuple(Subtopology(str(at), ("t",)) for at in range(4_000))
     tasks = Tasks(frozenset((str(at), index) for at in range(4_000) for index in range(10)))
     started = time.process_time()

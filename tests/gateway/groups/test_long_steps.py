@@ -1,4 +1,4 @@
-"""Steps that look at very many partitions are taken in a thread: nobody waits for them, and nothing else changes."""
+"""Steps over very many partitions run in a thread: no other request waits for them, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Leases:
 
 
 class Halting(Machines):
-    """Says where steps are taken; those in threads wait until they may go on."""
+    """Records where steps run; those in threads wait until the test continues them."""
 
     def __init__(self) -> None:
         super().__init__({Group: CLASSIC, ConsumerGroup: CONSUMER})
@@ -84,7 +84,7 @@ class Scene:
         )
 
     async def settle(self, group_id: str, names: tuple[str, ...]) -> int:
-        """The member's epoch."""
+        """Join and take over the assignment; return the member's epoch."""
         reply = await self.heartbeat(group_id, 0, names)
         assert reply.error is ErrorCode.NONE
         return reply.member_epoch
@@ -110,7 +110,7 @@ async def once_apart(scene: Scene) -> None:
         await asyncio.sleep(0)
 
 
-async def test_others_go_on_while_a_step_looks_at_very_many() -> None:
+async def test_other_groups_continue_during_a_long_step() -> None:
     scene = Scene()
     epoch = await scene.settle("narrow", TOPICS[:1])
     joining = scene.heartbeat("wide", 0, TOPICS)
@@ -128,7 +128,7 @@ async def test_others_go_on_while_a_step_looks_at_very_many() -> None:
     await scene.groups.drain()
 
 
-async def test_a_heartbeat_without_news_is_answered_in_the_call() -> None:
+async def test_unchanged_heartbeat_is_answered_in_the_call() -> None:
     scene = Scene()
     with scene.freely():
         epoch = await scene.settle("wide", TOPICS)
@@ -136,7 +136,7 @@ async def test_a_heartbeat_without_news_is_answered_in_the_call() -> None:
     await scene.groups.drain()
 
 
-async def test_only_who_has_all_of_its_share_and_says_nothing_new_is_answered_in_the_call() -> None:
+async def test_only_an_unchanged_heartbeat_of_a_settled_member_is_answered_in_the_call() -> None:
     scene = Scene()
     with scene.freely():
         epoch = await scene.settle("wide", TOPICS)
@@ -152,8 +152,8 @@ async def test_only_who_has_all_of_its_share_and_says_nothing_new_is_answered_in
     await scene.groups.drain()
 
 
-async def test_a_pattern_is_shown_apart_to_somebody_else_and_by_other_acls() -> None:
-    """However little the group has: all that the pattern matches is asked for."""
+async def test_pattern_with_another_principal_or_acls_runs_in_a_thread() -> None:
+    """The size of the group does not matter: the check covers all topics that the pattern matches."""
     scene = Scene()
     nobody = Describing(Acls(), frozenset(), allow_everyone=False)
     before = replace(cluster(1), describing=nobody)
@@ -172,7 +172,7 @@ async def test_a_pattern_is_shown_apart_to_somebody_else_and_by_other_acls() -> 
     await scene.groups.drain()
 
 
-async def test_a_wide_group_hears_of_topics_apart() -> None:
+async def test_topic_changes_of_a_wide_group_run_in_a_thread() -> None:
     scene = Scene()
     with scene.freely():
         await scene.settle("wide", TOPICS)
@@ -186,7 +186,7 @@ async def test_a_wide_group_hears_of_topics_apart() -> None:
     await scene.groups.drain()
 
 
-async def test_who_lost_the_lease_meanwhile_says_so_and_stores_nothing() -> None:
+async def test_long_step_that_lost_its_lease_stores_nothing() -> None:
     scene = Scene()
     joining = scene.heartbeat("wide", 0, TOPICS)
     await once_apart(scene)
@@ -197,7 +197,7 @@ async def test_who_lost_the_lease_meanwhile_says_so_and_stores_nothing() -> None
     assert not scene.records.stored
 
 
-async def test_a_lease_that_was_another_ones_meanwhile_is_not_gone_on_with() -> None:
+async def test_long_step_is_dropped_if_another_node_held_the_lease() -> None:
     scene = Scene()
     with scene.freely():
         epoch = await scene.settle("wide", TOPICS)
@@ -210,7 +210,7 @@ async def test_a_lease_that_was_another_ones_meanwhile_is_not_gone_on_with() -> 
     await scene.groups.drain()
 
 
-async def test_a_bug_in_such_a_step_leaves_nobody_waiting() -> None:
+async def test_bug_in_a_long_step_answers_all_waiting_requests() -> None:
     scene = Scene()
     with scene.freely():
         epoch = await scene.settle("wide", TOPICS)
@@ -235,7 +235,7 @@ async def test_a_long_step_that_changes_nothing_is_answered() -> None:
     await scene.groups.drain()
 
 
-async def test_long_steps_behind_each_other_are_all_taken_apart() -> None:
+async def test_consecutive_long_steps_all_run_in_threads() -> None:
     scene = Scene()
     joining = [scene.heartbeat("wide", 0, TOPICS) for _ in range(3)]
     scene.machines.may_go_on.set()

@@ -1,4 +1,4 @@
-"""What concerns very many groups at once gives way to everything else."""
+"""Work that concerns very many groups at once gives way to other requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Leases:
 
 
 class Record:
-    """A group as it is stored: whatever its value was."""
+    """A group as it is stored, for any value."""
 
     def __init__(self, group: Value) -> None:
         self.group = group
@@ -42,7 +42,7 @@ class Record:
 
 
 class Records:
-    """Stores everything at once, and has what it was given."""
+    """Stores everything at once, and returns what it was given."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Value] = {}
@@ -77,7 +77,7 @@ def cluster(revision: int, partition_count: int) -> Cluster:
 
 
 async def joined(groups: Runtime) -> None:
-    """Each group has one member, which reads the one topic."""
+    """Let each group have one member, which reads the one topic."""
     groups.cluster_changed(cluster(1, 1))
     for number in range(COUNT):
         event = ConsumerGroupHeartbeat(
@@ -99,7 +99,7 @@ async def joined(groups: Runtime) -> None:
         assert (await reply).error is ErrorCode.NONE
 
 
-async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
+async def test_change_of_a_topic_reaches_very_many_groups() -> None:
     records = Records()
     groups = runtime(records)
     await joined(groups)
@@ -114,7 +114,7 @@ async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
     await groups.drain()
 
 
-async def test_a_shard_of_very_many_is_taken_over() -> None:
+async def test_shard_of_very_many_groups_is_taken_over() -> None:
     records = Records()
     before = runtime(records)
     await joined(before)
@@ -133,7 +133,7 @@ def _partitions(group: Any) -> int:
     return len(target[UUID(int=1)])
 
 
-async def test_what_is_stored_of_very_many_is_read() -> None:
+async def test_rows_of_very_many_groups_are_read() -> None:
     rows = [
         {
             "group_id": f"g{number // 4}",
@@ -161,7 +161,7 @@ async def test_what_is_stored_of_very_many_is_read() -> None:
     assert turns.longest_ms < HELD_MS
 
 
-async def test_very_many_are_listed() -> None:
+async def test_very_many_groups_are_listed() -> None:
     rows: list[tuple[str, str, str | None, str]] = [
         (f"g{number}", "classic", "consumer", "Empty") for number in range(10 * COUNT)
     ]
@@ -176,7 +176,7 @@ async def test_very_many_are_listed() -> None:
     assert turns.longest_ms < HELD_MS
 
 
-async def test_a_connection_by_which_members_of_very_many_spoke_closes() -> None:
+async def test_close_of_a_connection_with_members_of_very_many_groups() -> None:
     records = Records()
     groups = runtime(records)
     for number in range(COUNT):
@@ -210,12 +210,14 @@ async def test_a_connection_by_which_members_of_very_many_spoke_closes() -> None
 
 
 def _is_alone(group: Any) -> bool:
-    """Its only member's connection is gone, and nothing is held for it."""
+    """Return whether its only member's connection is closed, and no request is held for it."""
     return all(member.connection_id is None and member.parked_join is None for member in group.members.values())
 
 
-async def test_very_much_is_subscribed_and_assigned() -> None:
-    """Megabytes of names between a leader and its members are theirs; nobody reads them here while others wait."""
+async def test_very_large_subscriptions_and_assignments_give_way() -> None:
+    """Megabytes of names between a leader and its members are opaque; the gateway does not parse them while other
+    requests wait.
+    """
     many = 300_000
     metadata = encode_subscription(Subscription(1, tuple(f"t{number}" for number in range(many))))
     assignment = encode_assignment(Assignment(1, tuple(TopicPartition(f"t{number}", (0,)) for number in range(many))))

@@ -1,4 +1,4 @@
-"""What is remembered of what consumers were served: it only rises, and one name's readers are taken together."""
+"""Marks of the records that consumers were served: they only rise, and readers of one name count together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mark_of(marks: Marks, connection_id: str = "elsewhere", client_id: str = "c"
     return None if found is None else found.offset
 
 
-def test_a_mark_is_the_end_of_what_was_served_and_never_falls() -> None:
+def test_mark_is_the_end_of_the_served_records_and_never_falls() -> None:
     marks = Marks()
     marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
     assert (mark_of(marks), mark_of(marks, "a", "other")) == (10, 10)
@@ -48,7 +48,7 @@ def test_a_mark_is_the_end_of_what_was_served_and_never_falls() -> None:
     assert mark_of(marks) == 10
 
 
-def test_java_asks_for_more_when_it_has_handed_out_what_it_had() -> None:
+def test_next_fetch_of_java_confirms_the_previous_records() -> None:
     marks, java = Marks(), connection("a", ASKS_WHEN_IT_HAS_NOTHING)
     marks.served(java, "c", PARTITION, 0, [batch(0, 10)])
     assert mark_of(marks) == 0
@@ -56,7 +56,7 @@ def test_java_asks_for_more_when_it_has_handed_out_what_it_had() -> None:
     assert mark_of(marks) == 10
 
 
-def test_it_is_known_when_a_record_was_served() -> None:
+def test_time_of_serving_a_record_is_known() -> None:
     clock = Clock()
     marks = Marks(clock=clock)
     for number in range(MAX_SERVED):
@@ -84,7 +84,7 @@ def test_it_is_known_when_a_record_was_served() -> None:
         assert served_s <= number, "what is coarse is never too late"
 
 
-def test_what_java_was_served_is_not_needed() -> None:
+def test_time_of_serving_is_not_recorded_for_java() -> None:
     marks, java = Marks(), connection("a", ASKS_WHEN_IT_HAS_NOTHING)
     marks.served(java, "c", PARTITION, 0, [batch(0, 10)])
     mark = marks.of("a", "c", "/127.0.0.1", PARTITION)
@@ -93,7 +93,7 @@ def test_what_java_was_served_is_not_needed() -> None:
 
 
 @pytest.mark.parametrize("software", ["librdkafka", ASKS_WHEN_IT_HAS_NOTHING])
-def test_a_mark_ends_before_the_markers_that_end_what_was_served(software: str) -> None:
+def test_mark_ends_before_trailing_transaction_markers(software: str) -> None:
     marks, member = Marks(), connection("a", software)
     marks.served(member, "c", PARTITION, 0, [batch(0, 10, 0x10), marker(10), marker(11)])
     marks.served(member, "c", PARTITION, 12, [])
@@ -113,7 +113,7 @@ def test_a_mark_ends_before_the_markers_that_end_what_was_served(software: str) 
     assert mark_of(marks) == 26, "what lies between was not served here"
 
 
-def test_a_members_own_connection_says_more_than_its_name() -> None:
+def test_members_own_connection_outranks_its_client_id() -> None:
     marks = Marks()
     marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
     marks.served(connection("b"), "c", PARTITION, 0, [batch(0, 4)])
@@ -122,7 +122,7 @@ def test_a_members_own_connection_says_more_than_its_name() -> None:
     assert mark_of(marks, "elsewhere", "nobody") is None
 
 
-def test_who_began_here_was_served_nothing_before() -> None:
+def test_reader_that_began_on_this_node_has_a_complete_mark() -> None:
     clock = Clock()
     marks = Marks(clock=clock)
 
@@ -139,7 +139,7 @@ def test_who_began_here_was_served_nothing_before() -> None:
     assert began("later", 5).start == 5
 
 
-def test_what_another_node_may_have_served_is_not_known_here() -> None:
+def test_mark_is_incomplete_if_another_node_may_have_served() -> None:
     clock, others, changed_s = Clock(), [True], [0.0]
     marks = Marks(clock=clock, alone=lambda: not others[0], nodes_since_s=lambda: changed_s[0])
 
@@ -162,8 +162,10 @@ def test_what_another_node_may_have_served_is_not_known_here() -> None:
     assert marks.are_complete
 
 
-def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
-    """The partition's clients are pointed elsewhere, or were in the meantime: what was served there is not in it."""
+def test_mark_is_complete_if_no_other_node_can_have_served() -> None:
+    """The partition's clients are sent to another node, or were in the meantime, so the mark lacks records served
+    there.
+    """
     clock, alone, changed_s = Clock(), [False], [0.0]
     marks = Marks(clock=clock, alone=lambda: alone[0], nodes_since_s=lambda: changed_s[0])
     clock.now_s = 100.0
@@ -187,7 +189,7 @@ def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
     assert marks.is_whole(mark, leads=True), "nor can it have asked anybody else since"
 
 
-def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CLIENTS", 4)
     clock = Clock()
     marks = Marks(clock=clock)
@@ -199,7 +201,7 @@ def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert marks.complete_since_s == 5.0
 
 
-def test_marks_are_complete_since_somebody_wants_them() -> None:
+def test_marks_are_complete_since_they_were_requested() -> None:
     clock, wanted = Clock(), [False]
     marks = Marks(lambda: wanted[0], clock)
     assert not marks.wanted

@@ -49,7 +49,7 @@ async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
 
 
 async def join_classic(node: GroupNode, member_id: str, owned: Sequence[int] = ()) -> JoinGroupResponse:
-    """Version 5: a member without an id is given one first."""
+    """Join as version 5: a member without an id receives one first."""
     claimed = (TopicPartition("t", tuple(owned)),) if owned else ()
     request = JoinGroupRequest(
         group_id=G,
@@ -69,7 +69,7 @@ async def join_classic(node: GroupNode, member_id: str, owned: Sequence[int] = (
 async def share(
     node: GroupNode, member_id: str, generation: int, given: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """What the member is assigned; it leads where it says what it is given."""
+    """Sync, and return the member's assignment. A leader passes the assignments in."""
     assignments: tuple[Any, ...] = ()
     if given is not None:
         assignment = encode_assignment(Assignment(1, (TopicPartition("t", tuple(given)),)))
@@ -93,7 +93,7 @@ async def alive(node: GroupNode, member_id: str, generation: int) -> int:
 
 
 async def classic_group(node: GroupNode) -> tuple[str, int]:
-    """A Stable classic group of one member, which has all of "t"; its id and its generation."""
+    """Build a Stable classic group of one member, which owns all of "t". Return its id and its generation."""
     required = await join_classic(node, "")
     assert required.error_code == ErrorCode.MEMBER_ID_REQUIRED
     joined = await join_classic(node, required.member_id)
@@ -106,7 +106,7 @@ async def group_row(node: GroupNode) -> tuple[str, str, int]:
     return row["group_type"], row["state"], row["generation_id"]
 
 
-async def test_there_and_back_again_row_by_row(node: GroupNode) -> None:
+async def test_upgrade_and_downgrade_write_the_expected_rows(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     assert await group_row(node) == ("classic", "Stable", generation)
@@ -144,8 +144,8 @@ async def test_there_and_back_again_row_by_row(node: GroupNode) -> None:
 
 
 @pytest.mark.parametrize("way", ["upgrade", "downgrade"])
-async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way: str) -> None:
-    """The coordinator let it through, the group changed, and Postgres fences it by what the number was before."""
+async def test_commit_overtaken_by_a_conversion_counts(node: GroupNode, way: str) -> None:
+    """The coordinator accepted the commit, the group changed, and Postgres fences the commit by the former number."""
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     if way == "downgrade":
@@ -166,12 +166,12 @@ async def test_a_commit_that_a_conversion_overtakes_stands(node: GroupNode, way:
         overtaken(commits, number, again)
     )
     error = await commit(node, topic, member_id, generation, version=8)
-    # A generation that has ended is another matter: what it commits may be another's by now.
+    # A generation that has ended is different: its partitions may have another owner by now.
     assert error == (ErrorCode.NONE if way == "upgrade" else ErrorCode.ILLEGAL_GENERATION)
 
 
 @pytest.mark.parametrize("when", ["upgraded", "downgraded"])
-async def test_another_coordinator_goes_on_behind_a_conversion(node: GroupNode, database_url: str, when: str) -> None:
+async def test_new_coordinator_continues_after_a_conversion(node: GroupNode, database_url: str, when: str) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     await join(node, "a")
@@ -188,7 +188,7 @@ async def test_another_coordinator_goes_on_behind_a_conversion(node: GroupNode, 
         assert len(given) == (4 if when == "downgraded" else 2)
 
 
-async def test_an_administrator_puts_out_a_member_of_the_consumer_protocol(node: GroupNode) -> None:
+async def test_administrator_removes_a_member_of_the_consumer_protocol(node: GroupNode) -> None:
     await node.create_topic("t", 4)
     _, generation = await classic_group(node)
     await join(node, "a", instance_id="i")

@@ -1,4 +1,4 @@
-"""The group runner on a real Postgres: what is stored before it is said, and what survives what."""
+"""The group runner on a real Postgres: what is stored before it is answered, and what survives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ G = "g"
 
 
 class Gate:
-    """Stands before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
+    """A gate before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
 
     def __init__(self, node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting = 0
@@ -114,7 +114,7 @@ async def test_a_heartbeat_to_an_idle_group_is_answered_in_the_call_and_without_
     assert member.may_commit().error is ErrorCode.NONE
 
 
-async def test_what_arrives_during_a_write_is_answered_after_it_in_order(node: GroupNode, database_url: str) -> None:
+async def test_requests_during_a_write_are_answered_after_it_in_order(node: GroupNode, database_url: str) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first, second)
     order: list[str] = []
@@ -136,7 +136,7 @@ async def test_what_arrives_during_a_write_is_answered_after_it_in_order(node: G
     assert order == ["old", "leave", "late"]
 
 
-async def test_one_load_serves_all_who_come_first(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_load_serves_all_first_requests(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     await settle(node.member(G, "c1"))
     node.groups.shard_lost(node.leases.shard_of(G))
     loads: list[str] = []
@@ -169,7 +169,7 @@ async def test_a_stable_group_survives_a_kill_without_a_rebalance(database_url: 
         assert (group.state, group.generation_id) == (GroupState.STABLE, 2)
 
 
-async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url: str) -> None:
+async def test_silent_group_still_expires_after_a_kill(database_url: str) -> None:
     async with group_node(database_url) as before:
         await settle(before.member(G, "c1", session_timeout_ms=200))
     async with group_node(database_url) as after:
@@ -181,8 +181,8 @@ async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url
         await until(emptied)
 
 
-async def test_each_restart_goes_on_with_the_sessions_of_the_one_before(database_url: str) -> None:
-    """Who died with the first coordinator must not be given a whole new session by each one that follows."""
+async def test_each_restart_continues_the_sessions_of_the_previous_one(database_url: str) -> None:
+    """A member that died with the first coordinator must not receive a whole new session from each later one."""
     async with group_node(database_url) as before:
         dead = before.member(G, "c1", session_timeout_ms=60_000)
         await settle(dead)
@@ -212,8 +212,8 @@ async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(
             await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 50000")
 
 
-async def test_since_when_a_partition_is_waited_for_outlives_its_coordinator(database_url: str) -> None:
-    """By the wall clock, since the next node's own clock began at another time."""
+async def test_begin_of_a_wait_survives_its_coordinator(database_url: str) -> None:
+    """The time is by the wall clock, because the next node's own clock began at another time."""
     drain = dataclasses.replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
     told = encode_subscription(Subscription(1, ("t",)))
     share, nothing = (
@@ -259,7 +259,7 @@ async def test_writes_of_many_groups_share_transactions(node: GroupNode, monkeyp
     assert len(calls) <= 20
 
 
-async def test_a_group_that_somebody_locked_holds_up_no_other(node: GroupNode, database_url: str) -> None:
+async def test_locked_group_delays_no_other(node: GroupNode, database_url: str) -> None:
     first, second, other = node.member(G, "c1"), node.member(G, "c2"), node.member("other", "c3")
     await settle(first)
     async with locked_group(database_url, G) as lock:
@@ -270,13 +270,11 @@ async def test_a_group_that_somebody_locked_holds_up_no_other(node: GroupNode, d
     assert {(await join).error for join in joins} == {ErrorCode.NONE}
 
 
-async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answered(
-    node: GroupNode, database_url: str
-) -> None:
+async def test_readers_receive_facts_after_the_write_and_before_the_answers(node: GroupNode, database_url: str) -> None:
     heard: list[tuple[str, tuple[Fact, ...]]] = []
 
     def hear(group_id: str, facts: tuple[Fact, ...]) -> None:
-        # These members' bytes are no consumer's, which the observer says besides.
+        # These members' metadata is no consumer's, which the observer also reports.
         heard.append((group_id, tuple(fact for fact in facts if not isinstance(fact, ProtocolViolated))))
 
     node.groups.readers.append(hear)
@@ -316,9 +314,7 @@ async def test_without_a_lease_nothing_is_coordinated(node: GroupNode) -> None:
     assert refused.value.code is ErrorCode.NOT_COORDINATOR
 
 
-async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
-    node: GroupNode, database_url: str
-) -> None:
+async def test_fenced_write_sends_all_clients_of_the_shard_away(node: GroupNode, database_url: str) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     for table in ("node", "coordinator_lease"):
@@ -338,7 +334,7 @@ async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
         assert (stored.generation_id, len(stored.members)) == (1, 1)
 
 
-async def test_losing_a_shard_answers_who_is_held_there_and_nobody_else(node: GroupNode) -> None:
+async def test_loss_of_a_shard_answers_its_held_requests_alone(node: GroupNode) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     held = second.join()
@@ -361,7 +357,7 @@ async def test_a_held_sync_is_answered_when_its_shard_is_lost(node: GroupNode) -
     assert (await reply_of(held)).error is ErrorCode.NOT_COORDINATOR
 
 
-async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupNode) -> None:
+async def test_state_of_a_former_lease_is_not_used_under_a_new_one(node: GroupNode) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     held = second.join()
@@ -390,8 +386,8 @@ def consumer_heartbeat(node: GroupNode, member_id: str, epoch: int, connection_n
     )
 
 
-async def test_what_an_older_connection_says_is_too_late_although_the_group_was_read_again(node: GroupNode) -> None:
-    """A join that was overtaken would take from the member what the newer connection has brought it."""
+async def test_request_on_an_older_connection_is_stale_after_a_reload(node: GroupNode) -> None:
+    """An overtaken join would take from the member what the newer connection has brought it."""
 
     async def says(epoch: int, connection_number: int) -> ConsumerGroupHeartbeatReply:
         return await reply_of(node.groups.submit(G, consumer_heartbeat(node, "a", epoch, connection_number)))
@@ -409,8 +405,8 @@ async def test_what_an_older_connection_says_is_too_late_although_the_group_was_
     assert (await says(1, 2)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "its shard was read"
 
 
-async def test_so_it_is_in_a_group_whose_member_has_joined_as_a_classic_one(node: GroupNode) -> None:
-    """It may become a consumer group, in which late joins do harm."""
+async def test_request_on_an_older_connection_is_stale_in_a_classic_group(node: GroupNode) -> None:
+    """The group may become a consumer group, in which late joins do harm."""
     member = node.member(G, "c2", connection_number=2)
     await settle(member)
     node.groups.shard_lost(node.leases.shard_of(G))
@@ -419,7 +415,7 @@ async def test_so_it_is_in_a_group_whose_member_has_joined_as_a_classic_one(node
     assert group.members[member.member_id].connection_number == 2
 
 
-async def test_of_connections_so_much_is_remembered(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_connections_are_bounded(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups_module, "MAX_REMEMBERED", 2)
     ids = ("g1", "g2", "g3")
     for group_id in ids:
@@ -433,7 +429,7 @@ async def test_of_connections_so_much_is_remembered(node: GroupNode, monkeypatch
     assert sorted(late) == sorted([ErrorCode.NONE, *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 2])
 
 
-async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) -> None:
+async def test_no_session_ends_under_a_lapsed_lease(node: GroupNode) -> None:
     member = node.member(G, "c1", session_timeout_ms=20)
     await settle(member)
     node.lease_clock.seconds += 3600
@@ -443,7 +439,7 @@ async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) ->
     assert (stored.state, len(stored.members)) == (GroupState.STABLE, 1)
 
 
-async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
+async def test_waiter_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
     await settle(node.member(G, "c1"))
     async with node.groups.holding(G):
         behind = asyncio.create_task(node.groups.view(G))
@@ -454,10 +450,10 @@ async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: 
     assert refused.value.code is ErrorCode.NOT_COORDINATOR
 
 
-async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next(
+async def test_write_of_a_lapsed_lease_is_seen_by_the_next_read(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease comes back at the epoch it had, so that the write is not fenced out: it must not come as a surprise."""
+    """The lease returns at its former epoch, so the write is not fenced: a later reader must see it."""
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     gate = Gate(node, monkeypatch)
@@ -491,7 +487,7 @@ async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
     assert (await node.groups.view(G)).generation_id == 2
 
 
-async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_lease(
+async def test_late_fenced_write_does_not_affect_the_next_lease(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
@@ -515,7 +511,7 @@ async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_
 # --- Postgres away --------------------------------------------------------------------------------------------------
 
 
-async def test_a_write_is_repeated_until_postgres_takes_it(database_url: str) -> None:
+async def test_write_is_repeated_until_postgres_accepts_it(database_url: str) -> None:
     async with group_node(database_url, statement_timeout_ms=100) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
@@ -559,7 +555,7 @@ async def test_a_group_that_cannot_be_read_keeps_its_members_alive(database_url:
         assert (await commit).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions_that_ran_out(
+async def test_heartbeats_queued_behind_a_slow_write_count_before_expired_sessions(
     node: GroupNode, database_url: str
 ) -> None:
     first, second = node.member(G, "c1", session_timeout_ms=300), node.member(G, "c2", session_timeout_ms=300)
@@ -579,10 +575,8 @@ async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions
     assert len((await node.groups.view(G)).members) == 3
 
 
-async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being_stored(
-    node: GroupNode, database_url: str
-) -> None:
-    """Storing that takes longer than a session must not leave the member a few milliseconds."""
+async def test_session_counts_from_the_answer_and_not_from_the_step(node: GroupNode, database_url: str) -> None:
+    """If storing takes longer than a session, the member must still have more than a few milliseconds."""
     first, second = node.member(G, "c1", session_timeout_ms=1_500), node.member(G, "c2", session_timeout_ms=1_500)
     await settle(first)
     loop = asyncio.get_running_loop()
@@ -599,11 +593,11 @@ async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being
 
 
 def stand_still() -> None:
-    """Nothing of this process runs for a while."""
+    """Stop this process' work for a while."""
     time.sleep(0.5)
 
 
-async def test_what_came_while_this_process_stood_still_counts_before_the_sessions_that_ran_out(
+async def test_requests_during_a_stall_count_before_expired_sessions(
     node: GroupNode,
 ) -> None:
     member = node.member(G, "c1", session_timeout_ms=300)
@@ -612,7 +606,7 @@ async def test_what_came_while_this_process_stood_still_counts_before_the_sessio
     beats: list[asyncio.Task[ErrorCode]] = []
 
     def read() -> None:
-        """As a handler's task does: in a turn of the loop after the one that found the bytes."""
+        """A handler's task does the same: it runs in a turn of the loop after the one that found the bytes."""
         beats.append(loop.create_task(member.beat()))
 
     loop.call_soon(lambda: loop.call_soon(read))
@@ -644,7 +638,7 @@ async def test_sessions_end_on_a_node_whose_every_timer_is_late(
     await until(lambda: not node.groups.group_ids(), seconds=5)
 
 
-async def test_a_bug_in_the_coordinator_hangs_nobody(
+async def test_bug_in_the_coordinator_answers_all_waiting_requests(
     node: GroupNode, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
@@ -668,7 +662,7 @@ async def test_a_bug_in_the_coordinator_hangs_nobody(
 # --- connections and shutdown ---------------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_this_node_closed_is_forgotten_and_costs_its_member_nothing(node: GroupNode) -> None:
+async def test_connection_closed_by_this_node_does_not_fail_its_member(node: GroupNode) -> None:
     first = node.member(G, "c1")
     await settle(first)
     node.groups.connection_closed("c1", by_peer=False)
@@ -692,9 +686,7 @@ async def test_a_closed_connection_costs_its_member_after_the_grace(database_url
         assert [member.member_id for member in reply.members] == [first.member_id]
 
 
-async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
-    node: GroupNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steps_of_timers_are_logged_without_a_request(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[GroupState, object]] = []
 
     def log(level: int, event: str, *, state: str, **fields: object) -> None:
@@ -711,7 +703,7 @@ async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
     assert told[-1][1] is None
 
 
-async def test_a_request_held_for_a_closed_connection_is_let_go(node: GroupNode) -> None:
+async def test_request_held_for_a_closed_connection_is_dropped(node: GroupNode) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     held = second.join()
@@ -722,7 +714,7 @@ async def test_a_request_held_for_a_closed_connection_is_let_go(node: GroupNode)
     assert "c2" not in node.groups.connections
 
 
-async def test_a_connection_that_closes_during_a_write_is_heard_after_it(node: GroupNode, database_url: str) -> None:
+async def test_close_during_a_write_is_processed_after_it(node: GroupNode, database_url: str) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first, second)
     async with locked_group(database_url, G) as lock:
@@ -735,7 +727,7 @@ async def test_a_connection_that_closes_during_a_write_is_heard_after_it(node: G
     assert second.member_id in group.connection_deadlines
 
 
-async def test_a_connection_that_closes_before_its_first_join_is_looked_at_is_heard_after_it(node: GroupNode) -> None:
+async def test_close_before_the_first_join_runs_is_processed_after_it(node: GroupNode) -> None:
     member = node.member(G, "c1")
     join = member.join()
     node.groups.connection_closed("c1")
@@ -745,7 +737,7 @@ async def test_a_connection_that_closes_before_its_first_join_is_looked_at_is_he
     assert not node.groups.connections
 
 
-async def test_a_connection_that_closes_before_its_first_join_is_stored_is_heard_after_it(
+async def test_close_before_the_first_join_is_stored_is_processed_after_it(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(node, monkeypatch)
@@ -759,7 +751,7 @@ async def test_a_connection_that_closes_before_its_first_join_is_stored_is_heard
     assert not node.groups.connections
 
 
-async def test_drain_answers_who_is_held_and_leaves_the_stored_group_alone(database_url: str) -> None:
+async def test_drain_answers_held_requests_and_keeps_the_stored_group(database_url: str) -> None:
     async with group_node(database_url) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
@@ -848,7 +840,7 @@ async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
     await until(lambda: not node.groups.group_ids())
 
 
-async def test_too_much_waiting_for_one_group_is_refused(
+async def test_queue_of_one_group_is_bounded(
     node: GroupNode, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups_module, "MAX_MAILBOX", 3)
@@ -868,7 +860,7 @@ async def test_too_many_groups_are_refused(node: GroupNode, monkeypatch: pytest.
     assert (await node.member("another", "c2").join()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-async def test_a_group_that_is_held_keeps_still(node: GroupNode) -> None:
+async def test_held_group_does_not_change(node: GroupNode) -> None:
     member = node.member(G, "c1")
     await settle(member)
     async with node.groups.holding(G) as (group, lease):
@@ -883,14 +875,14 @@ async def test_a_group_that_is_held_keeps_still(node: GroupNode) -> None:
     assert (await behind).state is GroupState.EMPTY
 
 
-async def test_whoever_gives_up_waiting_for_a_held_group_does_not_block_it(node: GroupNode) -> None:
+async def test_cancelled_waiter_does_not_block_a_held_group(node: GroupNode) -> None:
     member = node.member(G, "c1")
     await settle(member)
     async with node.groups.holding(G):
         early, late = asyncio.create_task(node.groups.view(G)), asyncio.create_task(node.groups.view(G))
         await asyncio.sleep(0)
         early.cancel()
-    late.cancel()  # its turn has come, and it has not heard of it yet
+    late.cancel()  # its turn has come, and it has not been resumed yet
     await asyncio.wait([early, late])
     assert await member.beat() is ErrorCode.NONE
 

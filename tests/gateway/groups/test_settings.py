@@ -24,7 +24,7 @@ BROKER = parse_broker_configs({})
 SESSION = "consumer.session.timeout.ms"
 
 
-def test_a_change_of_one_group_does_not_cost_what_all_of_them_do() -> None:
+def test_cost_of_a_change_follows_one_group() -> None:
     configs = {f"group-{number}": {SESSION: "50000", "group.handoff.mode": "off"} for number in range(10_000)}
     began = time.thread_time()
     settings = group_settings(BROKER, configs)
@@ -33,7 +33,7 @@ def test_a_change_of_one_group_does_not_cost_what_all_of_them_do() -> None:
     assert settings.handoff_of("group-7").mode is HandoffMode.OFF
 
 
-def test_what_is_not_within_bounds_is_the_brokers() -> None:
+def test_setting_out_of_bounds_falls_back_to_the_broker() -> None:
     settings = group_settings(BROKER, {"good": {SESSION: "50000"}, "bad": {SESSION: "1"}})
     for of_groups in (settings.consumer_of, settings.share_of, settings.streams_of):
         assert list(of_groups) == ["good"]
@@ -47,7 +47,7 @@ def test_what_is_not_within_bounds_is_the_brokers() -> None:
     assert group_settings(BROKER, {"g": {"group.handoff.mode": "drain"}}).drains
 
 
-def test_the_guard_is_the_broker_s_where_a_group_has_none_of_its_own() -> None:
+def test_guard_falls_back_to_the_broker() -> None:
     configs = {"on": {"group.cooperative.guard": "true"}, "off": {"group.cooperative.guard": "false"}, "g": {}}
     for broker in (BROKER, parse_broker_configs({"group.cooperative.guard": "true"})):
         settings = group_settings(broker, configs)
@@ -55,12 +55,12 @@ def test_the_guard_is_the_broker_s_where_a_group_has_none_of_its_own() -> None:
         assert guards == [True, False, broker.group_cooperative_guard, broker.group_cooperative_guard]
 
 
-async def test_so_many_groups_may_have_settings_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_groups_with_own_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.apis.configs.MAX_GROUPS_WITH_CONFIGS", 2)
     stored: dict[str, dict[str, str]] = {}
 
     async def refresh() -> None:
-        """Nobody else changes anything."""
+        """No other node changes anything."""
 
     async def store(group_id: str, changed: dict[str, str], removed: object) -> None:
         stored[group_id] = {**stored.get(group_id, {}), **changed}

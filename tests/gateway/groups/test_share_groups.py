@@ -1,4 +1,4 @@
-"""Share groups on a real Postgres: what members were answered is there after a kill, and tools see such groups."""
+"""Share groups on a real Postgres: state that was acknowledged survives a kill, and tools see such groups."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_members_survive_a_kill(database_url: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_tools_see_a_share_group_and_delete_it(database_url: str) -> None:
+async def test_tools_list_and_delete_a_share_group(database_url: str) -> None:
     async with group_node(database_url) as node:
         ClusterFeed(node.services.catalog, node.groups)
         await node.create_topic("shared too")

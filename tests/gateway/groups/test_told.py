@@ -1,4 +1,4 @@
-"""Who is told of what happens to groups, whatever their type: over stores that are values, without Postgres."""
+"""Listeners of group events, for any type of group: over stores that are values, without Postgres."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSCRIBED = ("t",)
 
 
 class Stored:
-    """Has no group yet, and takes all."""
+    """A store without groups that accepts everything."""
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, Any]:
         return {}
@@ -64,7 +64,7 @@ class Written:
     ],
     ids=["consumer", "share"],
 )
-async def test_the_journal_and_every_reader_of_facts_hear_of_a_member_that_joins(joins: ClientRequest[Any]) -> None:
+async def test_journal_and_every_reader_of_facts_receive_a_join(joins: ClientRequest[Any]) -> None:
     journal, read = Written(), list[Fact]()
     stored = cast(Any, Stored())
     groups = Groups(stored, stored, cast(Any, AllLeases()), Settings(), journal=cast(Journal, journal))

@@ -1,5 +1,6 @@
-"""What is written into internal topics while they are read, on a real Postgres: read back from the log, record by
-record."""
+"""Records written into internal topics while clients read them, on a real Postgres: read back from the log, record by
+record.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ GROUP_KINDS = (
 
 @dataclass
 class Followed:
-    """A node, and what writes internal topics on it."""
+    """A node, and its writer of internal topics."""
 
     node: GroupNode
     log: LogStore
@@ -58,7 +59,7 @@ class Followed:
     told: list[str] = field(default_factory=list[str])
 
     async def written(self, topic_name: str, owner: str, *, behind: int = 0) -> list[Record]:
-        """The records in the partition where Kafka would look for the owner, from the offset `behind` on."""
+        """Return the records in the partition where Kafka would look for the owner, from the offset `behind` on."""
         topic = self.node.services.catalog.get(topic_name)
         assert topic is not None
         index = partition_of(owner, len(topic.partitions))
@@ -90,7 +91,7 @@ class Followed:
 
 
 def told_by(record: Record) -> tuple[Kind, Any, Any]:
-    """Kind, key and value; None for a value that takes the key away."""
+    """Return kind, key and value; the value is None if the record deletes the key."""
     assert record.key is not None
     kind = next(kind for kind in GROUP_KINDS if kind.number == int.from_bytes(record.key[:2]))
     value = None if record.value is None else decode_value(kind, record.value)[1]
@@ -133,7 +134,7 @@ async def followed(database_url: str) -> AsyncGenerator[Followed]:
             yield followed
 
 
-async def test_the_first_to_read_finds_what_is_so(followed: Followed) -> None:
+async def test_first_reader_finds_the_current_state(followed: Followed) -> None:
     node = followed.node
     topic = await node.create_topic("orders", 2)
     await followed.commit(topic, 5, group_id="simple", partition=1)
@@ -163,7 +164,7 @@ async def test_the_first_to_read_finds_what_is_so(followed: Followed) -> None:
     assert followed.told == [f"{CONSUMER_OFFSETS} 600"]
 
 
-async def test_what_changes_is_written_and_nothing_else(followed: Followed) -> None:
+async def test_only_changes_are_written(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, partition=1)
@@ -177,8 +178,8 @@ async def test_what_changes_is_written_and_nothing_else(followed: Followed) -> N
     assert (key.partition, value.offset) == (1, 8)
 
 
-async def test_what_is_gone_is_taken_away(followed: Followed) -> None:
-    """By whoever took it: a group's deletion is told of, an expiry is found at the next look at all."""
+async def test_deleted_state_is_written_as_a_tombstone(followed: Followed) -> None:
+    """A group's deletion is announced; an expiry is found at the next full look. Any node may have deleted it."""
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, group_id="other")
@@ -222,7 +223,7 @@ async def test_a_group_in_a_rebalance_keeps_its_record(followed: Followed) -> No
     assert len(value.members) == 2
 
 
-async def test_a_consumer_group_is_told_of(followed: Followed) -> None:
+async def test_consumer_group_is_written(followed: Followed) -> None:
     node = followed.node
     topic = await node.create_topic("orders", 2)
     await node.services.catalog.refresh_if_changed()
@@ -257,8 +258,8 @@ async def test_a_consumer_group_is_told_of(followed: Followed) -> None:
     assert log.CONSUMER_TARGET in said
 
 
-async def test_whoever_goes_on_writes_the_difference(followed: Followed) -> None:
-    """What a node had written is in the log; what it had not, in the tables."""
+async def test_next_writer_writes_the_difference(followed: Followed) -> None:
+    """Records that a node had written are in the log; the others follow from the tables."""
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, partition=1)
@@ -278,7 +279,7 @@ async def test_whoever_goes_on_writes_the_difference(followed: Followed) -> None
     assert value.offset == 2
 
 
-async def test_what_a_former_coordinator_writes_late_is_put_right(followed: Followed) -> None:
+async def test_late_record_of_a_former_coordinator_is_corrected(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 9)
     followed.logs.seen(CONSUMER_OFFSETS)
@@ -296,7 +297,7 @@ async def test_what_a_former_coordinator_writes_late_is_put_right(followed: Foll
     assert [told_by(each)[2].offset for each in await followed.written(CONSUMER_OFFSETS, G)] == [9, 3, 9]
 
 
-async def test_a_topic_that_was_made_anew_is_written_anew(followed: Followed) -> None:
+async def test_recreated_topic_is_written_anew(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 9)
     followed.logs.seen(CONSUMER_OFFSETS)
@@ -315,7 +316,7 @@ async def test_a_topic_that_was_made_anew_is_written_anew(followed: Followed) ->
     assert [told_by(each)[2].offset for each in await followed.written(CONSUMER_OFFSETS, G)] == [9]
 
 
-async def test_transactions_are_told_of_as_they_go_on(followed: Followed) -> None:
+async def test_transactions_are_written_as_they_proceed(followed: Followed) -> None:
     transactions = followed.node.services.transactions
     topic = await followed.node.create_topic("orders", 2)
     followed.logs.seen(TRANSACTION_STATE)
@@ -340,7 +341,7 @@ async def test_transactions_are_told_of_as_they_go_on(followed: Followed) -> Non
     assert complete.transaction_partitions == ()
 
 
-async def test_who_reads_transactions_later_finds_their_beginning_too(followed: Followed) -> None:
+async def test_later_reader_of_transactions_finds_their_beginning(followed: Followed) -> None:
     transactions = followed.node.services.transactions
     producer = await transactions.initialize("t", InitProducer(60_000))
     await transactions.add("t", producer.producer_id, producer.producer_epoch, [])
@@ -351,7 +352,7 @@ async def test_who_reads_transactions_later_finds_their_beginning_too(followed: 
     assert [each.transaction_status for each in found] == [0, 5]
 
 
-async def test_nobody_reads_any_more(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writing_ends_without_readers(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     readers = followed.node.groups.readers
     followed.logs.seen(CONSUMER_OFFSETS)
     followed.logs.seen(TRANSACTION_STATE)
@@ -370,7 +371,7 @@ async def test_nobody_reads_any_more(followed: Followed, monkeypatch: pytest.Mon
     assert readers == [], "of these nothing is written"
 
 
-async def test_what_waits_to_be_written_is_bounded(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_of_records_is_bounded(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_CHANGED", 1)
     topic = await followed.node.create_topic("orders", 1)
     followed.logs.seen(CONSUMER_OFFSETS)
@@ -383,7 +384,9 @@ async def test_what_waits_to_be_written_is_bounded(followed: Followed, monkeypat
         assert await followed.written(CONSUMER_OFFSETS, group_id), "all are looked at where too many have changed"
 
 
-async def test_more_than_can_be_remembered_is_not_written(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_beyond_the_memory_bound_is_not_written(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "MAX_KEYS", 1)
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
@@ -397,7 +400,7 @@ async def test_more_than_can_be_remembered_is_not_written(followed: Followed, mo
     await followed.logs.ready(CONSUMER_OFFSETS)
 
 
-async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed) -> None:
+async def test_request_for_the_end_waits_for_the_first_pass(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 1)
     asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
@@ -408,10 +411,10 @@ async def test_who_asks_for_the_end_waits_for_the_first_look(followed: Followed)
     assert await followed.end(CONSUMER_OFFSETS, G) == 1
 
 
-async def test_who_only_asks_for_the_end_is_written_for_once_an_hour(
+async def test_requests_for_the_end_alone_cause_one_write_per_hour(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exporters ask for the ends of all topics every few seconds, and pay nobody's commits for it."""
+    """Exporters request the ends of all topics every few seconds, and must not slow down commits."""
     readers = followed.node.groups.readers
     monkeypatch.setattr(writer, "ASKED_S", 0.0)
     asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
@@ -430,7 +433,7 @@ async def test_who_only_asks_for_the_end_is_written_for_once_an_hour(
     assert followed.told[-1] == f"{CONSUMER_OFFSETS} 600"
 
 
-async def test_another_node_writes_as_long_as_it_was_told(followed: Followed) -> None:
+async def test_another_node_writes_as_long_as_it_is_notified(followed: Followed) -> None:
     readers = followed.node.groups.readers
     for payload in (f"{CONSUMER_OFFSETS}", f"{CONSUMER_OFFSETS} soon"):
         followed.logs.heard(payload)
@@ -443,7 +446,7 @@ async def test_another_node_writes_as_long_as_it_was_told(followed: Followed) ->
     assert len(readers) == 1
 
 
-async def test_what_somebody_has_deleted_is_written_again(followed: Followed) -> None:
+async def test_deleted_records_are_written_again(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 9)
     followed.logs.seen(CONSUMER_OFFSETS)
@@ -467,10 +470,8 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
     assert len(await followed.written(CONSUMER_OFFSETS, G)) == 1
 
 
-async def test_offsets_of_a_group_that_has_very_many_are_read_a_part_at_a_time(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So are those of topics that are gone, of which nothing is said."""
+async def test_offsets_of_a_large_group_are_read_in_parts(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for offsets of deleted topics, too, which are left out."""
     monkeypatch.setattr(sources, "MANY_OFFSETS", 3)
     monkeypatch.setattr(sources, "OFFSETS_AT_A_TIME", 3)
     pages: list[int] = []

@@ -57,7 +57,7 @@ async def test_a_lone_batch_is_committed_at_once(node: DataPlane) -> None:
     assert [batches for batches, _ in node.commits] == [1]
 
 
-async def test_what_arrives_during_a_commit_shares_the_next(node: DataPlane, database_url: str) -> None:
+async def test_batches_during_a_commit_share_the_next(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0")))
@@ -68,7 +68,7 @@ async def test_what_arrives_during_a_commit_shares_the_next(node: DataPlane, dat
     assert [batches for batches, _ in node.commits] == [1, 50]
 
 
-async def test_a_group_is_capped_in_batches_and_bytes(node: DataPlane, database_url: str) -> None:
+async def test_commit_is_bounded_in_batches_and_bytes(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     appender = Appender(
         node.log,
@@ -109,7 +109,7 @@ def gathering_appender(node: DataPlane, gather_s: float) -> Appender:
 
 @contextlib.contextmanager
 def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
-    """While entered, a commit that has begun waits until the event is set."""
+    """Keep a commit that has begun waiting until the event is set."""
     append, may_end = node.log.append, asyncio.Event()
 
     async def held(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
@@ -122,7 +122,7 @@ def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
 
 
 async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
-    """So many requests of one batch in one commit: they came while another was under way."""
+    """Submit this many requests of one batch, which share one commit because another was under way."""
     with commits_held(node) as may_end:
         futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
         await asyncio.sleep(0)
@@ -133,7 +133,7 @@ async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int)
     node.commits.clear()
 
 
-async def test_who_is_alone_waits_for_nobody_whatever_its_request_brings(node: DataPlane) -> None:
+async def test_lone_client_does_not_wait(node: DataPlane) -> None:
     topic = await node.create_topic("t", 3)
     appender = gathering_appender(node, FOR_EVER_S)
     for partitions in (3, 1, 2, 1):
@@ -161,7 +161,7 @@ async def test_requests_that_met_share_the_next_commit(node: DataPlane) -> None:
     assert [batches for batches, _ in node.commits] == [4], "begun when the third came, long before its time was up"
 
 
-async def test_who_was_left_waiting_is_waited_for(node: DataPlane) -> None:
+async def test_commit_waits_for_requests_left_out_before(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     appender = gathering_appender(node, FOR_EVER_S)
     with commits_held(node) as may_end:
@@ -177,7 +177,7 @@ async def test_who_was_left_waiting_is_waited_for(node: DataPlane) -> None:
     assert [batches for batches, _ in node.commits] == [1, 2]
 
 
-async def test_enough_bytes_wait_for_nobody(node: DataPlane) -> None:
+async def test_commit_with_enough_bytes_does_not_wait(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     appender = gathering_appender(node, FOR_EVER_S)
     await meet(node, appender, topic, 3)
@@ -198,7 +198,7 @@ async def test_a_commit_waits_no_longer_than_its_bound(node: DataPlane) -> None:
 
 
 async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> None:
-    """Across committers and groups, small batches and those that go by COPY."""
+    """The order holds across committers and groups, for small batches and for those that go by COPY."""
     topic = await node.create_topic("t", 5)
     chance = random.Random(3)
     submitted: dict[int, list[bytes]] = {index: [] for index in range(5)}
@@ -220,7 +220,7 @@ async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> N
             assert offsets_in(found) == list(range(len(values)))
 
 
-async def test_a_refusal_leaves_the_rest_of_its_group(node: DataPlane, database_url: str) -> None:
+async def test_refused_batch_does_not_fail_its_commit(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0", producer=(7, 0, 0))))
@@ -238,7 +238,7 @@ async def test_a_refusal_leaves_the_rest_of_its_group(node: DataPlane, database_
     ]
 
 
-async def test_nothing_shows_before_it_is_durable(node: DataPlane, database_url: str) -> None:
+async def test_records_are_invisible_before_they_are_durable(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     assert offsets_in(await node.fetch_one(topic, 0)) == []
@@ -253,7 +253,7 @@ async def test_nothing_shows_before_it_is_durable(node: DataPlane, database_url:
     assert len(found.batches) == 1, "in the tail as soon as it is acknowledged"
 
 
-async def test_queued_bytes_are_given_back(node: DataPlane, database_url: str) -> None:
+async def test_queued_bytes_are_released(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key):
         futures = [node.appender.submit(new_batch(topic, batch_of_size(600))) for _ in range(2)]
@@ -262,7 +262,7 @@ async def test_queued_bytes_are_given_back(node: DataPlane, database_url: str) -
     assert node.appender.queued_bytes == 0
 
 
-async def test_drain_finishes_what_is_queued(node: DataPlane, database_url: str) -> None:
+async def test_drain_finishes_queued_batches(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         futures = [node.appender.submit(new_batch(topic, batch_of(b"a"))) for _ in range(3)]
@@ -275,7 +275,7 @@ async def test_drain_finishes_what_is_queued(node: DataPlane, database_url: str)
     assert all(future.done() for future in futures)
 
 
-async def test_a_producer_that_gave_up_does_not_disturb_its_group(node: DataPlane, database_url: str) -> None:
+async def test_cancelled_append_does_not_disturb_its_commit(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0")))
@@ -305,11 +305,10 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
     assert node.appender.queued_bytes == 0
 
 
-async def test_an_idempotent_producers_batches_are_not_written_without_those_before_them(
-    node: DataPlane, database_url: str
-) -> None:
-    """A partition that does not know the producer takes any first sequence: written alone, the second batch would have
-    the first refused when it is repeated."""
+async def test_idempotent_batch_is_not_written_without_its_predecessors(node: DataPlane, database_url: str) -> None:
+    """A partition that does not know the producer accepts any first sequence. If the second batch were written alone,
+    the first would be refused when it is repeated.
+    """
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
@@ -328,9 +327,7 @@ async def test_an_idempotent_producers_batches_are_not_written_without_those_bef
     assert node.appender.queued_bytes == 0
 
 
-async def test_a_batch_given_up_takes_its_producers_later_ones_with_it_up_to_the_repeat(
-    node: DataPlane, database_url: str
-) -> None:
+async def test_cancelled_batch_refuses_later_ones_until_its_repeat(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
 
     def submit(producer_id: int, epoch: int, sequence: int) -> asyncio.Future[Appended | Refusal]:
@@ -357,7 +354,7 @@ async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[ob
 
 
 async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
-    """Overlapping commits deadlocked in trials; and each node's tail must notice the other's appends."""
+    """Overlapping commits deadlocked in trials. Each node's tail must also notice the other's appends."""
     topic = await node.create_topic("t", 6)
     async with data_plane(database_url, name="node-2") as other:
         chance = random.Random(5)
@@ -382,7 +379,7 @@ async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database
                 assert offsets_in(await at.fetch_one(topic, 0, partition=index, max_wait_ms=0)) == expected
 
 
-async def test_a_partition_that_is_locked_stops_no_other_of_its_committer(node: DataPlane, database_url: str) -> None:
+async def test_locked_partition_stops_no_other_of_its_committer(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t", 4)
     await node.appender.submit(new_batch(topic, batch_of(b"before"), 0))
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
@@ -401,7 +398,7 @@ async def test_a_partition_that_is_locked_stops_no_other_of_its_committer(node: 
     assert node.appender.queued_bytes == 0
 
 
-async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
+async def test_bug_in_a_commit_fails_it_and_queued_batches_are_committed(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")

@@ -29,7 +29,7 @@ def batch(count: int = 3, **fields: object) -> bytearray:
 
 
 def patched(position: int, layout: str, value: int, *, keep_crc: bool = False) -> Callable[[], bytearray]:
-    """A valid batch with one field of its head changed, and the CRC made to fit unless told otherwise."""
+    """Return a valid batch with one field of its head changed. The CRC is corrected unless `keep_crc`."""
 
     def make() -> bytearray:
         records = batch()
@@ -51,7 +51,7 @@ def code_of(verdict: BatchHead | Refused) -> ErrorCode:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_a_valid_batch_gives_its_head(codec: Compression) -> None:
+def test_valid_batch_returns_its_head(codec: Compression) -> None:
     head = judge(batch(compression=codec))
     assert isinstance(head, BatchHead)
     assert (head.records_count, head.max_timestamp, head.producer_id) == (3, NOW_MS, -1)
@@ -100,7 +100,7 @@ def test_an_idempotent_batch_is_valid() -> None:
         pytest.param(patched(21, ">h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, id="unknown codec"),
     ],
 )
-def test_refused(make: Callable[[], bytearray | None], code: ErrorCode) -> None:
+def test_invalid_batch_is_refused(make: Callable[[], bytearray | None], code: ErrorCode) -> None:
     assert code_of(judge(make())) is code
 
 
@@ -110,7 +110,7 @@ def test_zstd_needs_version_7() -> None:
     assert isinstance(judge(records, version=7), BatchHead)
 
 
-def test_max_message_bytes_is_the_last_size_that_fits() -> None:
+def test_batch_of_max_message_bytes_is_accepted() -> None:
     records = batch()
     assert isinstance(judge(records, config=replace(CONFIG, max_message_bytes=len(records))), BatchHead)
     verdict = judge(records, config=replace(CONFIG, max_message_bytes=len(records) - 1))
@@ -168,7 +168,7 @@ def test_timestamps_too_far_back_are_listed() -> None:
     assert [index for index, _ in verdict.record_errors] == [0]
 
 
-def test_no_timestamp_is_no_timestamp_too_far_back() -> None:
+def test_missing_timestamp_is_not_too_far_back() -> None:
     records = build_batch([record(0, timestamp=-1)])
     assert isinstance(judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000)), BatchHead)
 
@@ -185,7 +185,7 @@ def test_headers_with_one_key_twice_are_valid() -> None:
 
 
 def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) -> bytearray:
-    """A head with the right CRC and length over `payload`."""
+    """Return a head with the right CRC and length over `payload`."""
     records = bytearray(batch(count, compression=codec)[:61] + payload)
     struct.pack_into(">i", records, 8, len(records) - 12)
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
@@ -193,7 +193,7 @@ def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) ->
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
-def test_what_its_codec_cannot_read_is_refused(codec: Compression) -> None:
+def test_body_that_its_codec_cannot_read_is_refused(codec: Compression) -> None:
     payload = f"not {codec.name.lower()} at all".encode()
     assert code_of(judge(forged(payload, 1, codec))) == ErrorCode.INVALID_RECORD
 
@@ -214,14 +214,15 @@ def test_a_body_of_another_count_than_its_head_is_refused(codec: Compression, he
 @pytest.mark.parametrize("offsets", [(0, 2), (1, 2), (5,), (0, 1, 3)])
 @pytest.mark.parametrize("policy", [("delete",), ("compact",)])
 def test_offsets_that_do_not_count_up_from_zero_are_refused(offsets: tuple[int, ...], policy: tuple[str, ...]) -> None:
-    """Upstream gives such records of a compressed batch new offsets and takes those of an uncompressed one as they are:
-    two consumers of the same log would disagree on where a record lies."""
+    """Upstream gives such records of a compressed batch new offsets, and leaves those of an uncompressed one unchanged.
+    So two consumers of the same log would disagree on a record's offset.
+    """
     records = build_batch([record(offset) for offset in offsets], last_offset_delta=max(offsets))
     payload = records[61:]
     assert code_of(judge(forged(payload, len(offsets)), config=replace(CONFIG, cleanup_policy=policy))) == 87
 
 
-def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
+def test_lower_bound_reports_that_a_larger_one_may_decide() -> None:
     records = bytearray(build_batch([record(0, value=bytes(200_000))], compression=Compression.ZSTD))
     with pytest.raises(DecompressedTooLargeError):
         validate(records, version=9, config=CONFIG, now_ms=NOW_MS, max_decompressed_bytes=100_000)
@@ -230,7 +231,7 @@ def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
 
 @pytest.mark.parametrize("count", [1, WINDOW_RECORDS - 1, WINDOW_RECORDS, WINDOW_RECORDS + 1])
 @pytest.mark.parametrize("value", [b"v", b"v" * 200], ids=["one window", "several"])
-def test_every_offset_is_looked_at_however_many_there_are(count: int, value: bytes) -> None:
+def test_every_offset_is_checked_in_large_batches(count: int, value: bytes) -> None:
     """A window ends within the batch, at its end and behind it."""
     records = [record(offset, value=value) for offset in range(count)]
     assert isinstance(judge(build_batch(records)), BatchHead)
@@ -242,7 +243,7 @@ def test_every_offset_is_looked_at_however_many_there_are(count: int, value: byt
 
 
 def with_head(records: bytes, *, last_offset_delta: int) -> bytearray:
-    """With a head that does not fit its records, and a CRC that fits both."""
+    """Return the batch with a head that does not fit its records, and a CRC that fits both."""
     changed = bytearray(records)
     struct.pack_into(">i", changed, 23, last_offset_delta)
     struct.pack_into(">I", changed, 17, crc32c.crc32c(memoryview(changed)[21:]))

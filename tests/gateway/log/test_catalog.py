@@ -28,7 +28,7 @@ async def other(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 class CountingTopics:
-    """The real store, counting what it is asked."""
+    """The real store, with a count of its queries."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.finds: list[str | UUID] = []
@@ -66,7 +66,7 @@ async def create_elsewhere(node: DataPlane, name: str, partitions: int = 1) -> T
     return topic
 
 
-async def test_what_this_node_created_is_known_at_once(node: DataPlane) -> None:
+async def test_topic_created_on_this_node_is_known_at_once(node: DataPlane) -> None:
     topic = await node.create_topic("t", 3)
     assert node.catalog.get("t") == topic == node.catalog.get_by_id(topic.topic_id)
     assert node.catalog.topics() == [topic]
@@ -90,7 +90,7 @@ async def test_a_missing_id_is_read_through(node: DataPlane) -> None:
     assert node.catalog.get("t") == topic
 
 
-async def test_unknown_names_do_not_hammer_postgres(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_names_cause_few_queries(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
     counting = CountingTopics(node, monkeypatch)
     ghost = uuid4()
@@ -103,7 +103,7 @@ async def test_unknown_names_do_not_hammer_postgres(node: DataPlane, monkeypatch
     assert await node.catalog.resolve("ghost") == topic, "what is created here is known whatever was remembered"
 
 
-async def test_a_name_known_to_be_absent_costs_a_look_at_the_revision_alone(
+async def test_known_absent_name_costs_a_read_of_the_revision_alone(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
@@ -121,9 +121,7 @@ async def test_a_name_known_to_be_absent_costs_a_look_at_the_revision_alone(
     assert await node.catalog.resolve("t") == topic, "at least as new as the question"
 
 
-async def test_an_unknown_name_is_asked_for_again_after_a_while(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unknown_name_is_looked_up_again_after_a_while(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 0.0)
     assert await node.catalog.resolve("t") is None
     topic = await create_elsewhere(node, "t")
@@ -153,7 +151,7 @@ async def test_many_missing_topics_cost_no_query_each(
     assert len(counting.finds) - asked_by_name <= catalog_module.MAX_LOOKUPS
 
 
-async def test_a_lookup_outlives_the_one_who_asked_first(node: DataPlane) -> None:
+async def test_lookup_survives_the_cancellation_of_its_first_caller(node: DataPlane) -> None:
     topic = await create_elsewhere(node, "t")
     first = asyncio.create_task(node.catalog.resolve("t"))
     second = asyncio.create_task(node.catalog.resolve("t"))
@@ -162,7 +160,7 @@ async def test_a_lookup_outlives_the_one_who_asked_first(node: DataPlane) -> Non
     assert await second == topic
 
 
-async def test_lost_storage_is_said_and_not_remembered(node: DataPlane, database_url: str) -> None:
+async def test_lost_storage_is_reported_and_not_cached(node: DataPlane, database_url: str) -> None:
     topic = await create_elsewhere(node, "t")
     await node.database.close(1.0)
     with pytest.raises(StorageUnavailable):
@@ -193,7 +191,7 @@ async def test_another_nodes_changes_arrive(node: DataPlane, other: DataPlane) -
 
 
 class Looks:
-    """The real store's `changes`, counted, each held after it was read until let go."""
+    """The real store's `changes`: counted, and each result held until the test releases it."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, held: bool = False) -> None:
         self.since: list[int] = []
@@ -214,7 +212,7 @@ class Looks:
         monkeypatch.setattr(node.topics, "changes", noted)
 
 
-async def test_only_what_has_changed_is_read(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changes_are_read(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         await create_elsewhere(node, f"t{number}")
     await node.catalog.refresh_if_changed()
@@ -227,7 +225,7 @@ async def test_only_what_has_changed_is_read(node: DataPlane, monkeypatch: pytes
     assert len(node.catalog.topics()) == 21
 
 
-async def test_those_who_ask_during_a_look_share_the_next(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_during_a_refresh_share_the_next(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(node, monkeypatch, held=True)
     first = asyncio.create_task(node.catalog.refresh_if_changed())
     await looks.read.wait()
@@ -240,7 +238,7 @@ async def test_those_who_ask_during_a_look_share_the_next(node: DataPlane, monke
     assert node.catalog.topics() == [topic], "who asks for what is newest is not given what was read before"
 
 
-async def test_a_failed_look_is_told_to_all_who_waited_for_it_and_tried_again_by_the_next(
+async def test_failed_refresh_fails_its_callers_and_the_next_call_retries(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def gone(since: int) -> CatalogChanges:
@@ -255,8 +253,8 @@ async def test_a_failed_look_is_told_to_all_who_waited_for_it_and_tried_again_by
     assert node.catalog.topics() == [topic]
 
 
-async def test_what_happens_here_during_a_look_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read before a creation, a change or a deletion on this node must not outlive it."""
+async def test_local_change_during_a_refresh_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State read before a creation, a change or a deletion on this node must not overwrite it."""
     deleted, altered = await node.create_topic("deleted"), await create_elsewhere(node, "altered")
     looks = Looks(node, monkeypatch, held=True)
     looking = asyncio.create_task(node.catalog.refresh_if_changed())
@@ -273,7 +271,7 @@ async def test_what_happens_here_during_a_look_is_not_undone(node: DataPlane, mo
     assert {topic.name: topic for topic in node.catalog.topics()} == {"created": created, "altered": changed}
 
 
-async def test_of_two_states_of_a_topic_the_later_stands(node: DataPlane) -> None:
+async def test_later_of_two_states_of_a_topic_is_kept(node: DataPlane) -> None:
     old = await node.create_topic("t")
     new = await node.topics.set_configs(old.topic_id, {"retention.ms": "7"})
     assert isinstance(new, Topic)
@@ -282,7 +280,7 @@ async def test_of_two_states_of_a_topic_the_later_stands(node: DataPlane) -> Non
     assert node.catalog.get("t") == new
 
 
-async def test_an_incarnation_that_is_gone_does_not_come_back(node: DataPlane) -> None:
+async def test_deleted_incarnation_does_not_return(node: DataPlane) -> None:
     old = await node.create_topic("t")
     await node.delete_topic(old)
     new = await node.create_topic("t")
@@ -295,7 +293,7 @@ async def test_an_incarnation_that_is_gone_does_not_come_back(node: DataPlane) -
     assert node.catalog.topics() == []
 
 
-async def test_a_node_that_slept_through_a_deletion_forgets_what_is_gone(node: DataPlane, other: DataPlane) -> None:
+async def test_node_that_missed_a_deletion_forgets_the_topic(node: DataPlane, other: DataPlane) -> None:
     kept, gone = await node.create_topic("kept"), await node.create_topic("gone")
     await node.catalog.refresh_if_changed()
     await other.topics.delete(gone.topic_id)
@@ -306,7 +304,7 @@ async def test_a_node_that_slept_through_a_deletion_forgets_what_is_gone(node: D
     assert node.catalog.get("kept") == kept
 
 
-async def test_a_topic_that_is_gone_leaves_nothing_in_the_tail(node: DataPlane) -> None:
+async def test_deleted_topic_leaves_nothing_in_the_tail(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.fill(topic, [300])
     key = topic.partitions[0].partition_key
@@ -337,7 +335,7 @@ async def test_dynamic_broker_settings_are_followed(node: DataPlane, other: Data
     assert node.catalog.config(topic).retention_ms == default
 
 
-async def test_effective_configs_are_worked_out_once(node: DataPlane) -> None:
+async def test_effective_configs_are_computed_once(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs={"max.message.bytes": "77"})
     config = node.catalog.config(topic)
     assert config.max_message_bytes == 77

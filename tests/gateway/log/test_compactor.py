@@ -25,7 +25,7 @@ def encoded(text: str | None) -> bytes | None:
 
 
 def stored(base_offset: int, *pairs: Pair, **fields: object) -> StoredBatch:
-    """A batch of (key, value), one offset each."""
+    """Return a batch of (key, value), one offset each."""
     records = build_batch(
         [
             Record(base_offset + delta, NOW_MS + delta, encoded(key), encoded(value))
@@ -84,21 +84,21 @@ def test_a_rebuilt_batch_keeps_its_place_and_its_producer(codec: Compression) ->
     assert rebuilt.max_timestamp_ms == head.max_timestamp == NOW_MS + 1
 
 
-def test_headers_survive() -> None:
+def test_headers_survive_compaction() -> None:
     headers = (("h", b"1"), ("h", None))
     records = build_batch([Record(0, 1, b"a", b"1", headers), Record(1, 1, b"b", b"1")])
     log, _ = compacted([StoredBatch(0, 1, 1, records), stored(2, ("b", "2"))])
     assert next(iter_records(log[0].records)).headers == headers
 
 
-def test_append_time_is_kept() -> None:
+def test_append_time_survives_compaction() -> None:
     batch = stored(0, ("a", "1"), ("b", "1"), timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=NOW_MS + 99)
     log, _ = compacted([batch, stored(2, ("a", "2"))])
     assert [record.timestamp for record in iter_records(log[0].records)] == [NOW_MS + 99]
     assert log[0].max_timestamp_ms == NOW_MS + 99
 
 
-def test_a_tombstone_stays_for_its_retention_and_then_goes() -> None:
+def test_tombstone_is_removed_after_its_retention() -> None:
     first, cleaned = compacted([stored(0, ("a", "1")), stored(1, ("a", None), ("b", "1"))])
     assert content(first) == [(1, b"a", None), (2, b"b", b"1")]
     assert cleaned.removed == [0, 1], "rewritten to note when the tombstone may go"
@@ -111,12 +111,12 @@ def test_a_tombstone_stays_for_its_retention_and_then_goes() -> None:
     assert content(after) == [(2, b"b", b"1")]
 
 
-def test_a_key_that_comes_back_outlives_its_tombstone() -> None:
+def test_rewritten_key_outlives_its_tombstone() -> None:
     log, _ = compacted([stored(0, ("a", None)), stored(1, ("a", "2"))])
     assert content(log) == [(1, b"a", b"2")]
 
 
-def test_records_without_a_key_go() -> None:
+def test_records_without_a_key_are_removed() -> None:
     log, _ = compacted([stored(0, (None, "1"), ("a", "1"))])
     assert content(log) == [(1, b"a", b"1")]
 
@@ -126,7 +126,7 @@ def test_an_empty_key_is_a_key() -> None:
     assert content(log) == [(1, b"a", b"1"), (2, b"", b"2")]
 
 
-def test_only_what_is_dirty_is_indexed_but_all_is_cleaned() -> None:
+def test_only_the_dirty_range_is_indexed_but_all_is_cleaned() -> None:
     batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("a", "2"))]
     log, _ = compacted(batches, dirty_from=2)
     assert content(log) == [(1, b"b", b"1"), (2, b"a", b"2")]
@@ -152,7 +152,9 @@ def test_the_keys_of_a_batch_that_ends_in_damage_supersede_nothing() -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
-    """On both sides of what the parser gets at a time, with headers, with and without a tombstone among them."""
+    """Records are smaller and larger than the parser's window, with headers, with and without a
+    tombstone among them.
+    """
     chance = random.Random(7)
     for tombstone in (False, True):
         records = [
@@ -172,13 +174,13 @@ def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
         assert read_head(log[0].records).delete_horizon_ms == (NOW_MS + RETENTION_MS if tombstone else None)
 
 
-def test_a_run_ends_before_what_its_index_cannot_tell_apart() -> None:
+def test_run_ends_before_keys_that_its_index_cannot_distinguish() -> None:
     index = OffsetMap(10, MANY)
     assert index_keys([stored(10, ("a", "1")), stored(10 + MAX_SPAN, ("b", "1"))], index, ()) == 10 + MAX_SPAN
     assert index.newest(b"b") == -1
 
 
-def test_a_full_index_says_where_it_ends() -> None:
+def test_full_index_reports_its_end() -> None:
     batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("c", "1"), ("d", "1")), stored(4, ("e", "1"))]
     index = OffsetMap(0, max_keys=3)
     assert index_keys(batches, index, ()) == 4
@@ -187,7 +189,7 @@ def test_a_full_index_says_where_it_ends() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reader_of_the_compacted_log_ends_with_the_same_table(seed: int) -> None:
-    """Whatever is compacted when and however often: replaying gives the last value of each key, in offset order."""
+    """At any time and any number of compactions, a replay gives the last value of each key, in offset order."""
     chance = random.Random(seed)
     log: list[StoredBatch] = []
     expected: dict[str, str | None] = {}

@@ -1,5 +1,6 @@
-"""What compaction makes of transactions, by values alone (upstream's LogCleanerTest): what a reader with read_committed
-sees does not change."""
+"""Compaction of transactions, by values alone (upstream's LogCleanerTest): a read_committed reader
+sees no difference.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def encoded(text: str | None) -> bytes | None:
 
 @dataclass
 class Log:
-    """A partition, as the appends of plain and transactional producers make it."""
+    """A partition, as the appends of plain and transactional producers build it."""
 
     batches: list[StoredBatch] = field(default_factory=list[StoredBatch])
     aborted: list[AbortedSpan] = field(default_factory=list[AbortedSpan])
@@ -42,7 +43,7 @@ class Log:
         return self._append(pairs, None, compression)
 
     def write(self, producer_id: int, *pairs: Pair, compression: Compression = Compression.NONE) -> int:
-        """In the producer's transaction, which begins with this if it must."""
+        """Append in the producer's transaction, and begin it if necessary."""
         self.open_since.setdefault(producer_id, self.next_offset)
         return self._append(pairs, producer_id, compression)
 
@@ -60,7 +61,7 @@ class Log:
         return min(self.open_since.values(), default=self.next_offset)
 
     def compact(self, *, end_offset: int | None = None, dirty_from: int = 0) -> Cleaned:
-        """Below the last batch if it is not said where, piece by piece as a long log is read."""
+        """Compact below `end_offset`, by default below the last batch, piece by piece as a long log is read."""
         if end_offset is None:
             end_offset = self.batches[-1].base_offset
         head = [batch for batch in self.batches if batch.base_offset < end_offset]
@@ -84,7 +85,7 @@ class Log:
         return [span for span in self.aborted if span.first_offset < end and span.last_offset >= begin]
 
     def committed(self, offset: int = 0, count: int = 10**6) -> list[Record]:
-        """What a reader gets in answers of so many batches each."""
+        """Return the records that a reader gets in answers of so many batches each."""
         found: list[Record] = []
         stable = [batch for batch in self.batches if batch.base_offset < self.last_stable_offset]
         stable = [batch for batch in stable if batch.last_offset >= offset]
@@ -100,7 +101,7 @@ class Log:
         return found
 
     def content(self) -> list[tuple[int, bytes | None, bytes | None]]:
-        """All records but those of markers."""
+        """Return all records except those of markers."""
         return [
             (record.offset, record.key, record.value)
             for batch in self.batches
@@ -149,7 +150,7 @@ def _pieces(batches: Sequence[StoredBatch], size: int = 3) -> list[Sequence[Stor
     return [batches[begin : begin + size] for begin in range(0, len(batches), size)]
 
 
-def test_records_of_committed_transactions_count_as_any_others() -> None:
+def test_records_of_committed_transactions_are_compacted_as_others() -> None:
     log = Log()
     log.plain(("a", "1"), ("b", "1"))  # 0, 1
     log.write(7, ("a", "2"), ("c", "1"))  # 2, 3
@@ -176,7 +177,7 @@ def test_a_rebuilt_batch_of_a_transaction_stays_one(codec: Compression) -> None:
     assert head.delete_horizon_ms == NOW_MS + RETENTION_MS, "tombstones wait here, too"
 
 
-def test_a_batch_of_a_transaction_that_loses_all_its_records_goes() -> None:
+def test_transactional_batch_without_records_left_is_removed() -> None:
     log = Log()
     log.write(7, ("a", "1"))
     log.commit(7)
@@ -188,8 +189,8 @@ def test_a_batch_of_a_transaction_that_loses_all_its_records_goes() -> None:
     assert (cleaned.removed, cleaned.added, cleaned.dropped_records) == ([0, 1, 3], [], 1), "no marker is a record"
 
 
-def test_what_was_aborted_goes_and_supersedes_nothing() -> None:
-    """As another gateway did: an uncommitted record deleted a committed one."""
+def test_aborted_records_are_removed_and_supersede_nothing() -> None:
+    """With another gateway an uncommitted record deleted a committed one."""
     log = Log()
     log.plain(("a", "1"))  # 0
     log.write(7, ("a", "2"), ("b", "1"))  # 1, 2
@@ -225,7 +226,7 @@ def test_only_batches_between_the_first_and_the_marker_were_aborted() -> None:
 
 
 def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> None:
-    """A producer that goes on without a transactional id keeps no id, but who says so is the client."""
+    """A producer that continues without a transactional id need not use a new producer id; the client decides that."""
     log = Log(aborted=[AbortedSpan(7, 0, 5)])
     records = build_batch([Record(0, NOW_MS, b"a", b"1")], producer_id=7, producer_epoch=2, base_sequence=0)
     log.store(records)
@@ -234,9 +235,10 @@ def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> N
     assert log.content() == [(0, b"a", b"1"), (1, b"end", b"1")]
 
 
-def test_a_marker_that_says_abort_stays_however_often_it_is_met() -> None:
-    """Its transaction stays in the list of those that were aborted, and a reader that is told of one and meets no end
-    of it leaves out whatever the producer commits next."""
+def test_abort_marker_is_kept_through_every_compaction() -> None:
+    """Its transaction stays in the list of aborted ones. A reader that learns of an aborted transaction without its end
+    would skip the producer's later commits.
+    """
     log = Log()
     log.write(7, ("a", "1"))
     log.abort(7)
@@ -300,7 +302,7 @@ def test_a_damaged_marker_is_left_alone() -> None:
     assert log.compact().removed == []
 
 
-def test_a_full_index_ends_behind_the_last_batch_whatever_it_is() -> None:
+def test_full_index_ends_behind_the_last_batch_of_any_kind() -> None:
     log = Log()
     log.write(7, ("a", "1"), ("b", "1"))
     log.abort(7)
@@ -313,8 +315,8 @@ def test_a_full_index_ends_behind_the_last_batch_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_reader_of_what_is_committed_ends_with_the_same_table(seed: int) -> None:
-    """Whatever is compacted when and however often, wherever it reads from, and however its answers are cut."""
+def test_read_committed_reader_ends_with_the_same_table(seed: int) -> None:
+    """This holds for any time and number of compactions, any start of the read, and any division into answers."""
     chance = random.Random(seed)
     log = Log()
     history: dict[int, Pair] = {}
@@ -360,7 +362,8 @@ def test_a_reader_of_what_is_committed_ends_with_the_same_table(seed: int) -> No
             under_way[producer_id] = set()
         if chance.random() < 0.25:
             check()
-            # As dirty_ranges chooses: below what is open and below the newest batch, where a batch begins.
+            # The range is that of dirty_ranges: below open transactions and below the newest batch, at a batch's
+            # beginning.
             stable = min(log.last_stable_offset, log.batches[-1].base_offset)
             end_offset = max((base for base in log.bases() if base <= stable), default=0)
             if end_offset > cleaned_to:

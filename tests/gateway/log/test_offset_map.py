@@ -1,4 +1,4 @@
-"""The compaction's index of keys against a dict."""
+"""The compaction's index of keys, compared with a dict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.log.offset_map import FIRST_SLOTS, MAX_SPAN, OffsetMap
 
 @pytest.mark.parametrize("base_offset", [0, 10**15])
 @pytest.mark.parametrize("keys", [1, 100, 10 * FIRST_SLOTS])
-def test_it_keeps_the_newest_offset_of_each_key(base_offset: int, keys: int) -> None:
+def test_offset_map_keeps_the_newest_offset_of_each_key(base_offset: int, keys: int) -> None:
     chance = random.Random(keys)
     index, expected = OffsetMap(base_offset, 10**9), dict[bytes, int]()
     for offset in range(base_offset, base_offset + 3 * keys):
@@ -30,7 +30,7 @@ def test_keys_may_be_empty_or_views() -> None:
     assert (index.newest(b""), index.newest(b"bc"), index.newest(b"abc")) == (0, 1, -1)
 
 
-def test_it_is_full_at_its_bound() -> None:
+def test_offset_map_is_full_at_its_bound() -> None:
     index = OffsetMap(0, 3)
     for offset, key in enumerate([b"a", b"a", b"b"]):
         index.put(key, offset)
@@ -39,7 +39,7 @@ def test_it_is_full_at_its_bound() -> None:
     assert index.full
 
 
-def test_it_says_which_offsets_it_can_keep() -> None:
+def test_offset_map_reports_which_offsets_it_can_keep() -> None:
     index = OffsetMap(7, 10)
     assert [index.covers(offset) for offset in (6, 7, 6 + MAX_SPAN, 7 + MAX_SPAN)] == [False, True, True, False]
     index.put(b"last", 6 + MAX_SPAN)

@@ -1,4 +1,4 @@
-"""Batches brought to their topic's codec: what changes, what does not, and what it may take."""
+"""Batches recompressed to their topic's codec: what changes, what does not, and how much memory they may take."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_codec_length_and_crc_change(source: Compression, compression_type:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_what_is_in_the_topics_codec_stays_as_it_came(codec: Compression) -> None:
+def test_batch_in_the_topics_codec_is_unchanged(codec: Compression) -> None:
     head = head_of(batch(codec))
     assert wanted_codec(head, config("producer")) is None
     for name, wanted in CODECS.items():
@@ -84,7 +84,7 @@ def test_lz4_levels_above_its_highest_are_its_highest(level: int) -> None:
     assert list(iter_records(made)) == RECORDS
 
 
-def test_what_is_too_large_for_its_topic_afterwards_is_refused() -> None:
+def test_recompressed_batch_too_large_for_its_topic_is_refused() -> None:
     sent = batch(Compression.ZSTD)
     plain = len(batch())
     assert len(sent) < plain
@@ -108,11 +108,11 @@ async def recompressor() -> AsyncIterator[Recompressor]:
 
 
 def plain(count: int) -> list[recompression.Batch]:
-    """So many batches that take `PLAIN_BYTES` each when they are done, and may not take more."""
+    """Return so many batches that take `PLAIN_BYTES` each when they are done, and may not take more."""
     return [(batch(Compression.ZSTD), replace(config("uncompressed"), max_message_bytes=PLAIN_BYTES))] * count
 
 
-async def test_room_is_had_until_it_is_given_back(recompressor: Recompressor) -> None:
+async def test_room_is_held_until_it_is_released(recompressor: Recompressor) -> None:
     made, room_bytes = await recompressor.recompress(plain(2))
     assert [read_head(each).compression for each in made if not isinstance(each, Refused)] == [Compression.NONE] * 2
     assert room_bytes == recompressor.claimed_bytes == 2 * PLAIN_BYTES
@@ -128,7 +128,7 @@ async def test_room_is_had_until_it_is_given_back(recompressor: Recompressor) ->
     assert recompressor.claimed_bytes == 0
 
 
-async def test_who_goes_away_while_it_waits_holds_up_nobody(recompressor: Recompressor) -> None:
+async def test_cancelled_waiter_for_room_delays_no_other(recompressor: Recompressor) -> None:
     _, room_bytes = await recompressor.recompress(plain(2))
     gone = asyncio.create_task(recompressor.recompress(plain(3)))
     behind = asyncio.create_task(recompressor.recompress(plain(1)))
@@ -140,7 +140,7 @@ async def test_who_goes_away_while_it_waits_holds_up_nobody(recompressor: Recomp
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["its turn comes first", "it goes first"])
-async def test_who_goes_away_as_its_turn_comes_keeps_no_room(recompressor: Recompressor, *, first: bool) -> None:
+async def test_waiter_cancelled_at_its_turn_keeps_no_room(recompressor: Recompressor, *, first: bool) -> None:
     _, room_bytes = await recompressor.recompress(plain(2))
     gone = asyncio.create_task(recompressor.recompress(plain(3)))
     await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_who_goes_away_as_its_turn_comes_keeps_no_room(recompressor: Recom
     assert recompressor.claimed_bytes == 0
 
 
-async def test_a_request_takes_no_more_than_all_room(recompressor: Recompressor) -> None:
+async def test_request_takes_at_most_all_room(recompressor: Recompressor) -> None:
     made, room_bytes = await recompressor.recompress(plain(5))
     assert [isinstance(each, Refused) for each in made] == [False] * 3 + [True] * 2
     assert room_bytes == 3 * PLAIN_BYTES

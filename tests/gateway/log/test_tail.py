@@ -1,4 +1,4 @@
-"""The tail: contiguity, bounds, what is known, and who is woken by what."""
+"""The tail: contiguity, bounds, known offsets, and which events wake which watch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def state(log_start_offset: int, high_watermark: int) -> PartitionState:
     return PartitionState(log_start_offset, high_watermark, high_watermark, 0, 0)
 
 
-def test_what_has_been_compacted_is_not_served_from_here() -> None:
+def test_compacted_range_is_not_served_from_the_tail() -> None:
     tail = Tail(10**6)
     for base_offset in (0, 3, 6):
         append(tail, P0, base_offset, count=3)
@@ -87,7 +87,7 @@ def test_what_has_been_compacted_is_not_served_from_here() -> None:
     assert offsets(read(tail, P0, 10)) == [10]
 
 
-def test_a_batch_on_the_edge_of_what_has_been_compacted_stays() -> None:
+def test_batch_at_the_edge_of_the_compacted_range_stays() -> None:
     tail = Tail(10**6)
     append(tail, P0, 0, count=3)
     tail.compacted(P0, 2)
@@ -107,7 +107,7 @@ def test_an_unknown_partition_must_be_read_from_postgres() -> None:
     assert read(Tail(1000), P0, 0) is None
 
 
-def test_reads_from_the_batch_that_holds_the_offset() -> None:
+def test_read_begins_at_the_batch_that_holds_the_offset() -> None:
     tail = Tail(10**6)
     for base_offset in (5, 8, 11):
         append(tail, P0, base_offset, count=3)
@@ -119,7 +119,7 @@ def test_reads_from_the_batch_that_holds_the_offset() -> None:
     assert read(tail, P0, 15) is None, "beyond the known end only Postgres knows"
 
 
-def test_size_limits() -> None:
+def test_read_obeys_its_size_limits() -> None:
     tail = Tail(10**6)
     for base_offset in range(4):
         append(tail, P0, base_offset, size=100)
@@ -140,7 +140,7 @@ def test_a_gap_starts_the_partition_anew() -> None:
     assert offsets(read(tail, P0, 5)) == [5]
 
 
-def test_an_append_that_lies_behind_changes_nothing() -> None:
+def test_append_below_the_end_changes_nothing() -> None:
     tail = Tail(10**6)
     append(tail, P0, 4)
     append(tail, P0, 5)
@@ -178,7 +178,7 @@ def test_below_the_log_start_nothing_is_served() -> None:
     assert offsets(read(tail, P0, 1)) == [1]
 
 
-def test_an_old_high_watermark_is_not_believed_for_ever() -> None:
+def test_high_watermark_is_trusted_for_a_bounded_time() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 100.0)
     assert tail.read(P0, 7, 100, at_least_one=True, now_s=100.9, max_age_s=1.0) is not None
@@ -186,7 +186,7 @@ def test_an_old_high_watermark_is_not_believed_for_ever() -> None:
     assert tail.known(P0, 101.1, 1.0) is None
 
 
-def test_an_end_is_believed_for_ever_while_everybody_elses_appends_are_told_of() -> None:
+def test_end_is_trusted_while_other_nodes_announce_their_appends() -> None:
     assert Tail(10**6).max_age_s(50.0) == float("inf")
 
 
@@ -195,7 +195,7 @@ def is_believed(tail: Tail, now_s: float) -> bool:
 
 
 @pytest.mark.parametrize("cause", ["a commit of unknown outcome", "nobody tells"])
-def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_late(cause: str) -> None:
+def test_end_older_than_possible_foreign_appends_is_read_again(cause: str) -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
     settled_s = 50.0 + DOUBT_S
@@ -217,7 +217,7 @@ def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_
     assert is_believed(tail, settled_s + 10**6)
 
 
-def test_an_end_is_not_believed_once_the_registration_has_run_out() -> None:
+def test_end_is_not_trusted_after_the_registration_expired() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
     tail.trust_until(60.0)
@@ -228,7 +228,7 @@ def test_an_end_is_not_believed_once_the_registration_has_run_out() -> None:
     assert is_believed(tail, 64.9)
 
 
-def test_an_announced_end_is_believed_until_it_has_been_read() -> None:
+def test_announced_end_is_trusted_until_it_is_read() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
     tail.heard(P0, 7)
@@ -243,7 +243,7 @@ def test_an_announced_end_is_believed_until_it_has_been_read() -> None:
     assert tail.known(P1, 50.0) is None, "what nobody reads here is not remembered"
 
 
-async def test_an_announcement_wakes_who_waits() -> None:
+async def test_announcement_wakes_watches() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
     watch = tail.watch([P0])
@@ -274,7 +274,7 @@ def test_an_evicted_partition_still_knows_its_end() -> None:
     assert read(tail, P0, 0) is None
 
 
-def test_what_was_evicted_is_forgotten_and_the_rest_is_found() -> None:
+def test_evicted_batches_are_forgotten_and_the_rest_is_found() -> None:
     held = 100
     tail = Tail(held * (10 + ENTRY_OVERHEAD_BYTES))
     for base_offset in range(2_000):
@@ -286,7 +286,7 @@ def test_what_was_evicted_is_forgotten_and_the_rest_is_found() -> None:
     assert len(entries) <= 2 * held + 64
 
 
-def test_the_bound_holds_whatever_comes() -> None:
+def test_bound_of_the_tail_holds_for_any_appends() -> None:
     chance = random.Random(7)
     bound = 40_000
     tail = Tail(bound)
@@ -340,7 +340,7 @@ def aborted(found: TailRead | None) -> list[AbortedTransaction]:
 A, B = AbortedTransaction(1, 0), AbortedTransaction(2, 1)
 
 
-def test_what_is_committed_is_served_with_what_is_to_be_left_out() -> None:
+def test_read_committed_read_lists_aborted_transactions() -> None:
     tail = Tail(10**6)
     append(tail, P0, 0, stable=0)
     append(tail, P0, 1, stable=0)
@@ -356,8 +356,8 @@ def test_what_is_committed_is_served_with_what_is_to_be_left_out() -> None:
     assert offsets(read(tail, P0, 0)) == [0, 1, 2, 3, 4]
 
 
-def test_only_who_has_the_marker_knows_how_a_transaction_ended() -> None:
-    """It was ended by another node, or its end had no known outcome here, or has one later than a read's."""
+def test_outcome_is_unknown_without_the_marker() -> None:
+    """Another node ended it, or its end had no known outcome here, or its outcome is later than that of a read."""
     tail = Tail(10**6)
     append(tail, P0, 0)
     append(tail, P0, 1, stable=1)
@@ -372,8 +372,8 @@ def test_only_who_has_the_marker_knows_how_a_transaction_ended() -> None:
     assert (offsets(found), aborted(found)) == ([1, 2, 3], [AbortedTransaction(1, 1)]), "here it is"
 
 
-def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> None:
-    """Of two appends the second is told of first, and evicted: its marker is not known here any more."""
+def test_late_append_alone_is_not_considered_stable() -> None:
+    """The second of two appends is recorded first, and evicted: its marker is no longer known here."""
     tail = Tail(10 + ENTRY_OVERHEAD_BYTES)
     append(tail, P0, 1, aborted=A)
     append(tail, P1, 0)
@@ -381,8 +381,8 @@ def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> No
     assert read_committed(tail, P0, 0) is None
 
 
-def test_what_is_appended_behind_a_marker_may_be_told_of_before_it() -> None:
-    """Of a transaction of very many partitions: what lies below the later append is Postgres' to tell."""
+def test_append_behind_a_marker_may_be_recorded_before_it() -> None:
+    """This happens with a transaction of very many partitions. Postgres knows what lies below the later append."""
     tail = Tail(10**6)
     append(tail, P0, 0, stable=0)
     append(tail, P0, 2)
@@ -408,7 +408,7 @@ def test_aborted_transactions_are_forgotten_with_their_markers() -> None:
     assert len(kept[P1].aborted) <= 100
 
 
-def test_a_read_does_not_look_through_too_many_aborted_transactions() -> None:
+def test_read_visits_a_bounded_number_of_aborted_transactions() -> None:
     tail = Tail(10**8)
     append(tail, P0, 0, stable=0)
     many = MAX_ABORTED_LOOKED_AT + 10
@@ -436,7 +436,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_append_wakes_those_who_watch_its_partition_only() -> None:
+async def test_append_wakes_watches_of_its_partition_alone() -> None:
     tail = Tail(10**6)
     _, there = await parked(tail, [P0])
     _, elsewhere = await parked(tail, [P1])
@@ -459,7 +459,7 @@ async def test_min_bytes_are_counted_over_partitions() -> None:
     assert task.done()
 
 
-async def test_who_reads_what_is_committed_is_woken_by_what_becomes_stable() -> None:
+async def test_read_committed_watch_is_woken_by_stable_records() -> None:
     tail = Tail(10**6)
     append(tail, P0, 0)
     committed = tail.watch([P0], committed=True)
@@ -476,7 +476,7 @@ async def test_who_reads_what_is_committed_is_woken_by_what_becomes_stable() -> 
     committed.close()
 
 
-async def test_who_reads_what_is_committed_counts_what_is_stable_at_once() -> None:
+async def test_read_committed_watch_counts_records_that_are_already_stable() -> None:
     tail = Tail(10**6)
     append(tail, P0, 0)
     watch = tail.watch([P0], committed=True)
@@ -491,7 +491,7 @@ async def test_who_reads_what_is_committed_counts_what_is_stable_at_once() -> No
     watch.close()
 
 
-async def test_an_append_between_looking_and_waiting_counts() -> None:
+async def test_append_between_read_and_wait_counts() -> None:
     tail = Tail(10**6)
     watch = tail.watch([P0])
     append(tail, P0, 0, size=10)
@@ -517,7 +517,7 @@ async def test_the_wait_ends_at_its_timeout() -> None:
         pytest.param(lambda tail: tail.drain(), id="draining"),
     ],
 )
-async def test_what_ends_a_wait_at_once(event: object) -> None:
+async def test_deletion_or_drain_ends_a_wait_at_once(event: object) -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 0), 0.0)
     _, task = await parked(tail, [P0], missing_bytes=10**9)

@@ -1,4 +1,4 @@
-"""Names that a topic may have, however it is created."""
+"""Names that a topic may have, for every way of creation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ BROKER = parse_broker_configs({})
         ("a_b", ErrorCode.INVALID_TOPIC_EXCEPTION),
     ],
 )
-def test_no_such_topic_is_made_for_who_asks_where_it_is(name: str, code: ErrorCode) -> None:
+def test_plan_of_a_topic_with_an_illegal_name_is_refused(name: str, code: ErrorCode) -> None:
     with pytest.raises(KafkaError) as refused:
         plan_automatic(name, BROKER, RenderedNames({"a_b": "a.b"}))
     assert refused.value.code is code
 
 
-def test_the_offsets_topic_is_the_same_whoever_asks_first() -> None:
+def test_offsets_topic_is_the_same_for_every_way_of_creation() -> None:
     planned = plan_automatic("__consumer_offsets", BROKER, RenderedNames({}))
     assert planned == NewTopic("__consumer_offsets", 50, {"cleanup.policy": "compact"}, internal=True)
 
 
-def test_kafkas_own_topics_are_internal_whoever_asks_first() -> None:
+def test_kafkas_own_topics_are_internal_for_every_way_of_creation() -> None:
     planned = [plan_automatic(name, BROKER, RenderedNames({})) for name in ("__share_group_state", "orders")]
     assert [plan.internal for plan in planned] == [True, False]

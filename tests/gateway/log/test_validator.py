@@ -1,4 +1,4 @@
-"""On which thread a batch is judged, and that a bomb holds up bombs only."""
+"""The thread on which a batch is judged, and that a bomb delays only bombs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def judges() -> AsyncIterator[BatchValidator]:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-async def test_what_is_small_is_judged_at_once(judges: BatchValidator, codec: Compression) -> None:
+async def test_small_batch_is_validated_at_once(judges: BatchValidator, codec: Compression) -> None:
     verdicts = judges.judge_at_once([unchecked(3, codec=codec), Unchecked(None, 9, TopicConfig())], NOW_MS)
     assert verdicts is not None
     assert isinstance(verdicts[0], BatchHead)
@@ -66,7 +66,7 @@ async def test_what_is_small_is_judged_at_once(judges: BatchValidator, codec: Co
         pytest.param([unchecked(), BOMB], id="a bomb among small ones"),
     ],
 )
-async def test_what_is_not_small_is_judged_elsewhere(judges: BatchValidator, batches: list[Unchecked]) -> None:
+async def test_large_batch_is_validated_in_a_thread(judges: BatchValidator, batches: list[Unchecked]) -> None:
     assert judges.judge_at_once(batches, NOW_MS) is None
     verdicts = await judges.judge(batches, NOW_MS)
     assert [isinstance(verdict, BatchHead) for verdict in verdicts] == [True] * len(batches)
@@ -82,7 +82,7 @@ async def test_a_negative_count_makes_no_room_for_others(judges: BatchValidator)
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
 async def test_a_batch_does_not_borrow_records_of_the_one_before_it(codec: Compression) -> None:
-    """Both are decompressed into the same memory, one after the other."""
+    """Both batches are decompressed into the same memory, one after the other."""
     plain = unchecked(1000, b"v" * 100).records
     assert plain is not None
     half = compress(codec, plain[HEAD_BYTES : HEAD_BYTES + (len(plain) - HEAD_BYTES) // 2])
@@ -106,7 +106,7 @@ async def test_verdicts_come_in_the_order_of_the_batches(judges: BatchValidator)
 
 
 @pytest.mark.parametrize("costly", [BOMB, CROWD])
-async def test_a_costly_batch_does_not_hold_up_the_usual_ones(
+async def test_costly_batch_does_not_delay_usual_ones(
     judges: BatchValidator, costly: Unchecked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go, begun = threading.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Full collections wait for requests of many elements, and not for ever; what they find alive is set apart."""
+"""Full collections wait for requests of many elements, but not for ever. Objects that they find alive are frozen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-pytestmark = pytest.mark.alone  # a worker's process has many objects of other tests, and collections look at all
+# a worker's process has many objects of other tests, and a full collection visits all of them
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
 def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Requests of other tests, whose loops are closed, may never have been done with."""
+    """Requests of other tests, whose loops are closed, may never have been finished."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     monkeypatch.setattr(coding, "full_collections", FullCollections())
@@ -32,7 +33,7 @@ def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-async def test_full_collections_wait_until_the_last_request_is_done_with() -> None:
+async def test_full_collections_wait_until_the_last_request_is_done() -> None:
     usual = gc.get_threshold()
     collections = FullCollections()
     first, second = collections.pause(), collections.pause()
@@ -55,7 +56,7 @@ async def test_a_pause_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gc.get_threshold() == usual
 
 
-async def test_requests_upon_requests_do_not_put_it_off_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_continuous_requests_do_not_postpone_a_collection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = gc.get_threshold()
     collections = FullCollections()
     first = collections.pause()
@@ -72,7 +73,7 @@ def metadata_of(count: int) -> bytes:
     return b"".join(bytes(chunk) for chunk in encode(request, 9))
 
 
-async def test_a_request_of_many_elements_is_waited_for() -> None:
+async def test_collection_waits_for_a_request_of_many_elements() -> None:
     usual = gc.get_threshold()
     request, done_with = await decode_in_thread(ApiKey.METADATA, 9, metadata_of(AT_ONCE_ELEMENTS + 1), 0)
     assert len(request.topics) == AT_ONCE_ELEMENTS + 1
@@ -81,7 +82,7 @@ async def test_a_request_of_many_elements_is_waited_for() -> None:
     assert gc.get_threshold() == usual
 
 
-async def test_a_torn_request_is_not_waited_for() -> None:
+async def test_collection_does_not_wait_for_a_torn_request() -> None:
     usual = gc.get_threshold()
     with pytest.raises(ProtocolError):
         await decode_in_thread(ApiKey.METADATA, 9, metadata_of(AT_ONCE_ELEMENTS + 1)[:-20], 0)
@@ -89,7 +90,7 @@ async def test_a_torn_request_is_not_waited_for() -> None:
 
 
 class Node:
-    """One of a cycle."""
+    """An object of a cycle."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -103,7 +104,7 @@ async def survivors() -> AsyncIterator[Survivors]:
     gc.unfreeze()
 
 
-async def test_a_full_collection_does_not_look_again_at_what_the_one_before_found_alive(survivors: Survivors) -> None:
+async def test_full_collection_skips_objects_found_alive_before(survivors: Survivors) -> None:
     kept = [Node() for _ in range(500)]
     for number in range(3):
         before = gc.get_freeze_count()
@@ -116,7 +117,7 @@ async def test_a_full_collection_does_not_look_again_at_what_the_one_before_foun
 @pytest.mark.parametrize(
     ("idle_share", "overgrowth"), [pytest.param(10.0, 3, id="idle"), pytest.param(-1.0, 0, id="too-much")]
 )
-async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much(
+async def test_frozen_garbage_is_found_once_there_is_much(
     monkeypatch: pytest.MonkeyPatch, idle_share: float, overgrowth: int
 ) -> None:
     monkeypatch.setattr(collection, "IDLE_S", 0.01)
@@ -143,7 +144,7 @@ async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much
     gc.unfreeze()
 
 
-async def test_a_loop_that_works_is_not_stopped_to_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_busy_loop_is_not_stopped_for_a_collection_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "IDLE_S", 0.001)
     worked_s = itertools.count()
     asked: list[int] = []
@@ -164,7 +165,7 @@ async def test_a_loop_that_works_is_not_stopped_to_look_at_all(monkeypatch: pyte
     unfreeze()
 
 
-async def test_what_comes_and_goes_is_no_reason_to_count_what_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_lived_objects_do_not_trigger_a_count_of_frozen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     survivors = Survivors(max_growth=1_000)
     counted: list[int] = []
     count = gc.get_freeze_count
@@ -179,7 +180,7 @@ async def test_what_comes_and_goes_is_no_reason_to_count_what_is_apart(monkeypat
     gc.unfreeze()
 
 
-async def test_a_collection_in_a_thread_sets_apart_on_the_loop(survivors: Survivors) -> None:
+async def test_collection_in_a_thread_freezes_on_the_loop(survivors: Survivors) -> None:
     kept = [Node() for _ in range(500)]
     before = gc.get_freeze_count()
     await asyncio.to_thread(gc.collect)
@@ -187,7 +188,7 @@ async def test_a_collection_in_a_thread_sets_apart_on_the_loop(survivors: Surviv
     assert gc.get_freeze_count() - before >= len(kept)
 
 
-async def test_nothing_is_set_apart_once_it_is_closed() -> None:
+async def test_nothing_is_frozen_after_close() -> None:
     Survivors().close()
     before = gc.get_freeze_count()
     gc.collect()
@@ -196,7 +197,7 @@ async def test_nothing_is_set_apart_once_it_is_closed() -> None:
     gc.unfreeze()
 
 
-async def test_what_a_long_request_leaves_behind_is_not_looked_at(survivors: Survivors) -> None:
+async def test_remains_of_a_long_request_are_not_visited(survivors: Survivors) -> None:
     usual = gc.get_threshold()
     collected: list[int] = []
     resume = collection.full_collections.pause()

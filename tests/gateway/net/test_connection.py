@@ -34,7 +34,9 @@ def framed(*bodies: bytes) -> bytes:
 
 
 class Words:
-    """A frame is `<admission letter><verb>:<rest>`. It is answered by itself, when and how the test says."""
+    """Frames of the form `<admission letter><verb>:<rest>`. The test decides when and how a frame is answered, with
+    itself.
+    """
 
     def __init__(self) -> None:
         self.started: list[bytes] = []
@@ -89,7 +91,7 @@ class Words:
 
 
 class Node:
-    """A server of words, and what it reported."""
+    """A server of words, and the events it reported."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.words = Words()
@@ -107,8 +109,10 @@ class Node:
         return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
 
     async def settle(self) -> None:
-        """Many turns of the loop with traffic of another connection, in which anything that may happen does. It stays
-        open, so that `gone` tells of the test's own connections alone."""
+        """Run many turns of the loop with traffic of another connection, so that all pending work is done.
+
+        That connection stays open, so that `gone` lists the test's own connections alone.
+        """
         if self._settling is None:
             self._settling = await self.connect()
         for index in range(50):
@@ -147,14 +151,15 @@ class Peer:
         return [await self.answer() for _ in range(count)]
 
     def reset(self) -> None:
-        """Ends the connection at once, as the kernel does for what a killed process has left unread: no half-open end
-        comes before it."""
+        """End the connection at once, as the kernel does for bytes that a killed process has left unread: no half-open
+        end precedes it.
+        """
         raw_socket: socket.socket = self.writer.get_extra_info("socket")
         raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def ended(self) -> bytes:
-        """What came before the server closed the connection."""
+        """Return the bytes that arrived before the server closed the connection."""
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read()
@@ -222,7 +227,7 @@ async def test_a_request_without_answer_keeps_its_place() -> None:
         assert await peer.answers(2) == [b"lwait:1", b"lecho:3"]
 
 
-async def test_a_request_sees_what_those_before_it_did() -> None:
+async def test_request_sees_effects_of_earlier_requests() -> None:
     """A pipelined JoinGroup starts when the OffsetCommit before it is done; other connections do not wait."""
     async with node() as served:
         peer = await served.connect()
@@ -237,7 +242,7 @@ async def test_a_request_sees_what_those_before_it_did() -> None:
         assert await peer.answers(2) == [b"pwait:join", b"-echo:heartbeat"]
 
 
-async def test_a_bulky_read_sees_what_came_before_it_and_nothing_that_came_after() -> None:
+async def test_bulky_read_sees_earlier_requests_and_no_later_ones() -> None:
     """An OffsetFetch between two OffsetCommits."""
     async with node() as served:
         peer = await served.connect()
@@ -264,7 +269,7 @@ async def test_pipelined_requests_start_beside_each_other_and_nothing_else_does(
         assert await peer.answers(3) == [b"lwait:1", b"lecho:2", b"-echo:3"]
 
 
-async def test_connections_do_not_hold_up_each_other() -> None:
+async def test_connections_do_not_delay_each_other() -> None:
     async with node() as served:
         first, second = await served.connect(), await served.connect()
         first.send(b"pwait:1", b"-echo:behind")
@@ -313,7 +318,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read_from() -> None:
             assert len(await peer.answer()) == 300_000
 
 
-async def test_unwritten_answers_count_against_what_a_connection_may_hold() -> None:
+async def test_unwritten_answers_count_against_the_bound_of_a_connection() -> None:
     async with node(max_held_bytes=1_000_000) as served:
         peer = await served.connect()
         peer.send(b"pwait:first", *[b"-big:%d" % index for index in range(4)])
@@ -353,7 +358,7 @@ async def test_only_few_bulky_requests_of_a_connection_run_at_once() -> None:
         assert await peer.answers(asked) == names
 
 
-async def test_nothing_overtakes_a_request_that_is_held_back() -> None:
+async def test_no_request_overtakes_one_that_is_held_back() -> None:
     bulky = [b"bwait:%d" % index for index in range(MAX_BULKY_IN_FLIGHT + 1)]
     async with node() as served:
         peer = await served.connect()
@@ -401,7 +406,7 @@ async def test_a_waiting_connection_that_ends_gives_up_its_turn() -> None:
         assert len(served.finished_of(b"-echo:second")) == 1, "what was read of it is done all the same"
 
 
-async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_room() -> None:
+async def test_full_node_continues_one_large_frame_until_there_is_room() -> None:
     large = bytes(2 * SMALL_BYTES)
     async with node(max_node_bytes=SMALL_BYTES) as served:
         first, *others = [await served.connect() for _ in range(4)]
@@ -420,8 +425,8 @@ async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_
             assert await peer.answer() == whole[4:44]
 
 
-async def test_a_full_node_lets_a_connection_have_a_little_and_no_more() -> None:
-    """Small frames, sent by the thousand while storage stands still, are held to the bound as large ones are."""
+async def test_full_node_gives_each_connection_a_small_share() -> None:
+    """Small frames, sent by the thousand while storage is stopped, are held to the bound as large ones are."""
     body = b"lwait:" + bytes(1000)
     limit, connections = 100_000, 20
     async with node(max_node_bytes=limit) as served:
@@ -456,7 +461,7 @@ async def test_a_full_node_starts_one_fetch_of_each_connection_until_it_is_overd
         assert await second.answers(2) == [b"bwait:one", b"bwait:two"]
 
 
-async def test_what_requests_are_worked_on_with_counts_too() -> None:
+async def test_memory_for_handling_requests_counts_too() -> None:
     """A thousand requests of two hundred bytes take six megabytes."""
     async with node(max_node_bytes=10_000_000) as served:
         peer = await served.connect()
@@ -469,7 +474,7 @@ async def test_what_requests_are_worked_on_with_counts_too() -> None:
 
 
 async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
-    """None of them fits beside another, and none waits for ever."""
+    """No frame fits beside another, and none waits for ever."""
     async with node(max_node_bytes=200_000) as served:
         peers = [await served.connect() for _ in range(5)]
         whole = framed(b"-echo:large" + bytes(600_000))
@@ -483,7 +488,7 @@ async def test_many_large_requests_that_arrive_together_become_whole_one_after_t
         assert served.held_bytes == 0
 
 
-async def test_a_peer_that_leaves_answers_unread_is_closed_and_its_share_given_back() -> None:
+async def test_peer_with_unread_answers_is_closed_and_its_share_released() -> None:
     async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
         deaf = await served.connect()
         deaf.send(*[b"bbig:%04d" % index for index in range(400)])
@@ -519,7 +524,7 @@ async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
         assert loop.time() - before >= 0.99, "uvloop counts whole milliseconds"
 
 
-async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
+async def test_requests_before_a_frame_of_an_impossible_size_are_answered() -> None:
     async with node(max_request_bytes=1000) as served:
         peer = await served.connect()
         peer.writer.write(framed(b"-wait:1", b"-echo:2") + struct.pack(">i", -1))
@@ -596,7 +601,7 @@ async def test_half_a_frame_starts_nothing() -> None:
         assert served.words.started == [b"-echo:1"]
 
 
-async def test_a_peer_that_goes_ends_what_is_parked_and_lets_the_rest_finish() -> None:
+async def test_disconnect_cancels_parked_requests_and_finishes_the_rest() -> None:
     async with node() as served:
         peer = await served.connect()
         peer.send(b"pwait:join", b"-wait:leave")
@@ -610,8 +615,8 @@ async def test_a_peer_that_goes_ends_what_is_parked_and_lets_the_rest_finish() -
         assert served.words.finished == [b"-wait:leave"]
 
 
-async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() -> None:
-    """A LeaveGroup behind an OffsetCommit counts; a JoinGroup of nobody is not waited for."""
+async def test_requests_read_before_a_disconnect_are_handled_in_order() -> None:
+    """A LeaveGroup behind an OffsetCommit counts. A parked JoinGroup without a client is not waited for."""
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave", b"-echo:last")
@@ -627,8 +632,10 @@ async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() 
 
 
 @pytest.mark.parametrize("parked", [b"pwait:join", b"bwait:fetch"])
-async def test_a_peer_that_goes_with_a_full_pipeline_behind_a_parked_request_ends(parked: bytes) -> None:
-    """The parked one is cancelled and takes no place any more: what was read behind it is done, and the end told."""
+async def test_disconnect_with_a_full_pipeline_behind_a_parked_request_ends(parked: bytes) -> None:
+    """The parked request is cancelled and frees its place. Requests read behind it are done, and
+    the end is reported.
+    """
     async with node(max_in_flight=10) as served:
         peer = await served.connect()
         peer.send(parked, *[b"lecho:%d" % index for index in range(30)])
@@ -640,7 +647,7 @@ async def test_a_peer_that_goes_with_a_full_pipeline_behind_a_parked_request_end
         assert served.held_bytes == 0
 
 
-async def test_a_peer_that_goes_before_its_parked_request_began_ends() -> None:
+async def test_disconnect_before_the_parked_request_began_ends() -> None:
     async with node(max_in_flight=1) as served:
         peer = await served.connect()
         peer.send(b"pwait:join", b"-echo:leave")
@@ -661,7 +668,7 @@ async def test_a_connection_that_ends_with_unwritten_answers_leaves_nothing_held
         assert served.held_bytes == 0
 
 
-async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
+async def test_close_after_a_disconnect_lets_work_finish() -> None:
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:commit")
@@ -676,7 +683,7 @@ async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
         assert served.finished_of(b"-wait") == [b"-wait:commit"]
 
 
-async def test_what_a_peer_sent_just_before_it_closed_is_done() -> None:
+async def test_requests_sent_just_before_a_close_are_handled() -> None:
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-silent:acks 0")
@@ -696,7 +703,7 @@ async def test_a_peer_that_only_stops_sending_gets_its_answers() -> None:
         assert await peer.ended() == b""
 
 
-async def test_end_of_stream_with_a_parked_request_is_a_peer_that_has_gone() -> None:
+async def test_end_of_stream_with_a_parked_request_is_a_disconnect() -> None:
     async with node() as served:
         peer = await served.connect()
         peer.send(b"pwait:join")
@@ -716,7 +723,7 @@ async def test_a_request_without_any_answer_closes_the_connection(verb: bytes, r
             assert served.closed_for(reason) == 1
 
 
-async def test_drain_answers_what_was_read_and_closes() -> None:
+async def test_drain_answers_read_requests_and_closes() -> None:
     async with node() as served:
         busy, idle = await served.connect(), await served.connect()
         idle.send(b"-echo:0")
@@ -735,7 +742,7 @@ async def test_drain_answers_what_was_read_and_closes() -> None:
             await served.connect()
 
 
-async def test_drain_cuts_off_what_does_not_end_and_blames_no_client() -> None:
+async def test_drain_cancels_unfinished_requests_without_blaming_the_client() -> None:
     async with node() as served:
         peer = await served.connect()
         peer.send(b"pwait:1")

@@ -1,4 +1,4 @@
-"""From frame to answer, with a table of the test's own: who answers what when something is wrong."""
+"""From frame to answer, with a table of the test's own: which stage answers if something is wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def raising(error: Exception) -> Handler:
 
 
 def line(api_key: ApiKey, min_version: int, max_version: int, handler: Handler, **how: Any) -> Served:
-    """A line of the table with a handler of the test's own; it refuses, and is placed, as what is served."""
+    """Return a line of the table with a handler of the test's own; its refusal and its order are those of the served
+    line.
+    """
     (own,) = [served for served in SERVED if served.api_key is api_key]
     changes = {"min_version": min_version, "max_version": max_version, "handler": handler, **how}
     return dataclasses.replace(own, **changes)
@@ -69,7 +71,7 @@ class Table:
         self.dispatch = Dispatch(served, cast(Services, None), self.metrics, stages)
 
     async def ask(self, request: Any, version: int, *, answered_in: int | None = None) -> Any:
-        """The response to `request` sent as `version`, read as `answered_in` (default: the same)."""
+        """Return the response to `request` sent as `version`, read as `answered_in` (default: the same)."""
         schema = message_schema(type(request))
         key = int(schema.api_key)
         known = version in schema.versions
@@ -94,7 +96,7 @@ class Table:
 HEARTBEAT = line(ApiKey.HEARTBEAT, 0, 4, accept)
 
 
-async def test_a_request_is_told_of_where_somebody_wants_to_read_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_is_logged_if_its_logger_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(HEARTBEAT)
     with structlog.testing.capture_logs() as lines:
         await table.ask(HeartbeatRequest(group_id="g", generation_id=3, member_id="m"), 4)
@@ -115,7 +117,7 @@ async def test_a_request_is_told_of_where_somebody_wants_to_read_that(monkeypatc
     }
 
 
-async def test_a_handler_gets_the_request_and_who_asks() -> None:
+async def test_handler_receives_the_request_and_its_client() -> None:
     seen: list[tuple[object, RequestContext, object]] = []
 
     async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
@@ -189,7 +191,7 @@ async def test_only_a_request_of_many_elements_is_decoded_in_a_thread(
         (struct.pack(">hhih", 12, 0, 1, -1) + b"\x00", None),
     ],
 )
-async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: str | None) -> None:
+async def test_invalid_request_closes_the_connection(frame: bytes, reason: str | None) -> None:
     with pytest.raises(ProtocolError) as raised:
         await Table(HEARTBEAT).ask_bytes(frame)
     if reason is not None:
@@ -198,7 +200,7 @@ async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: st
 
 
 async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
-    """Decoded, a request that is all structure takes many times its size."""
+    """A decoded request that is all structure takes many times its size."""
     table = Table(HEARTBEAT, line(ApiKey.PRODUCE, 3, 13, accept))
     with pytest.raises(UnanswerableError) as raised:
         await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
@@ -222,7 +224,7 @@ async def test_api_versions_of_an_unknown_version_is_answered_in_v0_with_the_lis
 
 
 @pytest.mark.parametrize(("version", "answered_in"), [(5, 4), (1, 2)])
-async def test_an_unserved_version_is_answered_in_the_nearest_that_is(version: int, answered_in: int) -> None:
+async def test_unserved_version_is_answered_in_the_nearest_served_one(version: int, answered_in: int) -> None:
     table = Table(line(ApiKey.HEARTBEAT, 2, 4, accept))
     response = await table.ask(HeartbeatRequest(), version, answered_in=answered_in)
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
@@ -333,7 +335,7 @@ async def test_a_request_that_is_not_authorized_is_refused_in_its_shape_and_neve
 
 
 async def test_produce_keeps_its_order_though_a_stage_before_it_is_slow() -> None:
-    """The place is taken when a request arrives: the first is let through last, and still enters the log first."""
+    """A request's place is taken when it arrives: the first passes the stage last, and still enters the log first."""
     log: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 
@@ -378,7 +380,7 @@ async def test_a_throttled_request_is_answered_with_its_time_and_mutes_its_conne
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def test_how_a_request_is_placed_follows_from_its_line() -> None:
+def test_order_of_a_request_follows_from_its_line() -> None:
     table = Table(HEARTBEAT, line(ApiKey.FETCH, 4, 18, accept))
     assert table.dispatch.admission(struct.pack(">hh", 1, 9)) == Admission(Order.PARKED, bulky=True)
     assert table.dispatch.admission(struct.pack(">hh", 12, 4)) == Admission(Order.PIPELINED)
@@ -386,7 +388,7 @@ def test_how_a_request_is_placed_follows_from_its_line() -> None:
     assert table.dispatch.admission(b"\x00") == Admission(Order.ALONE)
 
 
-def test_a_request_above_the_size_of_its_line_is_worked_on_alone() -> None:
+def test_request_above_the_size_of_its_line_is_handled_alone() -> None:
     table = Table(line(ApiKey.OFFSET_COMMIT, 2, 10, accept, order=Order.PLACED, alone_above_bytes=100))
     head = struct.pack(">hh", ApiKey.OFFSET_COMMIT, 9)
     assert table.dispatch.admission(head.ljust(100, b"\x00")) == Admission(Order.PLACED)
@@ -396,7 +398,7 @@ def test_a_request_above_the_size_of_its_line_is_worked_on_alone() -> None:
 # --- lengths ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_id_that_is_too_long_is_refused_before_anything_is_asked() -> None:
+async def test_too_long_id_is_refused_before_the_handler_runs() -> None:
     asked: list[object] = []
 
     async def authorize(request: object, context: RequestContext) -> None:

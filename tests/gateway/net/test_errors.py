@@ -1,4 +1,4 @@
-"""Every served API at every version can say no, to everything it was asked for, in its own shape."""
+"""Every served API at every version can refuse everything it was asked for, in its own shape."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(api_key: ApiKey, version: int, request: Any, code: ErrorCode, messag
 
 
 def filled(struct_type: type[Any], version: int) -> Any:
-    """A struct whose arrays all have two elements and whose names are told apart."""
+    """Return a struct whose arrays all have two elements with different names."""
     return struct_type(
         **{
             field.name: value_of(field, version)
@@ -86,7 +86,7 @@ def test_a_request_for_nothing_can_be_refused_too(api_key: ApiKey, version: int)
 
 
 @pytest.mark.parametrize(("api_key", "version"), LINES)
-def test_the_top_level_alone_is_used_where_there_is_one(api_key: ApiKey, version: int) -> None:
+def test_refusal_uses_the_top_level_code_if_there_is_one(api_key: ApiKey, version: int) -> None:
     response = top_level_refusal(api_key, version, CODE)
     fields = {field.name: field for field in message_schema(codec.response_class(api_key)).fields}
     has_place = "error_code" in fields and version in fields["error_code"].versions

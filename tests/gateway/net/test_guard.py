@@ -1,4 +1,4 @@
-"""A guard before a connection's requests: its bounds, and an answer behind which nothing comes."""
+"""A guard before a connection's requests: its bounds, and an answer behind which nothing is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 100
 
 
 class Door:
-    """Lets in whoever says the word; takes no second wrong one."""
+    """Admits a client that sends the word, and accepts no second wrong word."""
 
     max_request_bytes = MOST
 
@@ -54,7 +54,7 @@ async def served() -> AsyncIterator[Node]:
     await made.server.close()
 
 
-async def test_who_is_refused_is_answered_and_nothing_behind_it_is_taken(served: Node) -> None:
+async def test_refused_client_is_answered_and_later_requests_are_dropped(served: Node) -> None:
     peer = await served.connect()
     peer.send(b"open", b"sesame", b"-echo:0")
     assert await peer.ended() == framed(b"out")
@@ -62,7 +62,7 @@ async def test_who_is_refused_is_answered_and_nothing_behind_it_is_taken(served:
     assert served.closed_for("authentication_failed") == 1
 
 
-async def test_who_is_let_in_is_heard(served: Node) -> None:
+async def test_admitted_client_is_served(served: Node) -> None:
     peer = await served.connect()
     peer.send(b"sesame", b"-echo:0")
     assert await peer.answers(2) == [b"in", b"-echo:0"]
@@ -70,14 +70,14 @@ async def test_who_is_let_in_is_heard(served: Node) -> None:
     assert (await peer.answer()).startswith(b"-echo:1")
 
 
-async def test_who_says_too_much_before_is_not_heard(served: Node) -> None:
+async def test_client_that_sends_too_much_before_admission_is_closed(served: Node) -> None:
     peer = await served.connect()
     peer.send(b"x" * (MOST + 1))
     assert await peer.ended() == b""
     assert served.closed_for("frame_size") == 1
 
 
-async def test_nobody_stays_unknown(served: Node) -> None:
+async def test_client_that_stays_unknown_is_closed(served: Node) -> None:
     silent, known = await served.connect(), await served.connect()
     known.send(b"sesame")
     assert await known.answer() == b"in"

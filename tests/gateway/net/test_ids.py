@@ -1,4 +1,4 @@
-"""Which fields of a request are ids, and that one of more than a kilobyte is refused wherever it stands."""
+"""Which fields of a request are ids, and that an id of more than a kilobyte is refused in each of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protocol.schema import struct_schema
 
 TOO_LONG = "é" * (MAX_ID_BYTES // 2 + 1)
 NO_IDS = frozenset({"cluster_id", "subtopology_id"})
-"""String fields whose names end like those of ids: they are compared, or are names within a topology."""
+"""String fields with names like those of ids: they are only compared, or are names within a topology."""
 
 
 def with_ids(struct: Any, text: str) -> Iterator[Any]:
-    """The struct with the text in place of each id that it holds, one after the other."""
+    """Yield the struct with the text in place of each of its ids, one after another."""
     for field in id_fields(type(struct)):
         value = getattr(struct, field.name)
         if field.code is not None:
@@ -37,7 +37,7 @@ def with_ids(struct: Any, text: str) -> Iterator[Any]:
 
 
 def id_named(struct_type: type[Any]) -> Iterator[tuple[str, bool]]:
-    """Every string field that is named like an id, and whether it is taken for one."""
+    """Yield every string field that is named like an id, and whether it counts as one."""
     taken = {field.name for field in id_fields(struct_type)}
     for field in struct_schema(struct_type).fields:
         if isinstance(field.kind, type):

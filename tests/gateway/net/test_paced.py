@@ -13,7 +13,7 @@ from gateway.net.tls_connection import PIECE_BYTES, PacedTransport
 
 
 class Inner(asyncio.Transport):
-    """What was written, a list for each turn."""
+    """Bytes written, a list for each turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Side:
         return lambda: self.told.append(what)
 
     async def turns(self) -> int:
-        """Turns of the loop until nothing more is written."""
+        """Run turns of the loop until nothing more is written."""
         turns = -1
         before = -1
         while before < len(self.inner.pieces):
@@ -59,7 +59,7 @@ class Side:
         return turns
 
 
-async def test_much_is_handed_over_in_pieces_one_a_turn() -> None:
+async def test_large_write_is_passed_on_in_one_piece_per_turn() -> None:
     side = Side()
     data = [bytes([number]) * 700_000 for number in range(5)]
     side.paced.writelines(data)
@@ -72,7 +72,7 @@ async def test_much_is_handed_over_in_pieces_one_a_turn() -> None:
     assert side.told == ["pause", "resume"]
 
 
-async def test_little_is_handed_over_at_once() -> None:
+async def test_small_write_is_passed_on_at_once() -> None:
     side = Side()
     side.paced.write(memoryview(b"little"))
     assert (side.inner.pieces, side.told) == ([b"little"], [])
@@ -109,7 +109,7 @@ async def test_a_socket_may_be_full_at_once() -> None:
     assert side.told == ["pause", "resume"]
 
 
-async def test_it_closes_behind_what_was_written() -> None:
+async def test_transport_closes_after_the_written_bytes() -> None:
     side = Side()
     side.paced.write(bytes(WRITE_HIGH_WATER_BYTES))
     side.paced.close()
@@ -124,7 +124,7 @@ async def test_it_closes_behind_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("end", ["abort", "drop"])
-async def test_what_is_cut_off_writes_nothing_more(end: str) -> None:
+async def test_aborted_transport_writes_nothing_more(end: str) -> None:
     side = Side()
     side.paced.write(bytes(3 * PIECE_BYTES))
     getattr(side.paced, end)()

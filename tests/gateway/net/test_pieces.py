@@ -25,17 +25,17 @@ async def turns_during_ten_elements() -> int:
     return turns
 
 
-async def test_others_have_a_turn_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_gives_way_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
     assert await turns_during_ten_elements() >= 9
 
 
-async def test_few_quick_elements_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_quick_elements_are_handled_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "TURN_S", 60.0)
     assert await turns_during_ten_elements() == 0
 
 
-async def test_what_is_made_of_the_elements() -> None:
+async def test_results_of_all_elements_are_returned() -> None:
     assert await mapped(lambda number: number + 1, [1, 2]) == [2, 3]
     assert await tally("abca") == {"a": 2, "b": 1, "c": 1}
     assert await first_of_each("abcab") == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""A connection's line: whoever is late, nobody overtakes."""
+"""A connection's queue: if one request is late, no other overtakes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from gateway.net.places import Line, Place
 
 
-async def test_each_waits_for_all_before_it_and_one_that_gives_up_holds_up_nobody() -> None:
+async def test_each_place_waits_for_earlier_ones_and_a_cancelled_one_delays_no_other() -> None:
     line, order = Line(), list[str]()
 
     async def use(name: str, place: Place, pauses: int) -> None:
@@ -29,7 +29,7 @@ async def test_each_waits_for_all_before_it_and_one_that_gives_up_holds_up_nobod
     assert order == ["a", "b", "c", "e"]
 
 
-async def test_leaving_out_of_turn_lets_nobody_pass() -> None:
+async def test_leaving_out_of_turn_admits_no_other() -> None:
     line = Line()
     first, refused, last = line.take(), line.take(), line.take()
     refused.leave()
@@ -41,7 +41,7 @@ async def test_leaving_out_of_turn_lets_nobody_pass() -> None:
     await asyncio.wait_for(entered, 10)
 
 
-async def test_a_place_behind_what_has_passed_is_reached_at_once() -> None:
+async def test_place_behind_finished_ones_is_reached_at_once() -> None:
     line = Line()
     async with line.take():
         pass

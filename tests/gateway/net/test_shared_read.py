@@ -1,4 +1,4 @@
-"""One read for many callers: each is given what was there when it asked, and none pays for another's going."""
+"""One read for many callers: each receives the state at its call or later, and none suffers if another gives up."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_callers_that_wait_share_a_read_that_began_after_they_asked() -> N
     assert (store.reads, store.most_at_once) == (2, 1)
 
 
-async def test_who_asks_when_nothing_is_read_is_given_the_newest() -> None:
+async def test_caller_without_a_running_read_receives_the_newest_state() -> None:
     store = Store()
     store.gate.set()
     shared = SharedRead(store.read)
@@ -55,7 +55,7 @@ async def test_who_asks_when_nothing_is_read_is_given_the_newest() -> None:
         assert await shared.get() == value
 
 
-async def test_a_caller_that_goes_away_takes_nothing_from_the_others() -> None:
+async def test_cancelled_caller_does_not_affect_the_others() -> None:
     store = Store()
     shared = SharedRead(store.read)
     first, second = asyncio.create_task(shared.get()), asyncio.create_task(shared.get())
@@ -67,7 +67,7 @@ async def test_a_caller_that_goes_away_takes_nothing_from_the_others() -> None:
     assert store.reads == 1
 
 
-async def test_a_failure_is_told_to_all_and_not_kept() -> None:
+async def test_failure_reaches_all_callers_and_is_not_cached() -> None:
     store = Store()
     store.fails = True
     store.gate.set()

@@ -1,4 +1,4 @@
-"""Compaction of what transactions wrote, on a real Postgres: a reader with read_committed sees no difference."""
+"""Compaction of transactional records, on a real Postgres: a reader with read_committed sees no difference."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ async def bases(node: DataPlane, key: PartitionKey) -> list[int]:
 
 
 async def test_a_changelog_that_transactions_write_stays_small(node: DataPlane, key: PartitionKey) -> None:
-    """As Kafka Streams writes it with exactly_once: a marker for each commit, and the same keys again and again."""
+    """Kafka Streams writes a changelog like this with exactly_once: a marker for each commit, and the same keys
+    repeatedly.
+    """
     producer = Producer(node.database, node.log, 1)
     for version in range(20):
         await producer.append(key, (b"a", b"%d" % version), (b"b", b"%d" % version))
@@ -63,7 +65,7 @@ async def test_a_changelog_that_transactions_write_stays_small(node: DataPlane, 
     assert await bases(node, key) == [57, 59, 60, 61], "its sequence goes on"
 
 
-async def test_what_is_open_waits_and_what_was_aborted_goes(node: DataPlane, key: PartitionKey) -> None:
+async def test_open_transaction_is_kept_and_aborted_records_are_removed(node: DataPlane, key: PartitionKey) -> None:
     fast, slow = [Producer(node.database, node.log, producer_id) for producer_id in (1, 2)]
     await plain(node, key, (b"a", b"0"))  # 0
     await fast.append(key, (b"a", b"1"))  # 1
@@ -84,7 +86,7 @@ async def test_what_is_open_waits_and_what_was_aborted_goes(node: DataPlane, key
     assert [tuple(each) for answer in answers for each in answer.aborted] == [(1, 1), (2, 3)]
 
 
-async def test_a_transaction_that_ends_while_a_run_is_under_way(
+async def test_transaction_that_ends_during_a_run_is_kept_whole(
     node: DataPlane, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = Producer(node.database, node.log, 1)
@@ -109,7 +111,7 @@ async def test_a_transaction_that_ends_while_a_run_is_under_way(
     assert await bases(node, key) == [1, 3, 4, 5]
 
 
-async def test_retention_of_a_compacted_log_forgets_what_was_aborted(
+async def test_retention_of_a_compacted_log_forgets_aborted_transactions(
     node: DataPlane, key: PartitionKey, database_url: str
 ) -> None:
     producer = Producer(node.database, node.log, 1)
@@ -127,7 +129,7 @@ async def test_retention_of_a_compacted_log_forgets_what_was_aborted(
 
 
 class _History:
-    """What was written, and what a reader with read_committed may and must see of it."""
+    """Written records, and those of them that a reader with read_committed may and must see."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, Pair] = {}
@@ -155,7 +157,7 @@ class _History:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_reader_of_what_is_committed_ends_with_the_same_table(
+async def test_read_committed_reader_ends_with_the_same_table(
     node: DataPlane, key: PartitionKey, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -208,7 +210,7 @@ async def merge_chunks(node: DataPlane, key: PartitionKey) -> None:
 
 
 async def test_writers_readers_and_compaction_at_the_same_time(node: DataPlane, key: PartitionKey) -> None:
-    """Values name whether they are to be seen. Each key is one producer's, which counts."""
+    """Values say whether a reader must see them. Each key belongs to one producer, which counts."""
     newest: dict[bytes, int] = {}
 
     async def write(producer_id: int) -> None:

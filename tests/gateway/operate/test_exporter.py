@@ -1,4 +1,4 @@
-"""What a scrape shows of the cluster, and what it leaves out."""
+"""Metrics of the cluster in a scrape, and their bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.batches import append
 from tests.storage.transactions import Producer, plain_batch
 
 GROUP_ID = "a\0b"
-"""Kafka allows what Postgres text does not."""
+"""Kafka allows characters that a Postgres text does not."""
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_snapshot_shows_topics_groups_and_lag(database: Database) -> Non
     assert value(snapshot, "sluice_exporter_truncated") == 0
 
 
-async def test_a_snapshot_shows_what_is_under_way(database: Database) -> None:
+async def test_snapshot_shows_open_transactions_and_moving_groups(database: Database) -> None:
     membership, topic = await populated(database)
     exporter = Exporter(Monitor(database), membership, 100, lambda: True)
     lag = "sluice_topic_partition_last_stable_offset_lag"
@@ -100,14 +100,14 @@ async def test_a_snapshot_shows_what_is_under_way(database: Database) -> None:
     assert value(snapshot, "kafka_topic_partition_current_offset", topic="t", partition="0") == 6
 
 
-async def test_a_snapshot_is_bounded_and_says_so(database: Database) -> None:
+async def test_snapshot_is_bounded_and_reports_it(database: Database) -> None:
     membership, _ = await populated(database)
     snapshot = await Exporter(Monitor(database), membership, 2, lambda: True).snapshot()
     assert len(snapshot.partitions) == len(snapshot.lag) == 2
     assert value(snapshot, "sluice_exporter_truncated") == 1
 
 
-async def test_without_storage_there_are_still_the_nodes(database: Database) -> None:
+async def test_nodes_are_shown_without_storage(database: Database) -> None:
     membership, _ = await populated(database)
 
     class Gone:

@@ -1,4 +1,4 @@
-"""The names that loggers go by, and how levels set by two kinds of names come together."""
+"""Names of loggers, and how levels set by two kinds of names combine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLEANER, COMPACTOR = "kafka.log.LogCleaner", "gateway.log.compactor"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Every level is what it was when the test is over; meanwhile only the root has one."""
+    """Restore every level after the test. During the test only the root has one."""
     configured, root = structlog.get_config(), logging.getLogger()
     tree = root.manager.loggerDict
     before = {name: each.level for name, each in tree.items() if isinstance(each, logging.Logger)}
@@ -40,8 +40,8 @@ def as_before() -> Iterator[None]:
     structlog.configure(**configured)
 
 
-def test_what_kafka_names_is_there_and_writes_lines() -> None:
-    """A level that is set for a name which stands for nothing would be without effect."""
+def test_every_kafka_logger_name_has_a_logger_that_writes() -> None:
+    """A level for a name without a logger would have no effect."""
     for package in (gateway, storage):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not found.name.endswith("__main__"):
@@ -109,7 +109,7 @@ def test_the_names_with_the_most_of_a_path_stand_for_it() -> None:
     assert loggers.kafka_names_of("asyncpg") == []
 
 
-def test_lines_for_every_request_are_made_where_somebody_reads_them() -> None:
+def test_request_lines_are_built_only_if_enabled() -> None:
     assert not loggers.FINEST.is_debug
     loggers.set_level("kafka.request.logger", "DEBUG")
     assert loggers.FINEST.is_debug
@@ -117,7 +117,7 @@ def test_lines_for_every_request_are_made_where_somebody_reads_them() -> None:
     assert not loggers.FINEST.is_debug
 
 
-async def test_compaction_tells_what_it_does_where_kafkas_log_cleaner_is_at_debug(
+async def test_compaction_is_logged_if_kafkas_log_cleaner_is_at_debug(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("json", "info")

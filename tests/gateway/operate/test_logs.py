@@ -65,14 +65,14 @@ def logged(log_format: str, program: str = PROGRAM) -> str:
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_a_traceback_shows_no_values(log_format: str) -> None:
-    """They hold passwords (asyncpg's frames have the database URL) and clients' records."""
+    """Values hold passwords (asyncpg's frames have the database URL) and clients' records."""
     text = logged(log_format)
     assert text.count("nobody there") >= 2
     assert "quite-secret" not in text
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_what_a_client_sent_moves_no_cursor_and_is_cut(log_format: str) -> None:
+def test_client_text_in_a_log_line_is_escaped_and_cut(log_format: str) -> None:
     text = logged(log_format, HOSTILE_PROGRAM)
     assert "owned" in text
     assert {character for character in text if not character.isprintable()} == {"\n"}
@@ -95,7 +95,7 @@ def test_console_lines_carry_it_too() -> None:
         assert part in line
 
 
-def test_an_event_that_repeats_is_cut_short_and_what_was_left_out_is_counted() -> None:
+def test_repeated_event_is_limited_and_omitted_lines_are_counted() -> None:
     now_s = 100.0
     limit = Limit(lambda: now_s)
 

@@ -68,7 +68,7 @@ def now_ms() -> int:
 
 
 async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None, bytes | None]]:
-    """The whole log as a reader gets it from Postgres."""
+    """Return the whole log as a reader gets it from Postgres."""
     node.tail.forget(topic.partitions[0].partition_key)
     found: list[tuple[int, bytes | None, bytes | None]] = []
     part = await node.fetch_one(topic, -1)
@@ -88,7 +88,7 @@ async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None
 @pytest.mark.parametrize(
     ("configs", "kept"),
     [
-        # As another gateway did: -1 deleted everything, 30 days overflowed, no policy deleted nothing.
+        # With another gateway -1 deleted everything, 30 days overflowed, and no policy deleted nothing.
         pytest.param({"retention.ms": "-1"}, [0, 1, 2], id="for ever"),
         pytest.param({"retention.ms": "2592000000"}, [1, 2], id="30 days"),
         pytest.param({}, [1, 2], id="default policy"),
@@ -119,7 +119,7 @@ async def test_retention_moves_the_tail_as_well(node: DataPlane) -> None:
     assert offsets_in(await node.fetch_one(topic, 1)) == [1]
 
 
-async def test_rows_of_deleted_records_go(node: DataPlane, database_url: str) -> None:
+async def test_rows_of_deleted_records_are_removed(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t", configs={"retention.ms": "-1"})
     await node.fill(topic, [300] * 5)
     await node.log.delete_records(topic.partitions[0].partition_key, 3)
@@ -189,7 +189,7 @@ async def test_compacted_records_are_not_served_from_memory(node: DataPlane) -> 
     assert node.tail.holds(compacted.partitions[0].partition_key), "what is not clean yet stays in memory"
 
 
-async def test_appending_goes_on_where_the_log_ended(node: DataPlane) -> None:
+async def test_appending_continues_at_the_end_of_the_log(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs=EAGER)
     for value in (b"1", b"2", b"3"):
         await send_pairs(node, topic, (b"a", value))
@@ -202,7 +202,7 @@ async def test_appending_goes_on_where_the_log_ended(node: DataPlane) -> None:
     assert offsets_in(found) == [2, 3], "a reader in the gap goes on to the next record"
 
 
-async def test_tombstones_go_in_the_end(node: DataPlane) -> None:
+async def test_tombstones_are_removed_in_the_end(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs={**EAGER, "delete.retention.ms": "0"})
     await send_pairs(node, topic, (b"a", b"1"))
     await send_pairs(node, topic, (b"a", None), (b"b", b"1"))
@@ -222,7 +222,7 @@ async def test_tombstones_go_in_the_end(node: DataPlane) -> None:
         pytest.param({"cleanup.policy": "delete"}, id="not compacted"),
     ],
 )
-async def test_what_is_too_young_stays(node: DataPlane, configs: Mapping[str, str]) -> None:
+async def test_records_younger_than_the_lag_stay(node: DataPlane, configs: Mapping[str, str]) -> None:
     topic = await node.create_topic("t", configs={**EAGER, **configs})
     for value in (b"1", b"2", b"3"):
         await send_pairs(node, topic, (b"a", value))
@@ -238,7 +238,7 @@ async def test_max_compaction_lag_outranks_segment_ms(node: DataPlane) -> None:
     assert len(await content(node, topic)) == 2
 
 
-async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
+async def test_compaction_continues_if_the_log_start_moves_during_a_run(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t", configs=EAGER)
@@ -261,7 +261,7 @@ async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, one_chunk: bool
 ) -> None:
-    """Also where its batches were put together, and a run ends within a chunk."""
+    """This also holds if its batches were merged, and a run ends within a chunk."""
     monkeypatch.setattr(maintenance_module, "MAX_KEYS", 10)
     monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 1000)
     topic = await node.create_topic("t", configs=EAGER)
@@ -312,7 +312,7 @@ async def test_every_pass_runs_on_an_empty_node(node: DataPlane) -> None:
         assert each.interval_ms > 0
 
 
-def test_what_is_done_for_the_whole_log_is_a_job_and_what_a_node_does_for_itself_is_none(node: DataPlane) -> None:
+def test_passes_over_the_whole_log_are_jobs_and_local_passes_are_not(node: DataPlane) -> None:
     assert {each.name for each in maintenance(node).passes() if each.job is None} == {
         "compacted tails",
         "clock",
@@ -320,7 +320,7 @@ def test_what_is_done_for_the_whole_log_is_a_job_and_what_a_node_does_for_itself
     }
 
 
-async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
+async def test_idle_producers_are_forgotten_under_any_clock_of_this_node(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [batch_of(b"a", producer=(producer_id, 0, 0)) for producer_id in (7, 8)]
@@ -338,7 +338,7 @@ async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
     assert await count_rows(database_url, "producer_state") == 1
 
 
-async def test_expired_tokens_go_whatever_this_nodes_clock_says(
+async def test_expired_tokens_are_removed_under_any_clock_of_this_node(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance_module, "TOKENS_PER_STATEMENT", 2)
@@ -357,7 +357,7 @@ async def test_expired_tokens_go_whatever_this_nodes_clock_says(
     assert await count_rows(database_url, "delegation_token") == 1
 
 
-async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
+async def test_old_offsets_expire_in_rounds_except_those_of_active_groups(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
@@ -403,7 +403,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     assert "old" not in {group_id for group_id, *_ in await GroupStore(node.database).list()}
 
 
-def test_which_groups_offsets_may_expire() -> None:
+def test_offsets_expire_only_for_groups_without_readers() -> None:
     member = Member(MemberId("m"), None, "c", "h", 1, 1, ())
     stable = Group(
         "stable",
@@ -425,7 +425,7 @@ def test_which_groups_offsets_may_expire() -> None:
 
 
 async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
-    """Its members may be about to come back, and would find their generation begun anew."""
+    """Its members may be about to return, and would find that their generations start again."""
     nodes, groups = NodeStore(node.database), GroupStore(node.database)
     node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
@@ -452,7 +452,7 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
 @pytest.mark.parametrize(
     ("behind_ms", "told"), [(0, False), (50_000, False), (8 * 24 * HOUR_MS, True), (-90_000, True)]
 )
-async def test_a_clock_that_is_far_from_postgres_is_told(
+async def test_clock_far_from_postgres_is_logged(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, behind_ms: int, told: bool
 ) -> None:
     real_ms = now_ms

@@ -1,4 +1,4 @@
-"""Passes over very many partitions, and what they ask of very many groups, keep nobody else waiting."""
+"""Passes over very many partitions, and their queries about very many groups, do not delay other requests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_pass_over_very_many_partitions_gives_way(
     assert seen == [TOPICS * PARTITIONS]
 
 
-def test_of_one_shards_groups_alone_is_said_what_they_read() -> None:
+def test_subscriptions_are_read_for_one_shards_groups_alone() -> None:
     def slot(shard: int) -> Slot:
         pending: Any = {"m": None}
         group = Group(f"g{shard}", state=GroupState.STABLE, protocol_type="consumer", pending=pending)

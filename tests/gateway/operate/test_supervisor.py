@@ -45,7 +45,7 @@ async def test_a_pass_that_fails_is_counted_and_run_again() -> None:
     assert age_s < 10
 
 
-async def test_a_reason_is_told_once_and_with_a_trace_only_if_nobody_foresaw_it() -> None:
+async def test_failure_is_logged_once_and_with_a_trace_only_if_unexpected() -> None:
     supervised = Supervisor(Metrics())
     away = StorageUnavailable("Postgres is away")
     outcomes = [away, away, RuntimeError("a bug"), None, away]

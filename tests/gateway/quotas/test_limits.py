@@ -1,4 +1,4 @@
-"""Which quota counts, by upstream's order, and who shares it."""
+"""The quota that applies, by upstream's order, and which clients share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = QuotaKey.PRODUCER_BYTE_RATE
 
 
 def entity(user: str = "-", client: str = "-") -> Entity:
-    """ "-": without."""
+    """Return an entity; "-" leaves a part out."""
     named = ((EntityType.USER, user), (EntityType.CLIENT_ID, client))
     return frozenset(each for each in named if each[1] != "-")
 
@@ -33,12 +33,12 @@ CHOICES = [chosen for count in (1, 2, 8) for chosen in itertools.combinations(ra
 
 
 @pytest.mark.parametrize("chosen", CHOICES)
-def test_the_most_particular_quota_counts(chosen: tuple[int, ...]) -> None:
+def test_most_specific_quota_applies(chosen: tuple[int, ...]) -> None:
     quotas = Quotas({ORDER[number][0]: {KEY: float(number)} for number in chosen})
     assert quotas.limit("u", "c", KEY) == Limit(float(chosen[0]), ORDER[chosen[0]][1])
 
 
-def test_a_quota_of_another_key_or_of_others_does_not_count() -> None:
+def test_quota_of_another_key_or_entity_does_not_apply() -> None:
     quotas = Quotas({entity("u", "c"): {QuotaKey.CONSUMER_BYTE_RATE: 1.0}, entity("v"): {KEY: 2.0}, entity("u"): {}})
     assert quotas.limit("u", "c", KEY) is None
     assert quotas.limit("u", "c", QuotaKey.CONSUMER_BYTE_RATE) == Limit(1.0, ("u", "c"))
@@ -47,7 +47,7 @@ def test_a_quota_of_another_key_or_of_others_does_not_count() -> None:
     assert not Quotas({entity("u"): {}})
 
 
-def test_a_more_particular_quota_without_the_key_leaves_the_next_one() -> None:
+def test_quota_without_the_key_falls_back_to_the_next() -> None:
     quotas = Quotas({entity("u", "c"): {QuotaKey.CONSUMER_BYTE_RATE: 1.0}, entity(client=DEFAULT): {KEY: 5.0}})
     assert quotas.limit("u", "c", KEY) == Limit(5.0, (None, "c"))
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.quotas.rates import Rate, TokenBucket
 
 
-def test_what_was_had_counts_for_the_whole_time_of_the_windows() -> None:
+def test_usage_counts_for_all_windows() -> None:
     rate = Rate(windows=11, window_s=1.0)
     rate.record(100, 50.0)
     assert rate.value(50.0) == 10
@@ -19,7 +19,7 @@ def test_what_was_had_counts_for_the_whole_time_of_the_windows() -> None:
     assert rate.is_idle(61.0)
 
 
-def test_who_waits_is_down_at_the_bound() -> None:
+def test_rate_returns_to_the_bound_after_the_wait() -> None:
     rate = Rate()
     rate.record(300, 0.0)
     assert rate.wait_s(30, 0.0) == 0
@@ -28,7 +28,7 @@ def test_who_waits_is_down_at_the_bound() -> None:
     assert rate.wait_s(0, 0.0) == 11
 
 
-def test_what_is_taken_back_does_not_count() -> None:
+def test_refunded_usage_does_not_count() -> None:
     rate = Rate()
     rate.take_back(5)
     rate.record(100, 0.0)
@@ -38,7 +38,7 @@ def test_what_is_taken_back_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_waits_as_long_as_told_has_its_rate_in_the_long_run(seed: int) -> None:
+def test_client_that_waits_as_asked_reaches_its_rate(seed: int) -> None:
     chance, rate, bound = random.Random(seed), Rate(), 1_000.0
     now_s = total = 0.0
     while now_s < 500:
@@ -49,7 +49,7 @@ def test_who_waits_as_long_as_told_has_its_rate_in_the_long_run(seed: int) -> No
     assert total / now_s == pytest.approx(bound, rel=0.25)
 
 
-def test_a_bucket_begins_full_and_lets_owe_once() -> None:
+def test_bucket_begins_full_and_allows_one_debt() -> None:
     bucket = TokenBucket()
     bucket.take(100, 10.0, 50.0)
     assert bucket.wait_s(10.0, 50.0) == 0
@@ -62,7 +62,7 @@ def test_a_bucket_begins_full_and_lets_owe_once() -> None:
     assert bucket.is_idle(63.0)
 
 
-def test_a_bucket_keeps_no_more_than_comes_in_all_windows() -> None:
+def test_bucket_holds_at_most_the_tokens_of_all_windows() -> None:
     bucket = TokenBucket()
     bucket.take(0, 10.0, 0.0)
     bucket.take(115, 10.0, 1_000.0)
@@ -70,7 +70,7 @@ def test_a_bucket_keeps_no_more_than_comes_in_all_windows() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_asks_again_when_told_takes_as_many_tokens_as_come(seed: int) -> None:
+def test_client_that_retries_as_asked_uses_every_token(seed: int) -> None:
     chance, bucket, bound = random.Random(seed), TokenBucket(), 5.0
     now_s = taken = 0.0
     while now_s < 2_000:

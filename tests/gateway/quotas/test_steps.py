@@ -1,4 +1,4 @@
-"""What a coroutine itself takes, on a clock that only its steps move."""
+"""Time that a coroutine itself uses, on a clock that only its steps move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now_s
 
 
-async def test_what_it_waits_for_does_not_count() -> None:
+async def test_waiting_time_does_not_count() -> None:
     clock = Clock()
     later: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -50,7 +50,7 @@ async def test_an_error_passes_and_its_time_counts() -> None:
     assert steps.worked_s == 4
 
 
-async def test_an_error_of_what_it_waits_for_reaches_it() -> None:
+async def test_error_of_an_awaited_future_reaches_the_coroutine() -> None:
     later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def minds() -> str:
@@ -64,7 +64,7 @@ async def test_an_error_of_what_it_waits_for_reaches_it() -> None:
     assert await Steps(minds()) == "minded it"
 
 
-async def test_who_is_cancelled_meanwhile_hears_of_it_once() -> None:
+async def test_cancellation_reaches_the_coroutine_once() -> None:
     heard: list[str] = []
     began = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What a node counts of addresses, on a clock of its own."""
+"""Counts per address on a node, on a clock of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUND = 2.0
 QUOTAS = Quotas({frozenset({(EntityType.IP, "")}): {QuotaKey.CONNECTION_CREATION_RATE: BOUND}})
 
 
-def test_who_was_refused_a_connection_does_not_pay_for_it() -> None:
+def test_refused_connection_is_not_charged() -> None:
     clock = Clock()
     throttles = Throttles(clock)
     assert [throttles.connection_wait_s(QUOTAS, "a") for _ in range(20)] == [0.0] * 20
@@ -36,7 +36,7 @@ def test_who_was_refused_a_connection_does_not_pay_for_it() -> None:
     assert throttles.connection_wait_s(QUOTAS, "a") == 0
 
 
-def test_waits_are_told_and_addresses_that_went_are_forgotten() -> None:
+def test_waits_are_returned_and_closed_addresses_are_forgotten() -> None:
     clock = Clock()
     throttles = Throttles(clock)
     told: list[tuple[QuotaKey, float]] = []
@@ -59,7 +59,7 @@ def test_without_a_quota_nothing_is_counted() -> None:
     assert len(throttles) == 0
 
 
-def test_who_asks_for_versions_is_not_known_yet_and_charged_for_nothing() -> None:
+def test_api_versions_before_authentication_is_not_charged() -> None:
     throttles = Throttles()
     catalog = SimpleNamespace(
         quotas=Quotas({frozenset({(EntityType.CLIENT_ID, "")}): {QuotaKey.REQUEST_PERCENTAGE: 1.0}})

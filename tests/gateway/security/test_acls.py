@@ -1,4 +1,4 @@
-"""What ACLs decide, and which of them a filter matches: by values, and against upstream's rules read plainly."""
+"""Decisions by ACLs, and which ACLs a filter matches: by values, and against a direct reading of upstream's rules."""
 
 from __future__ import annotations
 
@@ -66,24 +66,24 @@ async def decide(*acls: Acl, operation: Op = Op.READ, name: str = "t", host: str
         ((acl(Op.READ), acl(Op.DESCRIBE, permission=DENY)), True),
     ],
 )
-async def test_what_is_decided(acls: tuple[Acl, ...], decided: bool | None) -> None:
+async def test_acl_decision_follows_upstreams_examples(acls: tuple[Acl, ...], decided: bool | None) -> None:
     assert await decide(*acls) is decided
 
 
 @pytest.mark.parametrize("operation", [Op.READ, Op.WRITE, Op.DELETE, Op.ALTER])
-async def test_what_is_allowed_may_be_described(operation: Op) -> None:
+async def test_allowed_operation_implies_describe(operation: Op) -> None:
     assert await decide(acl(operation), operation=Op.DESCRIBE) is True
     assert await decide(acl(operation), operation=Op.DESCRIBE_CONFIGS) is False
     assert await decide(acl(Op.DESCRIBE), acl(operation, permission=DENY), operation=Op.DESCRIBE) is True
 
 
-async def test_whose_settings_may_be_altered_may_be_described() -> None:
+async def test_alter_configs_implies_describe_configs() -> None:
     assert await decide(acl(Op.ALTER_CONFIGS), operation=Op.DESCRIBE_CONFIGS) is True
     assert await decide(acl(Op.ALTER_CONFIGS), operation=Op.DESCRIBE) is False
     assert await decide(acl(Op.CREATE), operation=Op.DESCRIBE) is False
 
 
-async def test_prefixes_within_prefixes() -> None:
+async def test_nested_prefixes_all_apply() -> None:
     some = await Acls.read([acl(Op.READ, name, pattern=PREFIXED) for name in ("a", "aa", "ab", "abc", "b")])
     asked = {"a": 1, "aa": 1, "aaa": 1, "ab": 1, "abb": 1, "abcd": 1, "ac": 1, "b": 1, "c": 0, "": 0}
     assert {name: some.decide(ALICE, HOST, Op.READ, TOPIC, name) for name in asked} == {
@@ -93,7 +93,7 @@ async def test_prefixes_within_prefixes() -> None:
     assert more.decide(ALICE, HOST, Op.READ, TOPIC, "abz") is False, "denied by the shorter one"
 
 
-# --- super users, and what has no ACL -----------------------------------------------------------------------------
+# --- super users, and resources without ACLs --------------------------------------------------------------------------
 
 
 def who(name: str) -> ConnectionInfo:
@@ -107,7 +107,7 @@ async def test_ranges_of_addresses_of_version_6() -> None:
     assert await decide(rule, host="no address") is False
 
 
-async def test_whether_one_of_a_type_is_allowed_by_a_range() -> None:
+async def test_address_range_allows_any_resource_of_a_type() -> None:
     acls = await Acls.read((acl(Op.WRITE, host="10.0.0.0/24"),))
     assert await acls.allow_one_of(ALICE, HOST, Op.WRITE, TOPIC)
     assert not await acls.allow_one_of(ALICE, "10.0.1.1", Op.WRITE, TOPIC)
@@ -120,7 +120,7 @@ async def test_an_address_within_a_range_is_not_answered_as_one_that_no_acl_name
     assert "10.0.1.1" not in hosts
 
 
-async def test_super_users_and_what_has_no_acl() -> None:
+async def test_super_user_is_allowed_and_resource_without_acl_follows_the_setting() -> None:
     acls = await Acls.read([acl(Op.READ, principal="User:root", permission=DENY)])
     for allow_everyone in (False, True):
         authorizer = Authorizer(lambda: acls, frozenset({"User:root"}), allow_everyone=allow_everyone)
@@ -149,7 +149,7 @@ async def test_super_users_and_what_has_no_acl() -> None:
         ((acl(Op.WRITE, kind=GROUP),), False),
     ],
 )
-async def test_whether_one_of_a_type_is_allowed(acls: tuple[Acl, ...], allowed: bool) -> None:
+async def test_any_resource_of_a_type_is_allowed_by_upstreams_rule(acls: tuple[Acl, ...], allowed: bool) -> None:
     found = await Acls.read(acls)
     authorizer = Authorizer(lambda: found, frozenset(), allow_everyone=False)
     assert await authorizer.allows_one_of(who("alice"), Op.WRITE, TOPIC) is allowed
@@ -197,7 +197,7 @@ def naive(acls: list[Acl], operation: Op, name: str) -> bool | None:
 
 @given(st.lists(ACLS, max_size=30), st.sampled_from([Op.READ, Op.WRITE, Op.DESCRIBE, Op.DESCRIBE_CONFIGS]), NAMES)
 @settings(max_examples=500, deadline=None)
-async def test_as_a_walk_over_all_acls(acls: list[Acl], operation: Op, name: str) -> None:
+async def test_decision_equals_a_walk_over_all_acls(acls: list[Acl], operation: Op, name: str) -> None:
     assert (await Acls.read(acls)).decide(ALICE, HOST, operation, TOPIC, name) is naive(acls, operation, name)
 
 
@@ -228,7 +228,7 @@ ANYTHING = AclFilter(1, 1, None, None, None, 1, 1)
         ({"resource_name": "to", "pattern_type": PatternType.MATCH}, False),
     ],
 )
-def test_which_a_filter_matches(changed: dict[str, object], matches: bool) -> None:
+def test_filter_matches_its_acls(changed: dict[str, object], matches: bool) -> None:
     asked = ANYTHING._replace(**changed)  # type: ignore[arg-type]
     assert asked.matches(acl(Op.READ, "top", pattern=PREFIXED)) is matches
 
@@ -247,7 +247,7 @@ def test_a_filter_of_one_acl_alone() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 99, -1])
-def test_codes_that_nobody_knows(code: int) -> None:
+def test_unknown_codes_are_refused(code: int) -> None:
     assert ANYTHING.knows_its_pattern
     assert ANYTHING.knows_its_entry
     assert not ANYTHING._replace(resource_type=code).knows_its_pattern

@@ -1,4 +1,4 @@
-"""What an authenticator lets start beside what, which no client that waits for its answers can show."""
+"""Requests that an authenticator lets start concurrently, which no client that waits for its answers can show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counts:
         pass
 
 
-async def test_who_authenticates_again_may_send_no_more_than_before() -> None:
+async def test_reauthenticating_client_may_send_no_more_than_before() -> None:
     settings = SaslSettings(("PLAIN",), {"alice": "secret"}, {"PLAIN": 60_000}, 1_000)
     unused = cast("Any", None)
     shared = ListenerSasl("L", settings, unused, cast("Any", Requests()), cast("Any", Counts()), failure_delay_ms=0)
@@ -47,14 +47,14 @@ async def test_who_authenticates_again_may_send_no_more_than_before() -> None:
         await say(SaslAuthenticateRequest(auth_bytes=plain_token("alice", "secret")), 2)
 
 
-def test_who_is_not_known_may_send_little_whatever_settings_allow() -> None:
+def test_unauthenticated_client_may_send_little_under_any_settings() -> None:
     for allowed, taken in ((1_000, 1_000), (524_288, 64 * 1024)):
         settings, unused = SaslSettings(("PLAIN",), {}, {}, allowed), cast("Any", None)
         shared = ListenerSasl("L", settings, unused, unused, cast("Any", Counts()), failure_delay_ms=0)
         assert shared.guard().max_request_bytes == taken
 
 
-async def test_tokens_are_taken_one_by_one_whatever_they_look_like() -> None:
+async def test_tokens_are_handled_one_at_a_time() -> None:
     settings = SaslSettings(("PLAIN",), {"alice": "secret"}, {}, 1_000)
     unused = cast("Any", None)
     shared = ListenerSasl("L", settings, unused, cast("Any", Requests()), cast("Any", Counts()), failure_delay_ms=0)

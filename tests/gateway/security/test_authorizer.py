@@ -1,4 +1,4 @@
-"""What is told of refusals: each is counted, and the log has so many a second."""
+"""Reports of refusals: each is counted, and the log has a bounded number per second."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_refusals_are_counted_and_the_log_is_not_flooded(monkeypatch: pyte
     assert counted == {(ResourceType.TOPIC, AclOperation.READ): 102}
 
 
-async def test_what_is_allowed_is_told_to_whoever_wants_to_read_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_allowed_requests_are_logged_at_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     everybody = Authorizer(Acls, frozenset(), allow_everyone=True)
     services = cast("Services", type("Services", (), {"authorizer": everybody}))
     context = RequestContext(ApiKey.FETCH, 12, 1, "c", ConnectionInfo("c", "/10.0.0.1"), services)
@@ -93,7 +93,7 @@ def test_one_authorizer_is_served() -> None:
         parse_broker_configs({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"})
 
 
-async def test_nodes_that_disagree_about_the_authorizer_say_so_once(database_url: str) -> None:
+async def test_nodes_with_different_authorizers_log_that_once(database_url: str) -> None:
     database = await Database.open(database_url, hot_connections=1, cold_connections=1)
     try:
         nodes = [
@@ -118,8 +118,10 @@ async def test_nodes_that_disagree_about_the_authorizer_say_so_once(database_url
     ]
 
 
-def test_users_and_tokens_are_nobodys_without_acls() -> None:
-    """Else whoever has logged in could make a token of any other user, super users included, and log in by it."""
+def test_users_and_tokens_need_an_acl() -> None:
+    """Otherwise any authenticated client could create a token of any other user, super users included, and authenticate
+    with it.
+    """
     everybody = Authorizer(Acls, frozenset({"User:root"}), allow_everyone=True)
     alice, root = (ConnectionInfo("c", "/10.0.0.1", principal=Principal(name)) for name in ("alice", "root"))
     for kind, operation in (

@@ -1,4 +1,4 @@
-"""Which access tokens are believed: forged, borrowed, expired and malformed ones are not."""
+"""Access tokens that are accepted: forged, borrowed, expired and malformed ones are not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(token: str, *issuers: Issuer, expected: Expected = EXPECTED, now_s: fl
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512"])
-def test_what_openssl_signs_is_believed(issuer: Issuer, other: Issuer, algorithm: str) -> None:
+def test_signature_by_openssl_is_accepted(issuer: Issuer, other: Issuer, algorithm: str) -> None:
     token = issuer.token(header={"alg": algorithm}, sub=" alice ", exp=2_000_000_000.5)
     assert check(token, other, issuer, now_s=1_999_999_999) == AccessToken("alice", 2_000_000_000.5)
 
@@ -64,7 +64,7 @@ def signed_by(token: str, sign: Callable[[bytes], bytes]) -> str:
     return f"{signed}.{base64url(sign(signed.encode()))}"
 
 
-def test_what_was_changed_or_signed_by_somebody_else_is_not(issuer: Issuer, other: Issuer) -> None:
+def test_changed_or_foreign_token_is_refused(issuer: Issuer, other: Issuer) -> None:
     token = issuer.token()
     head, payload, signature = token.split(".")
     forged = base64url(decode_base64url(payload).replace(b"alice", b"admin"))
@@ -86,8 +86,8 @@ def test_what_was_changed_or_signed_by_somebody_else_is_not(issuer: Issuer, othe
         check(token, other)
 
 
-def test_a_signature_has_one_form(tmp_path: Path) -> None:
-    """Not the same and the modulus more, where that is as long."""
+def test_signature_has_exactly_one_form(tmp_path: Path) -> None:
+    """A signature plus the modulus is refused, even if it has the same length."""
     issuer = Issuer(tmp_path)
     while issuer.modulus > (1 << 2048) * 9 // 10:
         issuer = Issuer(tmp_path)
@@ -113,7 +113,7 @@ def test_a_signature_has_one_form(tmp_path: Path) -> None:
     ],
     ids=["garbage behind", "other padding", "another block", "no DigestInfo", "no parameters", "nothing before"],
 )
-def test_what_looks_like_a_padding_is_none(issuer: Issuer, padded: Callable[[bytes], bytes]) -> None:
+def test_invalid_padding_is_refused(issuer: Issuer, padded: Callable[[bytes], bytes]) -> None:
     def forge(data: bytes) -> bytes:
         block = padded(hashlib.sha256(data).digest())
         assert len(block) == 256
@@ -123,7 +123,7 @@ def test_what_looks_like_a_padding_is_none(issuer: Issuer, padded: Callable[[byt
         check(signed_by(issuer.token(), forge), issuer)
 
 
-def test_the_token_does_not_choose_how_it_is_checked(issuer: Issuer) -> None:
+def test_algorithm_of_the_token_does_not_choose_the_check(issuer: Issuer) -> None:
     secret = json.dumps(issuer.jwk()).encode()
     by_public_key = _with_header(issuer, {"alg": "HS256"})
     by_public_key = signed_by(by_public_key, lambda data: hmac.digest(secret, data, "sha256"))
@@ -146,7 +146,7 @@ def _with_header(issuer: Issuer, header: dict[str, Any]) -> str:
     return signed_by(f"{base64url(json.dumps(head).encode())}.{payload}.", issuer.sign)
 
 
-def test_without_a_kid_only_the_one_key_there_is(issuer: Issuer, other: Issuer) -> None:
+def test_token_without_a_kid_needs_a_single_key(issuer: Issuer, other: Issuer) -> None:
     token = issuer.token(header={"kid": None})
     assert check(token, issuer).subject == "alice"
     with pytest.raises(UnknownKeyError, match="2 keys"):
@@ -185,13 +185,13 @@ NOW = 1_900_000_000
         ({"scope": [5]}, "no scopes"),
     ],
 )
-def test_what_a_token_must_say(issuer: Issuer, claims: dict[str, Any], reason: str) -> None:
+def test_token_without_a_required_claim_is_refused(issuer: Issuer, claims: dict[str, Any], reason: str) -> None:
     right = {"iat": NOW - 1, "exp": NOW + 100, **claims}
     with pytest.raises(TokenError, match=reason):
         check(issuer.token(**right), issuer, now_s=NOW)
 
 
-def test_what_a_token_may_say(issuer: Issuer) -> None:
+def test_token_with_optional_claims_is_accepted(issuer: Issuer) -> None:
     for claims in ({"exp": NOW - 29}, {"nbf": NOW + 30}, {"aud": ["other", AUDIENCE]}, {"scope": None}, {"scope": "a"}):
         right: dict[str, Any] = {"iat": NOW - 100, "exp": NOW + 100, **claims}
         assert check(issuer.token(**right), issuer, now_s=NOW).subject == "alice"
@@ -201,7 +201,7 @@ def test_what_a_token_may_say(issuer: Issuer) -> None:
         check(issuer.token(client="c"), issuer, expected=anybody)
 
 
-def test_malformed_tokens(issuer: Issuer) -> None:
+def test_malformed_token_is_refused(issuer: Issuer) -> None:
     head, payload, signature = issuer.token().split(".")
     twice = base64url(b'{"alg":"RS256","alg":"none"}')
     deep = base64url(b"[" * 9_000)
@@ -226,7 +226,7 @@ def test_malformed_tokens(issuer: Issuer) -> None:
     assert decode_base64url(base64.urlsafe_b64encode(b"\xfb\xff\xff").decode()) == b"\xfb\xff\xff"
 
 
-def test_which_keys_are_used(issuer: Issuer) -> None:
+def test_unsuitable_keys_are_ignored(issuer: Issuer) -> None:
     def n(bits: int, low: int = 1) -> str:
         return base64url(((1 << (bits - 1)) | low).to_bytes((bits + 7) // 8, "big"))
 
@@ -279,7 +279,7 @@ def settings(url: str) -> OAuthSettings:
     return OAuthSettings(url, 3_600_000, 1_000, 4_000, (AUDIENCE,), ISSUER, 30, "scope", "sub")
 
 
-async def test_a_new_key_is_found_and_strangers_do_not_ask_for_us(issuer: Issuer, other: Issuer) -> None:
+async def test_new_key_is_fetched_and_unknown_kids_cause_few_fetches(issuer: Issuer, other: Issuer) -> None:
     clock = Times()
     with published() as place:
         place.answers["/keys"] = key_set(issuer.jwk())
@@ -305,7 +305,7 @@ async def test_a_new_key_is_found_and_strangers_do_not_ask_for_us(issuer: Issuer
         await tokens.close()
 
 
-async def test_a_key_that_was_withdrawn_while_nobody_came_is_not_believed(issuer: Issuer, other: Issuer) -> None:
+async def test_key_withdrawn_during_a_silence_is_not_accepted(issuer: Issuer, other: Issuer) -> None:
     clock = Times()
     with published() as place:
         place.answers["/keys"] = key_set(issuer.jwk())
@@ -318,7 +318,7 @@ async def test_a_key_that_was_withdrawn_while_nobody_came_is_not_believed(issuer
         await tokens.close()
 
 
-async def test_keys_that_cannot_be_read_are_asked_for_ever_more_slowly(issuer: Issuer) -> None:
+async def test_failed_key_fetches_back_off(issuer: Issuer) -> None:
     clock = Times()
     with published() as place:
         tokens = Tokens(settings(f"{place.url}/keys"), clock=clock)

@@ -44,7 +44,7 @@ def test_a_subject_is_written_as_java_writes_it(authority: Authority, given: str
 
 
 @given(st.binary(max_size=300))
-def test_what_is_no_certificate_has_no_name(data: bytes) -> None:
+def test_invalid_certificate_has_no_name(data: bytes) -> None:
     with pytest.raises(UnusableNameError):
         subject(data)
 
@@ -74,7 +74,7 @@ def test_rules_are_applied_as_upstream_applies_them(rules: str, name: str, made:
     assert mapped(name, parse_rules(rules)) == made
 
 
-def test_who_fits_no_rule_is_nobody() -> None:
+def test_name_that_fits_no_rule_is_refused() -> None:
     rules = parse_rules("RULE:^CN=alice$/alice/")
     assert mapped("CN=alice", rules) == "alice"
     with pytest.raises(UnusableNameError, match="no rule applies"):
@@ -84,6 +84,6 @@ def test_who_fits_no_rule_is_nobody() -> None:
 
 
 @pytest.mark.parametrize("text", ["RULE", "RULE:a", "RULE:(/x/", "RULE:a/b/X", "DEFAULT RULE:a/b/", "default"])
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_invalid_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_rules(text)

@@ -85,7 +85,7 @@ def test_a_mandatory_extension_is_refused() -> None:
 
 
 def test_the_nonce_of_an_old_librdkafka_is_named() -> None:
-    """It puts the client's nonce before the nonce of both."""
+    """The old librdkafka puts the client's nonce before the combined nonce."""
     client = ScramClient("sha256", "user", "pencil", nonce="abc")
     server = ScramServer(parse_client_first(client.first), known(ScramMechanism.SHA_256, "user", "pencil"))
     final = client.final(server.first)
@@ -106,7 +106,7 @@ def test_the_nonce_of_an_old_librdkafka_is_named() -> None:
         (b",tokenauth=true,tokenauth=false", False),
     ],
 )
-def test_whether_a_name_is_a_tokens(extensions: bytes, by_token: bool) -> None:
+def test_token_extension_marks_the_name_as_a_tokens(extensions: bytes, by_token: bool) -> None:
     assert parse_client_first(b"n,,n=user,r=nonce" + extensions).by_token is by_token
 
 
@@ -132,7 +132,7 @@ def test_a_malformed_first_message_is_refused(message: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_refused_as_an_error_of_the_exchange(message: bytes) -> None:
+def test_any_bytes_are_refused_as_an_error_of_the_exchange(message: bytes) -> None:
     server = ScramServer(parse_client_first(b"n,,n=user,r=nonce"), decoy("user", ScramMechanism.SHA_512, b""))
     for read in (parse_client_first, server.finish):
         with pytest.raises(ScramError):

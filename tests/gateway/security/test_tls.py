@@ -1,4 +1,6 @@
-"""Contexts of listeners: what of keys and certificates is taken, and what is refused by name before anybody comes."""
+"""TLS contexts of listeners: keys and certificates that are accepted, and those refused by name before any client
+connects.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_files_and_texts_are_read(settings: TlsSettings, authority: Authority) -
 BEYOND_ASCII = "-----BEGIN CERTIFICATE-----\nä\n-----END CERTIFICATE-----"
 
 
-def test_what_cannot_be_used_is_refused_without_its_content(settings: TlsSettings, tmp_path: Path) -> None:
+def test_unusable_key_or_certificate_is_refused_without_its_content(settings: TlsSettings, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
     pipe = tmp_path / "pipe.pem"
@@ -81,7 +83,7 @@ def test_what_cannot_be_used_is_refused_without_its_content(settings: TlsSetting
         identify_by(dataclasses.replace(settings, principal_rules="RULE:x"))
 
 
-def test_no_file_with_a_key_stays(
+def test_no_file_with_a_key_is_left(
     settings: TlsSettings, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -93,7 +95,7 @@ def test_no_file_with_a_key_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_says_nothing_does_not_keep_others_out(settings: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_handshake_does_not_block_others(settings: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.security.tls.MAX_HANDSHAKES", 2)
     reasons: list[str] = []
     context = make_context(settings, reasons.append)

@@ -1,4 +1,4 @@
-"""Turns by address: who waits for whom."""
+"""Turns by address: which request waits for which."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_newcomer_waits_for_one_of_each_other_address() -> None:
     assert served[4:20] == ["10.0.0.1", "10.0.0.2"] * 8 or served[4:20] == ["10.0.0.2", "10.0.0.1"] * 8
 
 
-async def test_as_many_as_are_allowed_work_at_once_also_after_cancellations() -> None:
+async def test_allowed_number_runs_concurrently_also_after_cancellations() -> None:
     turns = Turns(2)
     working = most = 0
 

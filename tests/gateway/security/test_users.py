@@ -1,4 +1,4 @@
-"""Look-ups of users in Postgres: whom a storm of strangers delays."""
+"""Lookups of users in Postgres: which clients a storm of unknown users delays."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class Clock:
         return self.now_s
 
 
-async def test_a_name_that_was_absent_waits_for_no_look_up_while_others_do(
-    database: Database, sql: asyncpg.Connection
-) -> None:
+async def test_known_absent_name_does_not_wait_for_lookups(database: Database, sql: asyncpg.Connection) -> None:
     clock = Clock()
     users = Users(UserStore(database), clock=clock)
     decoy = await users.find("mallory", SCRAM, ADDRESS)
@@ -59,14 +57,14 @@ async def test_a_name_that_was_absent_waits_for_no_look_up_while_others_do(
     await asyncio.gather(late, *strangers)
 
 
-async def test_a_new_user_is_known_at_once_where_nobody_waits(database: Database, sql: asyncpg.Connection) -> None:
+async def test_new_user_is_known_at_once_without_a_queue(database: Database, sql: asyncpg.Connection) -> None:
     users = Users(UserStore(database), clock=Clock())
     assert (await users.find("carol", SCRAM, ADDRESS)).stored_key != b"stored"
     await sql.execute(ADD, "carol", int(SCRAM))
     assert (await users.find("carol", SCRAM, ADDRESS)).stored_key == b"stored"
 
 
-async def test_a_user_of_another_address_waits_for_one_stranger(database: Database, sql: asyncpg.Connection) -> None:
+async def test_user_of_another_address_waits_for_one_unknown_user(database: Database, sql: asyncpg.Connection) -> None:
     await sql.execute(ADD, "bob", int(SCRAM))
     users = Users(UserStore(database))
     over: list[str] = []

@@ -1,4 +1,4 @@
-"""Share partitions that were changed or led elsewhere, and loads and writes that were overtaken or went wrong."""
+"""Share partitions that were changed or led on another node, and loads and writes that were overtaken or failed."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from tests.gateway.share.test_partitions import database as database
 from tests.gateway.share.test_partitions import keys as keys
 
 
-async def test_leadership_away_and_back(database: Database, keys: list[ShareKey]) -> None:
+async def test_leadership_that_left_and_returned_causes_a_new_read(database: Database, keys: list[ShareKey]) -> None:
     x, y = SharePartitions(ShareStore(database)), SharePartitions(ShareStore(database))
     await x.load(keys[0], beginning, LONG)
     await y.load(keys[0], nowhere, LONG)
     assert await acquire(y, keys[0], B) == 4
     assert (await y.apply(keys[0], accepted(0, 3, B))).error is ErrorCode.NONE
-    # The partition is x's again, and somebody begins to read it there.
+    # The partition is x's again, and a client begins to read it there.
     await x.verify(keys)
     at = await x.load(keys[0], nowhere, LONG)
     taken = await x.apply(keys[0], Acquire(A, at.next_offset, 4, ((at.next_offset, 3),), 500))
     assert taken.acquired == (), "acknowledged records are delivered again"
 
 
-async def test_reset_by_another_node(database: Database, keys: list[ShareKey]) -> None:
+async def test_reset_by_another_node_is_noticed(database: Database, keys: list[ShareKey]) -> None:
     x = await begun(ShareStore(database), keys[0])
     await acquire(x, keys[0])
     await x.apply(keys[0], accepted(0, 3))
@@ -52,7 +52,7 @@ async def test_reset_by_another_node(database: Database, keys: list[ShareKey]) -
     assert await x.load(keys[0], nowhere, LONG) == SharePartition(0), "the reset is not seen"
 
 
-async def test_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> None:
+async def test_partition_with_a_restarted_epoch_is_read_again(database: Database, keys: list[ShareKey]) -> None:
     store = ShareStore(database)
     x = await begun(store, keys[0])
     await acquire(x, keys[0])
@@ -64,7 +64,7 @@ async def test_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> No
     assert (await store.offsets("s", SETTLED))[keys[0].topic_id, 0].start_offset == 0
 
 
-async def test_deleted_group_and_its_namesake(database: Database, keys: list[ShareKey]) -> None:
+async def test_recreated_group_does_not_use_the_old_partitions(database: Database, keys: list[ShareKey]) -> None:
     x = await begun(ShareStore(database), keys[0])
     await acquire(x, keys[0])
     await x.apply(keys[0], accepted(0, 3))
@@ -73,7 +73,7 @@ async def test_deleted_group_and_its_namesake(database: Database, keys: list[Sha
     assert await refused(x.load(keys[0], beginning, LONG)) is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-async def test_what_is_still_ones_own_is_kept(database: Database, keys: list[ShareKey]) -> None:
+async def test_unchanged_share_partition_is_kept(database: Database, keys: list[ShareKey]) -> None:
     x = await begun(ShareStore(database), keys[0])
     assert await acquire(x, keys[0]) == 4
     await x.verify(keys)
@@ -105,7 +105,7 @@ async def test_a_repeated_acknowledgement_waits(database: Database, keys: list[S
     assert not early, f"told {again.result().error!r} while Postgres has {stored}"
 
 
-async def test_a_bug_in_the_write_hangs_nobody(database: Database, keys: list[ShareKey]) -> None:
+async def test_bug_in_a_write_answers_all_waiting_requests(database: Database, keys: list[ShareKey]) -> None:
     class Broken(ShareStore):
         async def write(self, rows: Any) -> list[bool]:
             raise RuntimeError("a bug")
@@ -117,7 +117,9 @@ async def test_a_bug_in_the_write_hangs_nobody(database: Database, keys: list[Sh
         await asyncio.wait_for(x.apply(keys[0], accepted(0, 3)), 3)
 
 
-async def test_patience_is_everyones(database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patience_applies_to_every_caller(
+    database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PAUSE_S", 0.01)
     monkeypatch.setattr(module, "WRITTEN_AT_A_TIME", 1)
     store = Halting(database)

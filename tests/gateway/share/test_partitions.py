@@ -1,4 +1,4 @@
-"""Share partitions in a node's memory, over a real Postgres: what is durable when, fences, locks, watches, room."""
+"""Share partitions in a node's memory, over a real Postgres: durability, fences, locks, watches, room."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def keys(database: Database) -> list[ShareKey]:
-    """Four partitions that a share group may read."""
+    """Return four partitions that a share group may read."""
     nodes = NodeStore(database)
     node_id = await nodes.register("node", {"PLAINTEXT": ("127.0.0.1", 1)}, None, 60_000)
     (lease,) = await nodes.acquire_leases(node_id, [0], 60_000)
@@ -58,7 +58,7 @@ async def keys(database: Database) -> list[ShareKey]:
 
 
 class Halting(ShareStore):
-    """Writes when it is told to, or not at all."""
+    """A store that writes when the test allows it, or not at all."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -78,7 +78,7 @@ class Halting(ShareStore):
 
 
 async def nowhere() -> int:
-    raise AssertionError("somebody has read the partition already")
+    raise AssertionError("the partition has been read already")
 
 
 async def beginning() -> int:
@@ -93,7 +93,7 @@ async def begun(store: ShareStore, *keys: ShareKey, settings: PartitionSettings 
 
 
 async def acquire(partitions: SharePartitions, key: ShareKey, member: MemberId = A, end: int = 4) -> int:
-    """How many records it was given."""
+    """Acquire records; return how many were acquired."""
     event = Acquire(member, 0, end, ((0, end - 1),), 500)
     taken = await partitions.apply(key, event)
     return sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)
@@ -109,7 +109,7 @@ async def refused(awaiting: Any) -> ErrorCode:
     return error.value.code
 
 
-async def test_what_was_acknowledged_is_durable_before_anyone_is_told(database: Database, keys: list[ShareKey]) -> None:
+async def test_acknowledgement_is_durable_before_its_answer(database: Database, keys: list[ShareKey]) -> None:
     store = Halting(database)
     partitions = await begun(store, keys[0])
     assert await acquire(partitions, keys[0]) == 4
@@ -138,7 +138,7 @@ async def test_many_are_written_together(database: Database, keys: list[ShareKey
     assert [row.start_offset for row in (await store.offsets("s", SETTLED)).values()] == [4, 4, 4, 4]
 
 
-async def test_a_node_that_was_overtaken_says_so_and_reads_again(database: Database, keys: list[ShareKey]) -> None:
+async def test_overtaken_node_refuses_and_reads_again(database: Database, keys: list[ShareKey]) -> None:
     one, two = [await begun(ShareStore(database), keys[0]) for _ in range(2)]
     assert await acquire(one, keys[0]) == 4
     assert await refused(one.apply(keys[0], accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -169,7 +169,7 @@ async def test_a_write_is_tried_again_and_then_given_up(
     assert impatient.count == 0
 
 
-async def test_locks_end_by_themselves_and_wake_who_waits(database: Database, keys: list[ShareKey]) -> None:
+async def test_expired_locks_wake_waiting_fetches(database: Database, keys: list[ShareKey]) -> None:
     partitions = await begun(ShareStore(database), keys[0], settings=SHORT)
     assert await acquire(partitions, keys[0]) == 4
     woken = asyncio.Event()
@@ -182,7 +182,7 @@ async def test_locks_end_by_themselves_and_wake_who_waits(database: Database, ke
     assert (await partitions.apply(keys[0], accepted(0, 0, A))).error is ErrorCode.INVALID_RECORD_STATE
 
 
-async def test_a_release_wakes_only_who_still_watches(database: Database, keys: list[ShareKey]) -> None:
+async def test_release_wakes_open_watches_alone(database: Database, keys: list[ShareKey]) -> None:
     partitions = await begun(ShareStore(database), *keys[:2])
     woken: list[str] = []
     watches = {name: partitions.watch(lambda name=name: woken.append(name)) for name in ("first", "closed", "other")}
@@ -200,7 +200,7 @@ async def test_a_release_wakes_only_who_still_watches(database: Database, keys: 
     assert [each.delivery_count for each in restored.ranges] == [2]
 
 
-async def test_what_the_log_has_lost_is_passed_over(database: Database, keys: list[ShareKey]) -> None:
+async def test_records_missing_from_the_log_are_skipped(database: Database, keys: list[ShareKey]) -> None:
     partitions = await begun(ShareStore(database), keys[0])
     await acquire(partitions, keys[0])
     await partitions.apply(keys[0], LogStartMoved(2))
@@ -209,14 +209,14 @@ async def test_what_the_log_has_lost_is_passed_over(database: Database, keys: li
     )
 
 
-async def test_a_group_that_is_gone_is_not_begun(database: Database, keys: list[ShareKey]) -> None:
+async def test_partition_of_a_deleted_group_is_not_created(database: Database, keys: list[ShareKey]) -> None:
     partitions = SharePartitions(ShareStore(database))
     missing = keys[0]._replace(group_id="nobody")
     assert await refused(partitions.load(missing, beginning, LONG)) is ErrorCode.GROUP_ID_NOT_FOUND
     assert await refused(partitions.apply(missing, accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-async def test_two_that_load_at_once_read_once(database: Database, keys: list[ShareKey]) -> None:
+async def test_concurrent_loads_read_once(database: Database, keys: list[ShareKey]) -> None:
     class Counting(ShareStore):
         reads = 0
 
@@ -231,7 +231,7 @@ async def test_two_that_load_at_once_read_once(database: Database, keys: list[Sh
     assert store.reads == 1
 
 
-async def test_memory_is_bounded_and_what_is_acquired_stays(database: Database, keys: list[ShareKey]) -> None:
+async def test_memory_is_bounded_and_acquired_records_stay(database: Database, keys: list[ShareKey]) -> None:
     partitions = SharePartitions(ShareStore(database), max_partitions=2)
     for key in keys[:2]:
         await partitions.load(key, beginning, LONG)
@@ -243,7 +243,7 @@ async def test_memory_is_bounded_and_what_is_acquired_stays(database: Database, 
     assert await refused(partitions.apply(keys[0], accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-async def test_another_history_is_read_anew(database: Database, keys: list[ShareKey]) -> None:
+async def test_partition_is_read_again_in_another_history(database: Database, keys: list[ShareKey]) -> None:
     partitions = await begun(ShareStore(database), *keys)
     await acquire(partitions, keys[0])
     partitions.forget()

@@ -1,4 +1,4 @@
-"""What share sessions keep is bounded for each and for all, by values."""
+"""Bounds on what share sessions keep, for each session and for all, by values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(sessions: ShareSessions, session: ShareSession, added: list[tuple[UU
     return raised.value.code
 
 
-def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
+def test_partitions_of_all_sessions_are_bounded() -> None:
     sessions = ShareSessions(max_partitions=10)
     one, two = opened(sessions, "one"), opened(sessions, "two")
     sessions.read(one, partitions(6), ())
@@ -46,8 +46,8 @@ def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
     assert refused(sessions, two, partitions(1, first=10)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
 
 
-def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
-    """A client that goes from partition to partition keeps no more than one that reads all of them."""
+def test_forgotten_partitions_with_locks_count_too() -> None:
+    """A client that moves from partition to partition keeps no more than one that reads all of them."""
     sessions = ShareSessions(max_partitions=10)
     session = opened(sessions, "one")
     for first in range(0, 8, 2):
@@ -59,7 +59,7 @@ def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
     assert before != session.partitions
 
 
-def test_a_session_has_so_many_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SESSION_PARTITIONS", 3)
     sessions = ShareSessions()
     session = opened(sessions, "one")
@@ -72,7 +72,7 @@ def some(count: int) -> list[tuple[UUID, int]]:
     return [(TOPIC, index) for index in range(count)]
 
 
-def test_what_all_sessions_read_is_bounded() -> None:
+def test_partitions_read_by_all_sessions_are_bounded() -> None:
     sessions = ShareSessions(max_partitions=10)
     one, _ = sessions.open("s", MemberId("a"), "c")
     sessions.read(one, some(6), ())
@@ -81,7 +81,7 @@ def test_what_all_sessions_read_is_bounded() -> None:
         sessions.read(two, some(5), ())
     assert refused.value.code is ErrorCode.SHARE_SESSION_LIMIT_REACHED
     assert not two.partitions
-    # Of those that are read already, that are forgotten, or whose session has ended, there is room again.
+    # Partitions that are already read, or that are forgotten, or whose session has ended, take no more room.
     sessions.read(one, some(6), [(TOPIC, 5)])
     sessions.read(two, some(5), ())
     sessions.end(two)

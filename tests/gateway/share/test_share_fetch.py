@@ -1,5 +1,6 @@
-"""ShareFetch over a tail and share partitions in memory, without Postgres: turns, what a look costs, and what changes
-while a request is under way."""
+"""ShareFetch over a tail and share partitions in memory, without Postgres: turns, the cost of a read, and changes
+during a request.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ RECORD = bytes(build_batch([Record(0, 1, None, b"value")]))
 
 
 class Rows:
-    """In place of the store: every partition begins at 0."""
+    """Replaces the store: every partition begins at 0."""
 
     def __init__(self) -> None:
         self.rows: dict[ShareKey, ShareRow] = {}
         self.tried: list[list[ShareRow]] = []
         self.unavailable = 0
-        """So many writes have no answer."""
+        """So many writes get no answer."""
         self.is_away = False
         self.led = self.leading = self.most_leading = 0
 
@@ -89,10 +90,10 @@ def at_offset(offset: int) -> bytes:
 
 @dataclass
 class Log:
-    """In place of Postgres."""
+    """Replaces Postgres."""
 
     stored: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
-    """How many batches of one record."""
+    """Numbers of batches of one record."""
     reads: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -152,7 +153,6 @@ class Node:
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
             authorizer=None,
-            replicas_strict=False,
             catalog=catalog,
             membership=membership,
             metrics=SimpleNamespace(count_topic_bytes_out=lambda name, size_bytes: None),  # pyright: ignore[reportUnknownLambdaType]
@@ -168,7 +168,7 @@ class Node:
         self.epochs: dict[str, int] = {}
 
     def append(self, partition: int, count: int = 1) -> None:
-        """Batches of one record, which the tail holds."""
+        """Append batches of one record, which the tail holds."""
         key = PartitionKey(partition)
         for _ in range(count):
             offset = self.log.stored.get(key, 0)
@@ -184,7 +184,7 @@ class Node:
             )
 
     def store(self, partition: int, count: int) -> None:
-        """Batches of one record that are in Postgres alone."""
+        """Append batches of one record that are in Postgres alone."""
         self.log.stored[PartitionKey(partition)] = count
 
     async def fetch(
@@ -222,7 +222,7 @@ def offsets(part: PartitionData) -> list[int]:
 
 
 async def nowhere() -> int:
-    raise AssertionError("somebody has read the partition already")
+    raise AssertionError("the partition has been read already")
 
 
 async def parked_at(node: Node) -> None:
@@ -231,7 +231,7 @@ async def parked_at(node: Node) -> None:
             await asyncio.sleep(0)
 
 
-async def test_only_batches_of_what_was_acquired_are_answered() -> None:
+async def test_answer_contains_only_batches_of_acquired_records() -> None:
     node = Node(1)
     node.append(0, 40)
     first = (await node.fetch(0, max_records=10))[0]
@@ -253,7 +253,7 @@ async def test_a_busy_partition_does_not_keep_the_group_from_anothers_backlog() 
     assert backlog == [(0, 19), (20, 39), (40, 49)]
 
 
-async def test_what_is_at_hand_waits_only_for_those_whose_turn_comes_before() -> None:
+async def test_records_in_memory_wait_only_for_earlier_turns() -> None:
     node = Node(3)
     node.append(0)
     node.store(1, 5)
@@ -272,11 +272,11 @@ async def test_a_long_tail_does_not_hold_the_event_loop() -> None:
     node.append(0, 30_000)
     began = time.process_time()
     assert acquired((await node.fetch(0, max_records=500))[0]) == [(0, 499)]
-    # Some milliseconds; looked at whole it would be most of a second.
+    # This takes some milliseconds; a read of the whole tail would take most of a second.
     assert time.process_time() - began < 0.1
 
 
-async def test_what_another_node_leads_since_is_not_acquired() -> None:
+async def test_partition_that_moved_to_another_node_is_not_acquired() -> None:
     node = Node(1)
     waiting = asyncio.create_task(node.fetch(0, max_wait_ms=20_000))
     await node.log.begun.wait()
@@ -289,7 +289,7 @@ async def test_what_another_node_leads_since_is_not_acquired() -> None:
     assert node.share.count == 0
 
 
-async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> None:
+async def test_partition_assigned_to_another_node_is_not_acquired() -> None:
     node = Node(1)
     catalog, membership = node.services.catalog, node.services.membership
     leaders = membership.leaders = Leaders((NODE, OTHER))
@@ -309,7 +309,7 @@ async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> Non
 
 @pytest.mark.parametrize("by", ["other nodes", "an election"])
 @pytest.mark.parametrize("parked", [False, True])
-async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(by: str, *, parked: bool) -> None:
+async def test_leadership_lost_and_regained_between_two_checks_is_noticed(by: str, *, parked: bool) -> None:
     node = Node(1)
     node.append(0, 4)
     assert acquired((await node.fetch(0))[0]) == [(0, 3)]
@@ -317,7 +317,7 @@ async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(b
     if parked:
         waiting = asyncio.create_task(node.fetch(max_wait_ms=20_000))
         await parked_at(node)
-    # Another node has led it, and delivered what comes next.
+    # Another node has led the partition, and delivered the next records.
     if by == "other nodes":
         node.services.membership.leaders = SimpleNamespace()
     else:
@@ -344,7 +344,7 @@ async def test_a_session_that_ended_acquires_nothing() -> None:
     assert acquired(other) == [(0, 2)]
 
 
-async def test_others_have_a_turn_while_much_is_passed() -> None:
+async def test_share_fetch_gives_way_while_it_skips_many_records() -> None:
     node = Node(1)
     node.append(0, 3)
     markers = bytearray(RECORD)
@@ -374,7 +374,7 @@ async def test_others_have_a_turn_while_much_is_passed() -> None:
     assert turns >= 20
 
 
-async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> None:
+async def test_partition_reloaded_during_a_fetch_is_checked_again() -> None:
     node = Node(1)
     node.store(0, 8)
     assert acquired((await node.fetch(0, max_records=4))[0]) == [(0, 3)]
@@ -389,7 +389,7 @@ async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> 
     assert acquired((await asyncio.wait_for(late, 10))[0]) == [(0, 7)]
 
 
-async def test_partitions_are_read_from_postgres_side_by_side() -> None:
+async def test_partitions_are_read_from_postgres_concurrently() -> None:
     node = Node(40)
     node.append(39)
     answer = await node.fetch(*range(40))
@@ -397,7 +397,7 @@ async def test_partitions_are_read_from_postgres_side_by_side() -> None:
     assert (node.rows.led, node.rows.most_leading) == (40, 8)
 
 
-async def test_postgres_is_not_asked_for_each_of_many_that_it_does_not_answer_for() -> None:
+async def test_unanswered_partitions_do_not_each_query_postgres() -> None:
     node = Node(40)
     node.rows.is_away = True
     answer = await node.fetch(*range(40))
@@ -430,7 +430,7 @@ async def test_a_write_that_is_repeated_has_another_number(monkeypatch: pytest.M
     assert [row.start_offset for (row,) in node.rows.tried] == [2, 2, 2, 4]
 
 
-async def test_partitions_that_went_many_ways_are_written_a_few_at_a_time() -> None:
+async def test_partitions_with_many_states_are_written_in_small_groups() -> None:
     node = Node(12)
     for index in range(12):
         node.append(index, 1_000)

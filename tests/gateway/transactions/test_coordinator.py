@@ -1,4 +1,4 @@
-"""Ends of transactions on one node and on two: what readers are told, and what one that cannot end does to others."""
+"""Ends of transactions on one node and on two: what readers see, and how one that cannot end affects others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_COMMITTED = 1
 
 @pytest.fixture
 async def nodes(database_url: str) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
-    """Two on one database, each told of the other's markers."""
+    """Two nodes on one database, each informed of the other's markers."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(data_plane(database_url, name="node-1"))
         second = await stack.enter_async_context(data_plane(database_url, name="node-2"))
@@ -44,7 +44,7 @@ async def begin(node: DataPlane, name: str, *keys: PartitionKey) -> Producer:
 
 
 async def write(node: DataPlane, topic: Topic, producer: Producer, sequence: int) -> int:
-    """A record of the producer's transaction, as Produce appends it; its offset."""
+    """Append a record of the producer's transaction, as Produce does; return its offset."""
     records = build_batch(
         [Record(0, 1_000, None, b"v")],
         producer_id=producer.producer_id,
@@ -60,13 +60,13 @@ async def write(node: DataPlane, topic: Topic, producer: Producer, sequence: int
 
 
 async def committed(node: DataPlane, topic: Topic, offset: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Offsets of the batches of a Fetch with read_committed, and what it names as aborted."""
+    """Return the offsets of the batches of a Fetch with read_committed, and the aborted transactions that it names."""
     part = await node.fetch_one(topic, offset, isolation_level=READ_COMMITTED)
     assert part.aborted_transactions is not None
     return offsets_in(part), [(each.producer_id, each.first_offset) for each in part.aborted_transactions]
 
 
-async def test_who_reads_where_it_was_written_is_told_what_another_node_has_aborted(
+async def test_reader_learns_of_transactions_that_another_node_aborted(
     nodes: tuple[DataPlane, DataPlane],
 ) -> None:
     writing, ending = nodes
@@ -87,7 +87,7 @@ async def test_who_reads_where_it_was_written_is_told_what_another_node_has_abor
 async def test_many_aborted_transactions_are_named_as_few_are(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, cold: bool
 ) -> None:
-    """An answer that is made in pieces is the one that is made at once."""
+    """An answer that is made in pieces equals one that is made at once."""
     topic = await node.create_topic("t")
     producers = [await begin(node, f"p{number}", topic.partitions[0].partition_key) for number in range(7)]
     for producer in producers:
@@ -121,11 +121,11 @@ async def test_an_end_of_unknown_outcome_hides_no_abort(node: DataPlane, monkeyp
     monkeypatch.setattr("gateway.log.tail.DOUBTFUL_AGE_S", 0.0)
     for _ in range(2):
         assert await committed(node, topic, 0) == ([0, 1], [(producer.producer_id, 0)])
-    # Asked again, it is answered as it has ended.
+    # A repeated EndTxn is answered by the outcome.
     await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
 
 
-async def test_a_transaction_that_has_begun_since_is_not_taken_for_the_overdue_one(
+async def test_newer_transaction_is_not_mistaken_for_the_overdue_one(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -147,7 +147,7 @@ async def test_a_transaction_that_has_begun_since_is_not_taken_for_the_overdue_o
     assert await committed(node, topic, 0) == ([0, 1, 2], [])
 
 
-async def test_one_that_cannot_be_ended_keeps_no_other_open(
+async def test_transaction_that_cannot_end_keeps_no_other_open(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
@@ -171,8 +171,10 @@ async def test_one_that_cannot_be_ended_keeps_no_other_open(
     assert fenced.value.code is ErrorCode.PRODUCER_FENCED
 
 
-async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop turns meanwhile; who goes away before all are told of leaves what is known in doubt."""
+async def test_many_markers_are_recorded_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop turns in between. If the caller gives up before all markers are recorded, the known offsets are in
+    doubt.
+    """
     monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "TURN_S", 0.0)
     topic = await node.create_topic("t", 50)
     keys = [part.partition_key for part in topic.partitions]
@@ -200,7 +202,7 @@ async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: 
     assert node.tail.doubtful(asyncio.get_running_loop().time())
 
 
-async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node: DataPlane, database_url: str) -> None:
+async def test_ends_waiting_for_a_partition_leave_connections_to_appends(node: DataPlane, database_url: str) -> None:
     topic, other = await node.create_topic("t"), await node.create_topic("other")
     names = [f"id-{number}" for number in range(8)]
     producers = {name: await begin(node, name, topic.partitions[0].partition_key) for name in names}
@@ -219,7 +221,7 @@ async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node:
 
 
 async def outlive(database_url: str) -> None:
-    """More time passes than any transaction may take."""
+    """Let more time pass than any transaction may take."""
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute("update sluice.transactional_producer set started_at = started_at - interval '1 hour'")
@@ -227,7 +229,7 @@ async def outlive(database_url: str) -> None:
         await connection.close()
 
 
-async def test_when_its_epochs_are_used_up_a_producer_goes_on_under_another_id(
+async def test_producer_continues_under_another_id_after_its_last_epoch(
     nodes: tuple[DataPlane, DataPlane], database_url: str
 ) -> None:
     node, other = nodes

@@ -1,4 +1,4 @@
-"""Transactions that end in several steps: what readers see between them, who completes them, and what is too large."""
+"""Transactions that end in several steps: what readers see between them, which node completes them, and bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.gateway.data_plane import DataPlane, data_plane, offsets_in
 
 PARTITIONS, AT_A_TIME = 12, 5
 MAX_HELD_S = 2.0
-"""An append may wait this long beside the end of the largest transaction; alone it takes milliseconds."""
+"""Seconds that an append may wait beside the end of the largest transaction; alone it takes milliseconds."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def transactions(node: DataPlane) -> Transactions:
 
 
 def small(node: DataPlane) -> Transactions:
-    """A coordinator whose transactions are large beyond five partitions, and too large beyond twelve."""
+    """Return a coordinator whose transactions are large beyond five partitions, and too large beyond twelve."""
     store = TransactionStore(node.database, max_size=PARTITIONS, marked_at_a_time=AT_A_TIME)
     made = Transactions(
         store, node.services.producers, node.tail, node.membership, overdue_at_a_time=2, first_delay_s=3_600.0
@@ -79,14 +79,16 @@ async def write_all(node: DataPlane, producer: Producer, keys: list[PartitionKey
 
 
 async def seen(node: DataPlane, topic: Topic, partition: int) -> tuple[list[int], bool]:
-    """Offsets that a reader of committed records gets, with the marker, and whether records are named as aborted."""
+    """Return the offsets that a reader of committed records gets, with the marker, and whether records are named as
+    aborted.
+    """
     node.tail.reset()
     part = await node.fetch_one(topic, 0, partition=partition, isolation_level=1)
     return offsets_in(part), bool(part.aborted_transactions)
 
 
 async def shift(database_url: str, seconds: int, name: str = "%") -> None:
-    """Time passes for the transactions of these ids (LIKE)."""
+    """Let time pass for the transactions of these ids (LIKE)."""
     sql = await asyncpg.connect(database_url)
     try:
         await sql.execute(
@@ -100,7 +102,7 @@ async def shift(database_url: str, seconds: int, name: str = "%") -> None:
 
 
 def refuse_ends(transactions: Transactions, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """Ends of these transactional ids fail; the attempts are collected."""
+    """Let ends of these transactional ids fail; return the attempts."""
     end = transactions.store.end
     attempts: list[str] = []
 
@@ -116,9 +118,7 @@ def refuse_ends(transactions: Transactions, monkeypatch: pytest.MonkeyPatch, *na
     return attempts
 
 
-async def test_a_transaction_that_would_be_too_large_takes_in_nothing(
-    node: DataPlane, transactions: Transactions, topic: Topic
-) -> None:
+async def test_too_large_transaction_enlists_nothing(node: DataPlane, transactions: Transactions, topic: Topic) -> None:
     producer = await begin(transactions, "a", keys_of(topic, 0, PARTITIONS - 2))
     identity = ("a", producer.producer_id, producer.producer_epoch)
     for named in (True, False):
@@ -139,7 +139,7 @@ async def test_a_transaction_that_would_be_too_large_takes_in_nothing(
 
 @pytest.mark.parametrize("version", range(5))
 def test_a_transaction_that_would_be_too_large_is_refused_by_a_code_of_the_version(version: int) -> None:
-    """Clients repeat neither code; the newer one tells them to abort the transaction and go on."""
+    """Clients repeat neither code. The newer one asks them to abort the transaction and continue."""
     code = ErrorCode.TRANSACTION_ABORTABLE if version >= 4 else ErrorCode.POLICY_VIOLATION
     offsets = AddOffsetsToTxnRequest(transactional_id="a", producer_id=1, producer_epoch=0, group_id="g")
     told = refuse_add_offsets_to_txn(offsets, version, ErrorCode.TRANSACTION_ABORTABLE, None)
@@ -229,7 +229,7 @@ async def test_an_end_that_fails_half_way_keeps_its_outcome(
     assert (await another.store.read("a")).ending is None
 
 
-async def test_two_that_complete_one_end_at_once_mark_each_partition_once(
+async def test_concurrent_completions_mark_each_partition_once(
     node: DataPlane, transactions: Transactions, topic: Topic
 ) -> None:
     keys = keys_of(topic)
@@ -242,27 +242,7 @@ async def test_two_that_complete_one_end_at_once_mark_each_partition_once(
         assert await seen(node, topic, partition) == ([0, 1, 2], False)
 
 
-async def test_a_marker_that_was_sent_to_a_partition_is_not_sent_again_by_a_later_step(
-    node: DataPlane, transactions: Transactions, topic: Topic, database_url: str
-) -> None:
-    keys = keys_of(topic)
-    producer = await begin(transactions, "a", keys)
-    await write_all(node, producer, keys[:-1])
-    sql = await asyncpg.connect(database_url)
-    try:
-        await sql.execute(
-            "update sluice.open_transaction set first_offset = null, marked_epoch = 0, coordinator_epoch = 0"
-            " where partition_key = any ($1::bigint[])",
-            [keys[0], keys[7], keys[-1]],
-        )
-    finally:
-        await sql.close()
-    await transactions.end("a", producer.producer_id, 0, committed=True)
-    marked = [len((await seen(node, topic, partition))[0]) for partition in range(PARTITIONS)]
-    assert marked == [2, 3, 3, 3, 3, 3, 3, 2, 3, 3, 3, 0]
-
-
-async def test_overdue_transactions_that_cannot_be_ended_go_behind_all_others(
+async def test_overdue_transactions_that_cannot_end_come_last(
     node: DataPlane, transactions: Transactions, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"id-{number}" for number in range(7)]
@@ -298,7 +278,7 @@ async def test_overdue_transactions_that_could_not_be_ended_are_tried_again(
     assert await transactions.store.overdue(10) == []
 
 
-async def test_the_largest_transaction_ends_and_holds_up_no_append_for_long(node: DataPlane) -> None:
+async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataPlane) -> None:
     wide = await node.create_topic("wide", MAX_SIZE)
     other = await node.create_topic("other")
     keys = keys_of(wide, 0, MAX_SIZE)

@@ -1,4 +1,4 @@
-"""What is remembered of partitions in transactions: by producer and epoch, and no more than so many."""
+"""The memory of partitions in transactions: by producer and epoch, and bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_partition_is_known_by_its_producers_epoch() -> None:
     assert len(taken_in) == 3
 
 
-def test_the_epoch_that_was_heard_of_last_is_remembered() -> None:
+def test_latest_epoch_is_remembered() -> None:
     taken_in = TakenIn()
     taken_in.note(1, 5, keys(10, 11))
     taken_in.note(1, 6, keys(11))
@@ -30,7 +30,7 @@ def test_the_epoch_that_was_heard_of_last_is_remembered() -> None:
     assert len(taken_in) == 1
 
 
-def test_who_was_heard_of_least_recently_is_forgotten() -> None:
+def test_least_recently_used_producer_is_forgotten() -> None:
     taken_in = TakenIn(max_partitions=4)
     taken_in.note(1, 0, keys(10, 11))
     taken_in.note(2, 0, keys(10, 11))
@@ -42,7 +42,7 @@ def test_who_was_heard_of_least_recently_is_forgotten() -> None:
     assert len(taken_in) == 0, "more than there is room for"
 
 
-def test_what_is_forgotten_counts_no_more() -> None:
+def test_forgotten_partition_no_longer_counts() -> None:
     taken_in = TakenIn()
     taken_in.note(1, 0, keys(10, 11))
     taken_in.note(2, 0, ())

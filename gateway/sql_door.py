@@ -1,0 +1,33 @@
+"""Open the SQL door of a node: install the public schema, and make the relay of staged records."""
+
+from __future__ import annotations
+
+from gateway.apis.topics import make_automatic_topic
+from gateway.cluster.wakeups import Wakeups
+from gateway.config.broker import BrokerConfig, principals
+from gateway.log.relay import Relay
+from gateway.net.context import Services
+from storage.pool import Database
+from storage.sql_door import DoorSettings, install
+
+
+async def open_sql_door(database: Database, services: Services, wakeups: Wakeups) -> Relay:
+    """Install the schema that `sql.schema` names and return the relay. Raise StorageError if the schema cannot be
+    installed."""
+    catalog = services.catalog
+    await install(database, catalog.broker.sql_schema, _settings(catalog.broker))
+    relay = Relay(database, catalog, services.tail, lambda name: make_automatic_topic(name, services))
+    relay.appended, relay.in_doubt = wakeups.appended, wakeups.in_doubt
+    relay.now_ms = services.clock.now_ms
+    return relay
+
+
+def _settings(broker: BrokerConfig) -> DoorSettings:
+    return DoorSettings(
+        max_message_bytes=broker.message_max_bytes,
+        compacts="compact" in broker.log_cleanup_policy,
+        auto_create=broker.auto_create_topics_enable,
+        authorizer=bool(broker.authorizer_class_name),
+        allow_if_no_acl=broker.allow_everyone_if_no_acl_found,
+        super_users=sorted(principals(broker.super_users)),
+    )

@@ -1,0 +1,72 @@
+-- name: sql_door
+-- The public schema that is installed. Without one there is no row.
+select d.schema_name, d.version, d.digest from sql_door d;
+
+-- name: save_sql_door
+-- The public schema has been installed.
+insert into sql_door (schema_name, version, digest) values ($1, $2, $3)
+on conflict (singleton) do update set
+    schema_name = excluded.schema_name, version = excluded.version, digest = excluded.digest;
+
+-- name: save_sql_door_settings
+-- The brokers' settings that the public functions apply. Unchanged ones write nothing.
+update sql_door d
+set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6
+where (d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users)
+    is distinct from ($1::bigint, $2::boolean, $3::boolean, $4::boolean, $5::boolean, $6::text[]);
+
+-- name: try_own_staged
+-- Whether this session relays staged records from now on. The lock ends with the session.
+select pg_try_advisory_lock(771903215, 0);
+
+-- name: set_staged_awake
+-- Tells committing transactions whether the relay polls (2) or waits to be notified (1).
+select setval('staged_awake', $1::bigint);
+
+-- name: staged_commits
+-- Those of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits. Two
+-- branches, because the index serves no "or".
+(select c.seq, c.xid from staged_commit c where c.seq = any ($2::bigint[]))
+union all
+(select c.seq, c.xid from staged_commit c where c.seq > $1 order by c.seq limit $3)
+order by seq;
+
+-- name: staged_sizes
+-- How much each of these transactions has staged.
+select wanted.xid, sized.record_count, sized.size_bytes
+from unnest($1::bigint[]) wanted (xid)
+cross join lateral (
+    select
+        count(*) as record_count,
+        coalesce(sum(
+            coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
+            + coalesce(pg_column_size(r.headers), 0) + 100
+        ), 0) as size_bytes
+    from staged_record r where r.xid = wanted.xid
+) sized;
+
+-- name: staged_records
+-- Staged records of some transactions, in the order of each transaction.
+select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
+from staged_record r where r.xid = any ($1::bigint[]) order by r.xid, r.position;
+
+-- name: staged_records_behind
+-- At most $3 records of one transaction behind a position.
+select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
+from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3;
+
+-- name: delete_staged_records
+-- What has been appended.
+delete from staged_record r where r.xid = any ($1::bigint[]);
+
+-- name: delete_staged_commits
+-- The places of transactions that have been appended.
+delete from staged_commit c where c.seq = any ($1::bigint[]);
+
+-- name: staged_horizon
+-- Every transaction below the first number has ended; transactions from the second on had not begun. And the last place
+-- that any transaction has drawn.
+select
+    pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
+    (select q.last_value from staged_commit_seq q) as last_seq
+from (select pg_current_snapshot() as snapshot) s;

@@ -1,0 +1,297 @@
+-- Rules of the SQL door that no caller may run by themselves. They live beside the tables, in the schema sluice.
+
+create or replace function sluice.door_role() returns text
+language sql stable
+as $$
+-- The role that called the public function. Inside a security definer function only these two settings still name it.
+    select case current_setting('role') when 'none' then session_user::text else current_setting('role') end
+$$;
+
+create or replace function sluice.door_allows(p_operation integer, p_kind integer, p_name text) returns boolean
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+-- Whether the authorizer lets the calling role do this, by Kafka's codes: operations READ 3, WRITE 4, CREATE 5, DESCRIBE
+-- 8; resources TOPIC 2, GROUP 3, CLUSTER 4. The rules are those of gateway/security/authorizer.py. Without an authorizer
+-- everything is allowed to the roles that may execute the function.
+declare
+    door      sql_door;
+    who       text;
+    peer      text := coalesce(host(inet_client_addr()), '');
+    verdict   record;
+begin
+    select d.* into door from sql_door d;
+    if not door.authorizer then
+        return true;
+    end if;
+    who := coalesce(
+        (select m.principal from sql_principal m where m.role = door_role()), 'User:' || door_role());
+    if who = any (door.super_users) then
+        return true;
+    end if;
+    select
+        count(*) as pattern_count,
+        bool_or(a.permission = 2 and a.operation in (2, p_operation) and named) as denied,
+        bool_or(
+            a.permission = 3 and named
+            and (a.operation in (2, p_operation) or p_operation = 8 and a.operation in (3, 4, 6, 7))
+        ) as allowed
+    into verdict
+    from (
+        select a.*,
+            a.principal in (who, 'User:*') and (
+                a.host in (peer, '*')
+                or strpos(a.host, '/') > 0 and peer <> '' and door_is_network(a.host) and peer::inet <<= a.host::inet
+            ) as named
+        from acl a
+        where a.resource_type = p_kind
+            and case a.pattern_type when 4 then starts_with(p_name, a.resource_name)
+                else a.resource_name in (p_name, '*') end
+    ) a;
+    if verdict.denied then
+        return false;
+    end if;
+    return coalesce(verdict.allowed, false) or verdict.pattern_count = 0 and door.allow_if_no_acl;
+end
+$$;
+
+create or replace function sluice.door_is_network(p_text text) returns boolean
+language plpgsql immutable
+as $$
+begin
+    perform p_text::inet;
+    return true;
+exception when others then
+    return false;
+end
+$$;
+
+create or replace function sluice.door_require(p_operation integer, p_kind integer, p_name text) returns void
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+begin
+    if not door_allows(p_operation, p_kind, p_name) then
+        raise exception using
+            errcode = '42501',
+            message = format('role %s may not %s %s %s', door_role(),
+                case p_operation when 3 then 'READ' when 4 then 'WRITE' when 5 then 'CREATE' else 'DESCRIBE' end,
+                case p_kind when 2 then 'topic' when 3 then 'group' else 'cluster' end, p_name),
+            hint = format('Give the role''s principal an ACL, for example with "sluice acls add", or map role %s to another '
+                'principal in sluice.sql_principal.', door_role());
+    end if;
+end
+$$;
+
+create or replace function sluice.door_murmur2(p_key bytea) returns bigint
+language plpgsql immutable strict
+as $$
+-- Java's murmur2 of a record's key, with its sign bit cleared, as Kafka's default partitioner computes it.
+declare
+    m      constant bigint := 1540483477;
+    mask   constant bigint := 4294967295;
+    size   constant integer := octet_length(p_key);
+    hash   bigint := 2538058380 # size;
+    word   bigint;
+    i      integer := 0;
+begin
+    while i + 4 <= size loop
+        word := ((get_byte(p_key, i) + (get_byte(p_key, i + 1) << 8) + (get_byte(p_key, i + 2) << 16)
+            + (get_byte(p_key, i + 3)::bigint << 24)) * m) & mask;
+        hash := ((hash * m) & mask) # (((word # (word >> 24)) * m) & mask);
+        i := i + 4;
+    end loop;
+    if i < size then
+        word := get_byte(p_key, i);
+        if i + 1 < size then
+            word := word # (get_byte(p_key, i + 1) << 8);
+        end if;
+        if i + 2 < size then
+            word := word # (get_byte(p_key, i + 2) << 16);
+        end if;
+        hash := ((hash # word) * m) & mask;
+    end if;
+    hash := ((hash # (hash >> 13)) * m) & mask;
+    return (hash # (hash >> 15)) & 2147483647;
+end
+$$;
+
+create or replace function sluice.door_varint_bytes(p_length bigint) returns integer
+language sql immutable
+as $$
+-- Bytes of a length in a record: a varint of twice the value.
+    select case when p_length < 64 then 1 when p_length < 8192 then 2 when p_length < 1048576 then 3
+        when p_length < 134217728 then 4 else 5 end
+$$;
+
+create or replace function sluice.door_batch_bytes(p_key bytea, p_value bytea, p_headers jsonb) returns bigint
+language plpgsql immutable
+as $$
+-- Bytes of a record batch that holds one record: what max.message.bytes limits.
+declare
+    body bigint := 3
+        + coalesce(octet_length(p_key) + sluice.door_varint_bytes(octet_length(p_key)), 1)
+        + coalesce(octet_length(p_value) + sluice.door_varint_bytes(octet_length(p_value)), 1);
+    header_count integer := 0;
+    header record;
+begin
+    if p_headers is not null then
+        for header in select h.key, h.value from jsonb_each_text(p_headers) h loop
+            header_count := header_count + 1;
+            body := body + octet_length(header.key) + sluice.door_varint_bytes(octet_length(header.key))
+                + coalesce(octet_length(header.value) + sluice.door_varint_bytes(octet_length(header.value)), 1);
+        end loop;
+    end if;
+    body := body + sluice.door_varint_bytes(header_count);
+    return 61 + sluice.door_varint_bytes(body) + body;
+end
+$$;
+
+create or replace function sluice.door_refuse_too_large(p_topic text, p_bytes bigint, p_limit bigint) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '54000',
+        message = format('topic %s: a record of %s bytes exceeds max.message.bytes, which is %s', p_topic, p_bytes, p_limit),
+        hint = format('Raise max.message.bytes of topic %s, or store the value elsewhere and produce a reference to it.', p_topic);
+end
+$$;
+
+create or replace function sluice.door_refuse_headers(p_topic text, p_kind text) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '22023',
+        message = format('topic %s: headers must be a JSON object, not %s', p_topic, p_kind),
+        hint = 'Pass an object whose members are the headers, such as {"source": "orders"}.';
+end
+$$;
+
+create or replace function sluice.door_refuse_without_key(p_topic text) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '22004',
+        message = format('topic %s is compacted, and the record has no key', p_topic),
+        hint = format('Pass a key: compaction of topic %s keeps the newest record of each key.', p_topic);
+end
+$$;
+
+create or replace function sluice.door_refuse_partition(p_topic text, p_partition integer, p_count integer) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '22023',
+        message = case when p_partition < 0 then format('topic %s: partition %s is negative', p_topic, p_partition)
+            else format('topic %s has no partition %s: it has %s', p_topic, p_partition, p_count) end,
+        hint = case when p_count is null then 'Leave the partition out: the key chooses it.'
+            else format('Name one of the partitions 0 to %s, or leave the partition out.', p_count - 1) end;
+end
+$$;
+
+create or replace function sluice.door_check_target(p_topic text, p_topic_id uuid, p_internal boolean) returns void
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+-- Raise unless the caller may produce to the topic, which may be one that the relay will create.
+declare
+    collides text;
+begin
+    if p_topic is null then
+        raise exception using
+            errcode = '22004', message = 'the topic is NULL', hint = 'Name the topic as the first argument.';
+    end if;
+    perform door_require(4, 2, p_topic);
+    if p_internal then
+        raise exception using
+            errcode = '42501',
+            message = format('topic %s is internal: only the brokers write to it', p_topic),
+            hint = 'Produce to a topic of your own.';
+    end if;
+    if p_topic_id is not null then
+        return;
+    end if;
+    if p_topic !~ '^[a-zA-Z0-9._-]{1,249}$' or p_topic in ('.', '..') then
+        raise exception using
+            errcode = '42602',
+            message = format('%L is no legal topic name', left(p_topic, 300)),
+            hint = 'A name has 1 to 249 of the characters a-z, A-Z, 0-9, ".", "_" and "-", and is neither "." nor "..".';
+    end if;
+    if not (select d.auto_create from sql_door d) or p_topic in ('__consumer_offsets', '__transaction_state') then
+        raise exception using
+            errcode = '42704',
+            message = format('topic %s does not exist', p_topic),
+            hint = format('Create topic %s, for example with "sluice topics create %s".', p_topic, p_topic);
+    end if;
+    if not door_allows(5, 2, p_topic) then
+        perform door_require(5, 4, 'kafka-cluster');
+    end if;
+    select t.name into collides from topic t
+    where t.deleted_at is null and translate(t.name, '.', '_') = translate(p_topic, '.', '_') limit 1;
+    if found then
+        raise exception using
+            errcode = '42710',
+            message = format('topic %s does not exist, and its name collides with topic %s', p_topic, collides),
+            hint = format('Use topic %s, or choose a name that differs in more than "." and "_".', collides);
+    end if;
+end
+$$;
+
+create or replace function sluice.door_refuse_prepare() returns void
+language plpgsql stable
+as $$
+-- The deferred trigger also runs for PREPARE TRANSACTION, which only the statement's text shows. That statement can stand
+-- only at top level, so it ends what the client has sent.
+begin
+    if current_query() ~* '(^|;)\s*prepare\s+transaction\s+[eu&]*''[^'']*''\s*;?\s*$' then
+        raise exception using
+            errcode = '0A000',
+            message = 'a transaction with staged records or offsets cannot be prepared for two-phase commit',
+            hint = 'Commit the transaction with COMMIT, or produce from a transaction of its own.';
+    end if;
+end
+$$;
+
+create or replace function sluice.door_may_be_early(p_context text, p_fired_at timestamptz) returns boolean
+language sql stable
+as $$
+-- Whether a deferred trigger may run before its transaction commits. SET CONSTRAINTS runs it early. Then either the
+-- client's statement says so, or a function does and is on the call stack. The trigger runs early at most once for each
+-- statement of the client: a second time within one statement is the commit.
+    select p_fired_at is distinct from statement_timestamp()
+        and (strpos(p_context, E'\n') > 0 or current_query() ~* 'set\s+constraints')
+$$;
+
+create or replace function sluice.door_commit_records() returns trigger
+language plpgsql security definer
+set search_path = sluice, pg_temp
+as $$
+-- Give the transaction its place among the others while it commits. It holds no lock that another transaction waits for.
+declare
+    context text;
+begin
+    get diagnostics context = pg_context;
+    if door_may_be_early(context, new.fired_at) then
+        set constraints sluice.staged_record_commits deferred;
+        update staged_record r set fired_at = statement_timestamp() where r.xid = new.xid and r.position = new.position;
+        return null;
+    end if;
+    perform door_refuse_prepare();
+    insert into staged_commit (xid) values (new.xid);
+    if (select a.last_value from staged_awake a) <> 2 then
+        perform pg_notify('sluice_staged', '');
+    end if;
+    return null;
+end
+$$;
+
+drop trigger if exists staged_record_commits on sluice.staged_record;
+create constraint trigger staged_record_commits
+    after insert or update on sluice.staged_record
+    deferrable initially deferred
+    for each row when (new.arms)
+    execute function sluice.door_commit_records();

@@ -1,0 +1,268 @@
+-- Produce: kafka.produce and kafka.produce_many.
+
+create or replace function kafka.produce(
+    topic        text,
+    value        bytea,
+    key          bytea default null,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language plpgsql volatile security definer parallel unsafe
+set search_path = sluice, pg_temp
+-- A plan may be made while the staging tables are empty, and must stay right when they are not.
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+-- Stage one record and return its partition; null if the topic is still to be created.
+declare
+    target  record;
+    chosen  integer := produce.partition;
+    me      constant bigint := pg_current_xact_id()::text::bigint;
+    size_limit bigint;
+begin
+    select d.*, t.topic_id, t.internal, t.configs,
+        (
+            select p.partition_index + 1 from partition p
+            where p.topic_id = t.topic_id order by p.partition_index desc limit 1
+        ) as partition_count
+    into target
+    from sql_door d left join topic t on t.name = produce.topic and t.deleted_at is null;
+    if target.topic_id is null or target.internal or target.authorizer then
+        perform door_check_target(produce.topic, target.topic_id, target.internal);
+    end if;
+    if jsonb_typeof(produce.headers) <> 'object' then
+        perform door_refuse_headers(produce.topic, jsonb_typeof(produce.headers));
+    end if;
+    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
+    -- Only a record near the limit is measured exactly.
+    if coalesce(octet_length(produce.key), 0) + coalesce(octet_length(produce.value), 0)
+        + coalesce(pg_column_size(produce.headers), 0) * 2 + 100 > size_limit
+    then
+        if door_batch_bytes(produce.key, produce.value, produce.headers) > size_limit then
+            perform door_refuse_too_large(
+                produce.topic, door_batch_bytes(produce.key, produce.value, produce.headers), size_limit);
+        end if;
+    end if;
+    if produce.key is null
+        and coalesce(target.configs ->> 'cleanup.policy' like '%compact%', target.compacts)
+    then
+        perform door_refuse_without_key(produce.topic);
+    end if;
+    if chosen is not null then
+        if chosen < 0 or chosen >= coalesce(target.partition_count, 2147483647) then
+            perform door_refuse_partition(produce.topic, chosen, target.partition_count);
+        end if;
+    elsif target.partition_count is not null then
+        chosen := case
+            when produce.key is null then me % target.partition_count
+            else door_murmur2(produce.key) % target.partition_count end;
+    end if;
+    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
+    values (
+        me, target.topic_id, case when target.topic_id is null then produce.topic end, chosen, produce.key, produce.value,
+        produce.headers, (extract(epoch from coalesce(produce."timestamp", clock_timestamp())) * 1000)::bigint,
+        not exists (select from staged_record r where r.xid = me and r.arms)
+    );
+    return chosen;
+end
+$$;
+
+-- The variants for text and JSON convert and are inlined. Only one variant of each type of value gives `key` a default,
+-- because a call without a key would otherwise fit two.
+
+create or replace function kafka.produce(
+    topic        text,
+    value        bytea,
+    key          text,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce(topic, value, pg_catalog.convert_to(key, 'UTF8'), headers, partition, "timestamp")
+$$;
+
+create or replace function kafka.produce(
+    topic        text,
+    value        text,
+    key          text default null,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce(topic, pg_catalog.convert_to(value, 'UTF8'), pg_catalog.convert_to(key, 'UTF8'), headers, partition, "timestamp")
+$$;
+
+create or replace function kafka.produce(
+    topic        text,
+    value        text,
+    key          bytea,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce(topic, pg_catalog.convert_to(value, 'UTF8'), key, headers, partition, "timestamp")
+$$;
+
+create or replace function kafka.produce(
+    topic        text,
+    value        jsonb,
+    key          text default null,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce(topic, pg_catalog.convert_to(value::pg_catalog.text, 'UTF8'), pg_catalog.convert_to(key, 'UTF8'), headers, partition, "timestamp")
+$$;
+
+create or replace function kafka.produce(
+    topic        text,
+    value        jsonb,
+    key          bytea,
+    headers      jsonb default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce(topic, pg_catalog.convert_to(value::pg_catalog.text, 'UTF8'), key, headers, partition, "timestamp")
+$$;
+
+create or replace function kafka.produce_many(
+    topic        text,
+    "values"     bytea[],
+    keys         bytea[] default null,
+    headers      jsonb[] default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language plpgsql volatile security definer parallel unsafe
+set search_path = sluice, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+-- Stage one record for each element of `values`, in their order; return how many. All are checked before any is staged.
+declare
+    target     record;
+    me         constant bigint := pg_current_xact_id()::text::bigint;
+    total      constant integer := coalesce(cardinality(produce_many."values"), 0);
+    produced_ms constant bigint := (extract(epoch from coalesce(produce_many."timestamp", clock_timestamp())) * 1000)::bigint;
+    size_limit bigint;
+    armed      boolean;
+    worst      record;
+begin
+    if produce_many."values" is null then
+        raise exception using
+            errcode = '22004',
+            message = format('topic %s: values must be an array', coalesce(produce_many.topic, 'NULL')),
+            hint = 'Pass an array, in which NULL elements are tombstones.';
+    end if;
+    if cardinality(produce_many.keys) <> total or cardinality(produce_many.headers) <> total then
+        raise exception using
+            errcode = '2202E',
+            message = format(
+                'topic %s: %s values need as many keys and headers, not %s and %s', produce_many.topic, total,
+                coalesce(cardinality(produce_many.keys)::text, 'none'),
+                coalesce(cardinality(produce_many.headers)::text, 'none')),
+            hint = 'Pass arrays of one length, or leave keys or headers out.';
+    end if;
+    select d.*, t.topic_id, t.internal, t.configs,
+        (
+            select p.partition_index + 1 from partition p
+            where p.topic_id = t.topic_id order by p.partition_index desc limit 1
+        ) as partition_count
+    into target
+    from sql_door d left join topic t on t.name = produce_many.topic and t.deleted_at is null;
+    if target.topic_id is null or target.internal or target.authorizer then
+        perform door_check_target(produce_many.topic, target.topic_id, target.internal);
+    end if;
+    if produce_many.partition < 0 or produce_many.partition >= coalesce(target.partition_count, 2147483647) then
+        perform door_refuse_partition(produce_many.topic, produce_many.partition, target.partition_count);
+    end if;
+    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
+    for worst in
+        select each.key is null as keyless, jsonb_typeof(each.headers) as kind,
+            case when coalesce(octet_length(each.key), 0) + coalesce(octet_length(each.value), 0)
+                + coalesce(pg_column_size(each.headers), 0) * 2 + 100 > size_limit
+            then door_batch_bytes(each.key, each.value, each.headers) else 0 end as bytes
+        from unnest(produce_many."values", produce_many.keys, produce_many.headers) each (value, key, headers)
+    loop
+        if worst.kind <> 'object' then
+            perform door_refuse_headers(produce_many.topic, worst.kind);
+        elsif worst.bytes > size_limit then
+            perform door_refuse_too_large(produce_many.topic, worst.bytes, size_limit);
+        elsif worst.keyless and coalesce(target.configs ->> 'cleanup.policy' like '%compact%', target.compacts) then
+            perform door_refuse_without_key(produce_many.topic);
+        end if;
+    end loop;
+    armed := exists (select from staged_record r where r.xid = me and r.arms);
+    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
+    select
+        me, target.topic_id, case when target.topic_id is null then produce_many.topic end,
+        case
+            when produce_many.partition is not null then produce_many.partition
+            when each.key is null then me % target.partition_count
+            else door_murmur2(each.key) % target.partition_count end,
+        each.key, each.value, each.headers, produced_ms, not armed and each.place = 1
+    from unnest(produce_many."values", produce_many.keys, produce_many.headers)
+        with ordinality each (value, key, headers, place)
+    order by each.place;
+    return total;
+end
+$$;
+
+create or replace function kafka.produce_many(
+    topic        text,
+    "values"     text[],
+    keys         text[] default null,
+    headers      jsonb[] default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce_many(
+        topic,
+        case when "values" is not null then array(
+            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
+            from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
+        ) end,
+        case when keys is not null then array(
+            select pg_catalog.convert_to(u.v, 'UTF8') from pg_catalog.unnest(keys) with ordinality u (v, n) order by u.n
+        ) end,
+        headers, partition, "timestamp"
+    )
+$$;
+
+create or replace function kafka.produce_many(
+    topic        text,
+    "values"     jsonb[],
+    keys         text[] default null,
+    headers      jsonb[] default null,
+    partition    integer default null,
+    "timestamp"  timestamptz default null
+) returns integer
+language sql volatile parallel unsafe
+as $$
+    select kafka.produce_many(
+        topic,
+        case when "values" is not null then array(
+            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
+            from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
+        ) end,
+        case when keys is not null then array(
+            select pg_catalog.convert_to(u.v, 'UTF8') from pg_catalog.unnest(keys) with ordinality u (v, n) order by u.n
+        ) end,
+        headers, partition, "timestamp"
+    )
+$$;

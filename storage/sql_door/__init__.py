@@ -1,0 +1,89 @@
+"""Install the public schema of the SQL door from the `.sql` files beside this module.
+
+The one idea: users call the functions for longer than a release lives, so `install` replaces them in place, in one
+transaction. Each release carries VERSION. A release that finds a later version keeps it, because each release must work
+with the functions of the next one, as with its tables.
+
+The files write `kafka.` for the public schema, and `install` puts its real name there. An ordinary role can run them:
+they need neither a superuser nor an extension.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from storage.errors import StorageError
+from storage.pool import Connection, Database
+from storage.queries import statement
+from storage.types import SHARD_COUNTS, LeaseKind
+
+VERSION = 1
+"""Raise it with every change of the files."""
+
+_PUBLIC = re.compile(r"\bkafka(?=\.[a-z_]+\b)|(?<=schema )kafka\b")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """The brokers' settings that the public functions apply."""
+
+    max_message_bytes: int
+    compacts: bool
+    """True if topics are compacted by default."""
+    auto_create: bool
+    authorizer: bool
+    allow_if_no_acl: bool
+    super_users: Sequence[str]
+
+
+def door_files(schema_name: str) -> list[tuple[str, str]]:
+    """Return (file name, SQL) with the public schema's name in place, a plain lower-case identifier."""
+    shards = str(SHARD_COUNTS[LeaseKind.GROUPS])
+
+    def rendered(sql: str) -> str:
+        return _PUBLIC.sub(schema_name, sql.replace(":shards", shards).replace(":schema", schema_name))
+
+    return sorted(
+        (file.name, rendered(file.read_text(encoding="utf-8")))
+        for file in files(__name__).iterdir()
+        if file.name.endswith(".sql")
+    )
+
+
+async def install(database: Database, schema_name: str, settings: DoorSettings) -> None:
+    """Create or replace the public schema and store the settings that its functions apply.
+
+    Raise StorageError if the database has a schema of this name that is not the SQL door's.
+    """
+    known = door_files(schema_name)
+    digest = hashlib.sha256("\0".join(part for file in known for part in file).encode()).hexdigest()
+
+    async def apply(connection: Connection) -> None:
+        await connection.execute(statement("lock_migrations"))
+        row = await connection.fetchrow(statement("sql_door"))
+        if row is None or row["schema_name"] != schema_name:
+            if await connection.fetchval(statement("schema_exists"), schema_name):
+                raise StorageError(
+                    f"the database already has a schema {schema_name}: choose another name for the SQL door with "
+                    "--set sql.schema=NAME, or turn it off with --set sql.schema="
+                )
+            await connection.execute(f"create schema {schema_name}")  # a plain identifier: nothing to quote
+        if row is None or (row["version"] <= VERSION and row["digest"] != digest):
+            for _, sql in known:
+                await connection.execute(sql)
+            await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)
+        await connection.execute(
+            statement("save_sql_door_settings"),
+            settings.max_message_bytes,
+            settings.compacts,
+            settings.auto_create,
+            settings.authorizer,
+            settings.allow_if_no_acl,
+            list(settings.super_users),
+        )
+
+    await database.control.transact(apply)

@@ -1,0 +1,329 @@
+"""Read what user transactions have staged (storage/sql_door), and append it to the log exactly once.
+
+The one idea: a staged transaction has a place, `staged_commit.seq`, which it drew while it committed. One session at a
+time owns the staged records, by a lock that ends with the session. It appends transactions in the order of their places
+and deletes them in the same Postgres transaction. So a crash at any point leaves a transaction either staged or
+appended.
+
+A place is drawn a moment before it becomes visible, so a later place may be visible first. A place that was skipped is
+a gap: it is looked up by itself until it appears, or until every transaction that could have drawn it has ended. The
+search so never walks over rows that were deleted, which a long transaction of some user keeps from being vacuumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+from storage.append_group import AppendGroup
+from storage.pool import APPLICATION_NAME, SESSION_SETTINGS, Database, Row, connect, translated_errors
+from storage.queries import statement
+from storage.types import Appended, NewBatch, Refusal
+
+CHANNEL = "sluice_staged"
+"""A transaction with staged records committed while no relay polled."""
+
+TRANSACTIONS_AT_ONCE = 2_000
+RECORDS_AT_ONCE = 10_000
+BYTES_AT_ONCE = 8 * 1024 * 1024
+"""Bounds of one append. A single larger transaction is read and built in pieces of these sizes."""
+
+RECENT_PLACES = 1_000
+"""Places below the last that a new owner looks up one by one: more than a server has sessions that commit at once."""
+YOUNG_GAP_S = 1.0
+OLD_GAP_INTERVAL_S = 0.5
+DEEP_LOOK_INTERVAL_S = 30.0
+"""Interval of looks at all places, until every transaction has ended that was running when the owner began."""
+MAX_GAPS = 10_000
+
+TIMEOUT_S = 15
+
+_AWAKE, _ASLEEP = 2, 1
+
+
+class StagedTransaction(NamedTuple):
+    """A committed transaction whose records wait to be appended."""
+
+    seq: int
+    xid: int
+    record_count: int
+    size_bytes: int
+    """At least the bytes of its records."""
+
+
+class StagedRecord(NamedTuple):
+    """One record as its transaction staged it. `topic_id` is None if the topic did not exist."""
+
+    xid: int
+    position: int
+    topic_id: UUID | None
+    topic: str | None
+    partition_index: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class _Gap:
+    since_s: float
+    looked_s: float
+    bound: int | None = None
+    """Transactions from this one on began after the gap was found."""
+
+
+class StagedRecords:
+    """One session that relays staged records while it owns them. Every method raises storage errors."""
+
+    def __init__(self, database: Database, connection: Any) -> None:
+        self._connection = connection
+        self._guard = database.guard
+        self._last_seq = 0
+        self._gaps: dict[int, _Gap] = {}
+        self._waiting: dict[int, StagedTransaction] = {}
+        self._sizes_unknown: list[tuple[int, int]] = []
+        self._postponed: dict[int, float] = {}
+        self._deep_until: int | None = None
+        self._deep_s = 0.0
+
+    @classmethod
+    async def open(cls, database: Database, notified: Callable[[], None]) -> StagedRecords:
+        """Open the session. `notified` is called on the event loop when a transaction commits while no relay polls."""
+        async with translated_errors():
+            connection = await connect(
+                database.url,
+                {
+                    **SESSION_SETTINGS,
+                    "application_name": f"{APPLICATION_NAME} relay",
+                    "lock_timeout": "5000",
+                    "statement_timeout": str(TIMEOUT_S * 1000),
+                    "idle_in_transaction_session_timeout": "60000",
+                    "idle_session_timeout": "0",
+                    "transaction_timeout": "0",
+                },
+                timeout=TIMEOUT_S,
+                command_timeout=TIMEOUT_S + 2,
+            )
+
+        def heard(_connection: object, _pid: int, _channel: str, _payload: str) -> None:
+            notified()
+
+        try:
+            async with translated_errors():
+                await connection.add_listener(CHANNEL, heard)
+        except BaseException:
+            connection.terminate()
+            raise
+        return cls(database, connection)
+
+    def close(self) -> None:
+        """End the session, and with it the ownership."""
+        self._connection.terminate()
+
+    async def try_own(self) -> bool:
+        """Become the owner if no other session is; True if this one is now."""
+        async with translated_errors():
+            if not await self._connection.fetchval(statement("try_own_staged")):
+                return False
+            horizon = await self._connection.fetchrow(statement("staged_horizon"))
+        now_s = asyncio.get_running_loop().time()
+        self._deep_until, self._deep_s = horizon["xmax"], now_s
+        first = max(1, horizon["last_seq"] - RECENT_PLACES)
+        for seq in range(first, horizon["last_seq"] + 1):
+            self._gaps[seq] = _Gap(now_s, now_s, horizon["xmax"])
+        return True
+
+    async def set_awake(self, awake: bool) -> None:
+        """Tell committing transactions whether they must notify."""
+        async with translated_errors():
+            await self._connection.fetchval(statement("set_staged_awake"), _AWAKE if awake else _ASLEEP)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def look(self) -> Sequence[StagedTransaction]:
+        """Return the next transactions to append, in the order of their commits, within the bounds of one append."""
+        now_s = asyncio.get_running_loop().time()
+        async with translated_errors():
+            wanted = self._due_gaps(now_s)
+            horizon: Row | None = None
+            if self._gaps or self._deep_until is not None:
+                horizon = await self._connection.fetchrow(statement("staged_horizon"))
+            behind = self._last_seq
+            if (self._deep_until is not None and now_s - self._deep_s >= DEEP_LOOK_INTERVAL_S) or behind == 0:
+                behind, self._deep_s = 0, now_s
+            rows = await self._connection.fetch(statement("staged_commits"), behind, wanted, TRANSACTIONS_AT_ONCE)
+            self._note(rows, wanted, horizon, now_s, deep=behind == 0)
+            await self._measure()
+        return self._next()
+
+    def _due_gaps(self, now_s: float) -> list[int]:
+        due: list[int] = []
+        for seq, gap in self._gaps.items():
+            if now_s - gap.since_s < YOUNG_GAP_S or now_s - gap.looked_s >= OLD_GAP_INTERVAL_S:
+                gap.looked_s = now_s
+                due.append(seq)
+        return due
+
+    def _note(
+        self, rows: Sequence[Row], wanted: Sequence[int], horizon: Row | None, now_s: float, *, deep: bool
+    ) -> None:
+        """Take over what a look has found. `horizon` was read before the look."""
+        found = {row["seq"] for row in rows}
+        for row in rows:
+            seq = row["seq"]
+            if seq not in self._waiting:
+                self._sizes_unknown.append((seq, row["xid"]))
+            self._gaps.pop(seq, None)
+        if horizon is not None:
+            for seq in wanted:
+                gap = self._gaps.get(seq)
+                if gap is None:
+                    continue
+                if gap.bound is None:
+                    gap.bound = horizon["xmax"]
+                elif gap.bound <= horizon["xmin"]:
+                    del self._gaps[seq]
+            if deep and self._deep_until is not None and self._deep_until <= horizon["xmin"]:
+                self._deep_until = None
+        last = max(found, default=0)
+        if last > self._last_seq:
+            # A session that has just begun looks up the places below its first one by itself.
+            if self._last_seq:
+                for seq in range(max(self._last_seq + 1, last - MAX_GAPS), last):
+                    if seq not in found:
+                        self._gaps[seq] = _Gap(now_s, now_s)
+            self._last_seq = last
+        while len(self._gaps) > MAX_GAPS:
+            # The oldest are most probably those of transactions that failed. A look at all places finds the others.
+            del self._gaps[next(iter(self._gaps))]
+            self._deep_until = 2**62
+
+    async def _measure(self) -> None:
+        if not self._sizes_unknown:
+            return
+        rows = await self._connection.fetch(statement("staged_sizes"), [xid for _, xid in self._sizes_unknown])
+        sizes = {row["xid"]: (row["record_count"], int(row["size_bytes"])) for row in rows}
+        for seq, xid in self._sizes_unknown:
+            self._waiting[seq] = StagedTransaction(seq, xid, *sizes[xid])
+        self._sizes_unknown.clear()
+
+    def _next(self) -> list[StagedTransaction]:
+        chosen: list[StagedTransaction] = []
+        record_count = size_bytes = 0
+        now_s = asyncio.get_running_loop().time()
+        for seq in sorted(self._waiting):
+            transaction = self._waiting[seq]
+            if self._postponed.get(transaction.xid, now_s) > now_s:
+                continue
+            record_count += transaction.record_count
+            size_bytes += transaction.size_bytes
+            if chosen and (record_count > RECORDS_AT_ONCE or size_bytes > BYTES_AT_ONCE):
+                break
+            chosen.append(transaction)
+            if len(chosen) == TRANSACTIONS_AT_ONCE:
+                break
+        return chosen
+
+    def postpone(self, xid: int, for_s: float) -> None:
+        """Leave a transaction out of what `look` returns for some time."""
+        self._postponed[xid] = asyncio.get_running_loop().time() + for_s
+
+    async def pieces(self, transactions: Sequence[StagedTransaction]) -> AsyncGenerator[list[StagedRecord]]:
+        """Yield the records of the transactions in order: all at once, or those of one large transaction in pieces."""
+        if len(transactions) > 1 or _is_small(transactions[0]):
+            xids = list(dict.fromkeys(each.xid for each in transactions))
+            async with translated_errors():
+                rows = await self._connection.fetch(statement("staged_records"), xids)
+            by_xid: dict[int, list[StagedRecord]] = {}
+            for row in rows:
+                by_xid.setdefault(row["xid"], []).append(_staged_record(row))
+            yield [record for xid in xids for record in by_xid.get(xid, ())]
+            return
+        (large,) = transactions
+        limit = max(1, min(RECORDS_AT_ONCE, BYTES_AT_ONCE * large.record_count // large.size_bytes))
+        position = -1
+        while True:
+            async with translated_errors():
+                rows = await self._connection.fetch(statement("staged_records_behind"), large.xid, position, limit)
+            if not rows:
+                return
+            yield [_staged_record(row) for row in rows]
+            position = rows[-1]["position"]
+
+    # --- appending ------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        transactions: Sequence[StagedTransaction],
+        build: Callable[[AsyncGenerator[list[StagedRecord]]], AsyncGenerator[list[NewBatch]]],
+    ) -> list[tuple[NewBatch, Appended | Refusal]]:
+        """Append what `build` makes of the transactions' records and delete them, in one durable transaction. Return
+        each batch with its outcome; the records of a large transaction's batches are not kept. UNKNOWN_PARTITION: the
+        topic was deleted, and its records with it."""
+        asked = self._guard.history
+        outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
+        decided: Row | None = None
+        is_small = len(transactions) > 1 or _is_small(transactions[0])
+        async with translated_errors(), self._connection.transaction():
+            async for batches in build(self.pieces(transactions)):
+                if not batches:
+                    continue
+                group = AppendGroup(batches)
+                records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
+                if is_small:
+                    await self._delete(transactions)
+                decided = await self._connection.fetchrow(
+                    statement("append_chunks"), *group.arguments(wait=True, records=records)
+                )
+                assert decided is not None
+                for batch, outcome in zip(batches, group.settle(decided), strict=True):
+                    outcomes.append((batch if is_small else batch._replace(records=bytearray()), outcome))
+            if decided is None or not is_small:
+                await self._delete(transactions)
+        if decided is not None and decided["transaction_id"] is not None:
+            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
+        for transaction in transactions:
+            self._waiting.pop(transaction.seq, None)
+            self._postponed.pop(transaction.xid, None)
+        return outcomes
+
+    async def _delete(self, transactions: Iterable[StagedTransaction]) -> None:
+        await self._connection.execute(statement("delete_staged_records"), [each.xid for each in transactions])
+        await self._connection.execute(statement("delete_staged_commits"), [each.seq for each in transactions])
+
+
+def _is_small(transaction: StagedTransaction) -> bool:
+    return transaction.record_count <= RECORDS_AT_ONCE and transaction.size_bytes <= BYTES_AT_ONCE
+
+
+def _staged_record(row: Row) -> StagedRecord:
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    if row["headers"] is not None:
+        headers = tuple((name, _header_value(value)) for name, value in _members(row["headers"]))
+    return StagedRecord(
+        row["xid"],
+        row["position"],
+        row["topic_id"],
+        row["topic"],
+        row["partition_index"],
+        row["key"],
+        row["value"],
+        headers,
+        row["timestamp_ms"],
+    )
+
+
+def _members(document: str) -> list[tuple[str, object]]:
+    return list(cast(dict[str, object], json.loads(document)).items())
+
+
+def _header_value(value: object) -> bytes | None:
+    """Return a header's bytes: text as it is, null as null, and other JSON as JSON."""
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()

@@ -1,0 +1,154 @@
+"""kafka.commit_offset inside transactions of SQL clients, beside stock consumers of the group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.gateway_process import GatewayProcess
+from tests.sql.reading import error
+
+Connection = asyncpg.Connection
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def join(gateway: GatewayProcess) -> Iterator[Callable[..., Consumer]]:
+    """Make a stock consumer join a group. Wait until all consumers of the test own some of the three partitions."""
+    made: list[Consumer] = []
+
+    def start(group: str, topic: str, protocol: str = "classic") -> Consumer:
+        settings: dict[str, Any] = {
+            "bootstrap.servers": gateway.bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        consumer = Consumer(settings)
+        made.append(consumer)
+        consumer.subscribe([topic])
+        poll_until(made, lambda: shared(made))
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+
+
+def shared(consumers: list[Consumer]) -> bool:
+    """Return True if each consumer owns some partitions and they own all three together."""
+    owned = [len(consumer.assignment()) for consumer in consumers]
+    return all(owned) and sum(owned) == 3
+
+
+def poll_until(consumers: list[Consumer], met: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not met():
+        assert time.monotonic() < deadline_s
+        for consumer in consumers:
+            consumer.poll(0.1)
+
+
+async def fence(sql: Connection, group: str, member_id: str) -> int:
+    """Return the generation, or the member's epoch, as Postgres has it."""
+    found: Any = await sql.fetchval(
+        """select case g.group_type when 'classic' then g.generation_id else m.member_epoch end
+        from sluice.consumer_group g join sluice.group_member m using (group_id)
+        where g.group_id = $1 and m.member_id = $2""",
+        group,
+        member_id,
+    )
+    return found
+
+
+COMMIT = "select kafka.commit_offset($1, $2, $3, $4, generation => $5, member => $6)"
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_results_and_position_are_committed_together(
+    sql: Connection, topic: str, join: Callable[..., Consumer], protocol: str
+) -> None:
+    group = f"billing-{protocol}"
+    consumer = join(group, topic, protocol)
+    member_id = consumer.memberid()
+    generation = await fence(sql, group, member_id)
+    await sql.execute("create table if not exists totals (n integer)")
+    async with sql.transaction():
+        await sql.execute("insert into totals values (1)")
+        await sql.execute(COMMIT, group, topic, 0, 4712, generation, member_id)
+    (committed,) = consumer.committed([TopicPartition(topic, 0)], timeout=10)
+    assert committed.offset == 4712
+    rows = await sql.fetch('select topic, partition, "offset", metadata from kafka.committed($1)', group)
+    assert [tuple(row) for row in rows] == [(topic, 0, 4712, "")]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_fenced_commits_fail_the_transaction(
+    sql: Connection, topic: str, join: Callable[..., Consumer], protocol: str
+) -> None:
+    group = f"fenced-{protocol}"
+    consumer = join(group, topic, protocol)
+    member_id = consumer.memberid()
+    generation = await fence(sql, group, member_id)
+    for named in (
+        (generation - 1, member_id),
+        (generation + 1, member_id),
+        (generation, "nobody"),
+        (generation, None),
+        (None, member_id),
+        (None, None),
+    ):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await sql.execute(COMMIT, group, topic, 0, 1, *named)
+        assert error(refused).sqlstate == "SL001", refused.value
+        assert group in str(refused.value)
+        assert topic in str(refused.value)
+    assert await sql.fetch("select * from kafka.committed($1)", group) == []
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("early", ["", "set constraints all immediate"])
+async def test_a_rebalance_after_the_call_fences_the_commit(
+    sql: Connection, topic: str, join: Callable[..., Consumer], protocol: str, early: str
+) -> None:
+    group = f"rebalanced-{protocol}-{bool(early)}"
+    first = join(group, topic, protocol)
+    member_id = first.memberid()
+    generation = await fence(sql, group, member_id)
+    await sql.execute("create table if not exists totals (n integer); truncate totals")
+    await sql.execute("begin")
+    await sql.execute("insert into totals values (1)")
+    await sql.execute(COMMIT, group, topic, 0, 7, generation, member_id)
+    if early:
+        await sql.execute(early)
+    # The open transaction holds no lock that a rebalance waits for.
+    join(group, topic, protocol)
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await sql.execute("commit")
+    assert error(refused).sqlstate == "SL001"
+    assert await sql.fetchval("select count(*) from totals") == 0
+    assert await sql.fetch("select * from kafka.committed($1)", group) == []
+
+
+async def test_a_group_without_members_commits_without_a_fence(
+    sql: Connection, topic: str, gateway: GatewayProcess
+) -> None:
+    await sql.execute("select kafka.commit_offset('simple', $1, 1, 5, 'note')", topic)
+    async with sql.transaction():
+        await sql.execute("select kafka.commit_offset('simple', $1, 1, 6)", topic)
+        await sql.execute("savepoint s")
+        await sql.execute("select kafka.commit_offset('simple', $1, 1, 7)", topic)
+        await sql.execute("select kafka.commit_offset('simple', $1, 2, 8)", topic)
+        await sql.execute("rollback to savepoint s")
+    rows = await sql.fetch("select partition, \"offset\" from kafka.committed('simple')")
+    assert [tuple(row) for row in rows] == [(1, 6)]
+    consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": "simple"})
+    (committed,) = consumer.committed([TopicPartition(topic, 1)], timeout=10)
+    assert committed.offset == 6
+    consumer.close()

@@ -1,0 +1,166 @@
+"""Roles, ACLs and attempts to escalate through the SQL door."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.sql.reading import error
+
+Connection = asyncpg.Connection
+
+
+async def connect_as(url: str, role: str) -> Connection:
+    """Return a session of the role. The embedded server's socket lets no other user in."""
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"set session authorization {role}")
+    return connection
+
+
+async def make_role(sql: Connection, *member_of: str) -> str:
+    """Create a role that is a member of these, and of no other."""
+    role = f"sql_test_{uuid.uuid4().hex[:12]}"
+    await sql.execute(f"create role {role}")
+    for group in member_of:
+        await sql.execute(f"grant {group} to {role}")
+    return role
+
+
+@pytest.fixture
+async def roles(sql: Connection) -> AsyncIterator[list[str]]:
+    """Roles that are dropped at the end."""
+    made: list[str] = []
+    yield made
+    for role in made:
+        await sql.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def test_a_role_without_rights_may_do_nothing(
+    sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str]
+) -> None:
+    roles.append(await make_role(sql))
+    assert gateway.database_url is not None
+    stranger = await connect_as(gateway.database_url, roles[0])
+    try:
+        for statement in (
+            f"select kafka.produce('{topic}', 'v')",
+            f"select kafka.commit_offset('g', '{topic}', 0, 1)",
+            "select * from kafka.topics",
+            "select * from sluice.staged_record",
+            "select sluice.door_murmur2('a')",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await stranger.execute(statement)
+    finally:
+        await stranger.close()
+
+
+async def test_a_reader_reads_and_a_writer_writes(
+    sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str]
+) -> None:
+    roles += [await make_role(sql, "kafka_reader"), await make_role(sql, "kafka_writer")]
+    assert gateway.database_url is not None
+    reader = await connect_as(gateway.database_url, roles[0])
+    writer = await connect_as(gateway.database_url, roles[1])
+    try:
+        await writer.execute("select kafka.produce($1, 'v', partition => 0)", topic)
+        await writer.execute("select kafka.produce_many($1, array['w'], partition => 0)", topic)
+        await writer.execute("select kafka.commit_offset('by-role', $1, 0, 1)", topic)
+        assert await reader.fetchval("select kafka.wait_for($1, 0, 1)", topic)
+        assert await reader.fetchval("select count(*) from kafka.records($1, 0)", topic) == 2
+        assert await reader.fetchval("select lag from kafka.lag where group_id = 'by-role'") == 1
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await reader.execute("select kafka.produce($1, 'v')", topic)
+    finally:
+        await reader.close()
+        await writer.close()
+
+
+async def test_a_writer_gains_no_right_of_the_owner(
+    sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str]
+) -> None:
+    """A search path, an operator or a temporary table of the caller must not run as the functions' owner."""
+    roles.append(await make_role(sql, "kafka_writer"))
+    await sql.execute(f"create schema authorization {roles[0]}")
+    assert gateway.database_url is not None
+    writer = await connect_as(gateway.database_url, roles[0])
+    try:
+        await writer.execute(
+            f"""create function {roles[0]}.trap() returns text language plpgsql as
+            $$ begin raise exception 'runs as %', current_user; end $$;
+            create function {roles[0]}.door_murmur2(bytea) returns bigint language plpgsql as
+            $$ begin raise exception 'runs as %', current_user; end $$;
+            create function {roles[0]}.octet_length(bytea) returns integer language plpgsql as
+            $$ begin raise exception 'runs as %', current_user; end $$;
+            create temporary table sql_door (max_message_bytes bigint);
+            create temporary table topic (name text);
+            create temporary table staged_record (xid bigint);
+            set search_path = {roles[0]}, pg_temp, pg_catalog"""
+        )
+        async with writer.transaction():
+            assert await writer.fetchval("select kafka.produce($1, 'v', 'k', partition => 0)", topic) == 0
+            await writer.execute("select kafka.produce_many($1, array['v'], array['k'])", topic)
+            await writer.execute("select kafka.commit_offset('trap', $1, 0, 1)", topic)
+        assert await writer.fetchval("select count(*) from staged_record") == 0
+        await writer.fetch("select * from kafka.topics")
+    finally:
+        await writer.close()
+    unsafe = await sql.fetch(
+        """select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        where p.prosecdef and (n.nspname = 'kafka' or p.proname like 'door%')
+            and coalesce(array_to_string(p.proconfig, ' '), '') not like '%search_path=sluice, pg_temp%'"""
+    )
+    assert unsafe == []
+
+
+async def test_acls_decide_with_an_authorizer(
+    gateway_factory: GatewayFactory, sql: Connection, roles: list[str]
+) -> None:
+    gateway = gateway_factory(
+        {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS;User:postgres;User:root",
+        }
+    )
+    assert gateway.database_url is not None
+    owner = await asyncpg.connect(gateway.database_url)
+    roles.append(await make_role(sql, "kafka_writer"))
+    writer = await connect_as(gateway.database_url, roles[0])
+    try:
+        for name in ("open", "closed"):
+            await owner.execute("insert into sluice.topic (name) values ($1)", name)
+        await owner.execute(
+            """insert into sluice.partition (topic_id, partition_index, replicas)
+            select topic_id, 0, null from sluice.topic where name in ('open', 'closed')"""
+        )
+        for statement in ("select kafka.produce('open', 'v')", "select kafka.commit_offset('g', 'open', 0, 1)"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError) as refused:
+                await writer.execute(statement)
+            assert roles[0] in str(refused.value)
+            assert "ACL" in error(refused).hint
+        await owner.execute("insert into sluice.sql_principal values ($1, 'User:shop')", roles[0])
+        for number, (kind, pattern, name, operation) in enumerate(
+            [(2, 4, "op", 4), (2, 3, "open", 3), (3, 3, "g", 3), (2, 3, "made", 4), (2, 3, "made", 5)]
+        ):
+            await owner.execute(
+                "insert into sluice.acl values ($1, $2, $3, $4, 'User:shop', '*', $5, 3)",
+                bytes([number]), kind, pattern, name, operation,
+            )  # fmt: skip
+        await writer.execute("select kafka.produce('open', 'v')")
+        await writer.execute("select kafka.produce('made', 'v')")
+        await writer.execute("select kafka.commit_offset('g', 'open', 0, 1)")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic closed"):
+            await writer.execute("select kafka.produce('closed', 'v')")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic other"):
+            await writer.execute("select kafka.produce('other', 'v')")
+        assert "closed" not in [row["topic"] for row in await writer.fetch("select topic from kafka.topics")]
+        await owner.execute("insert into sluice.acl values ('\\xff', 2, 3, 'open', 'User:*', '*', 4, 2)")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic open"):
+            await writer.execute("select kafka.produce('open', 'v')")
+    finally:
+        await writer.close()
+        await owner.close()

@@ -1,0 +1,87 @@
+"""Views, records and waiting, for SQL clients."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from tests.gateway_process import GatewayProcess
+from tests.sql.conftest import create_topic
+
+Connection = asyncpg.Connection
+
+
+async def test_records_reads_what_producers_and_sql_wrote(sql: Connection, topic: str, producer: Producer) -> None:
+    producer.produce(
+        topic, b"\x00raw", b"k1", partition=0, headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000_123
+    )
+    producer.produce(topic, None, b"k2", partition=0)
+    assert producer.flush(10) == 0
+    await sql.execute("select kafka.produce($1, 'from sql', 'k3', headers => '{\"a\": \"b\"}', partition => 0)", topic)
+    assert await sql.fetchval("select kafka.wait_for($1, 0, 2)", topic)
+    rows = await sql.fetch("select * from kafka.records($1, 0)", topic)
+    assert [(row["offset"], row["key"], row["value"], row["headers"], row["note"]) for row in rows] == [
+        (0, b"k1", b"\x00raw", '[["h", "1"], ["h", null]]', None),
+        (1, b"k2", None, None, None),
+        (2, b"k3", b"from sql", '[["a", "b"]]', None),
+    ]
+    assert round(rows[0]["timestamp"].timestamp() * 1000) == 1_700_000_000_123
+    assert [row["offset"] for row in await sql.fetch("select * from kafka.records($1, 0, 1, 1)", topic)] == [1]
+
+
+async def test_records_names_the_range_that_it_cannot_read(sql: Connection, gateway: GatewayProcess) -> None:
+    create_topic(gateway, "squeezed", 1, compression_type="gzip")
+    await sql.execute("select kafka.produce('squeezed', 'v')")
+    assert await sql.fetchval("select kafka.wait_for('squeezed', 0, 0)")
+    (row,) = await sql.fetch("select * from kafka.records('squeezed', 0)")
+    assert (row["offset"], row["value"]) == (0, None)
+    assert "offsets 0 to 0 are compressed" in row["note"]
+
+
+async def test_flush_waits_for_what_was_committed(sql: Connection, topic: str) -> None:
+    for number in range(20):
+        await sql.execute("select kafka.produce($1, 'v', partition => 0)", topic)
+        assert await sql.fetchval("select kafka.flush()")
+        end = await sql.fetchval("select end_offset from kafka.partitions where topic = $1 and partition = 0", topic)
+        assert end == number + 1
+
+
+async def test_waiting_in_one_snapshot_is_refused(sql: Connection, topic: str) -> None:
+    async with sql.transaction(isolation="repeatable_read"):
+        with pytest.raises(asyncpg.ActiveSQLTransactionError, match="repeatable read"):
+            await sql.fetchval("select kafka.wait_for($1, 0, 0)", topic)
+    assert not await sql.fetchval("select kafka.wait_for($1, 0, 99, '10 ms')", topic)
+
+
+async def test_views_show_topics_groups_and_members(
+    sql: Connection, topic: str, gateway: GatewayProcess, producer: Producer
+) -> None:
+    await sql.execute("select kafka.produce($1, 'v', partition => $2)", topic, 0)
+    consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": "viewed", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    for _ in range(200):
+        if consumer.poll(0.1) is not None:
+            break
+    consumer.commit(asynchronous=False)
+    row = await sql.fetchrow("select * from kafka.topics where topic = $1", topic)
+    assert row is not None
+    assert row["partitions"] == 3
+    row = await sql.fetchrow("select * from kafka.partitions where topic = $1 and partition = 0", topic)
+    assert row is not None
+    assert (row["start_offset"], row["end_offset"], row["last_stable_offset"]) == (0, 1, 1)
+    row = await sql.fetchrow("select * from kafka.groups where group_id = 'viewed'")
+    assert row is not None
+    assert (row["type"], row["state"], row["members"]) == ("classic", "Stable", 1)
+    for _ in range(100):
+        row = await sql.fetchrow("select * from kafka.members where group_id = 'viewed'")
+        assert row is not None
+        if row["owns"]:
+            break
+        consumer.poll(0.05)
+    assert row["owns"] == [f"{topic}-{index}" for index in range(3)]
+    assert await sql.fetchval("select lag from kafka.lag where group_id = 'viewed' and partition = 0") == 0
+    assert await sql.fetchval("select count(*) from kafka.nodes where alive") == 1
+    assert await sql.fetchval("select count(*) > 0 from kafka.journal where group_id = 'viewed'")
+    assert await sql.fetch("select * from kafka.transactions") == []
+    consumer.close()
