@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.archive.plan import Progress, Range
@@ -126,6 +126,20 @@ def unequal_records(archive: DataFrame, topic: DataFrame, *, compacted: bool = F
         what = what.when(unlike, f"its {name} is another in the archive than in the topic")
     what = what.when(F.col("copies") > 1, "the archive holds it more than once")
     return joined.withColumn("what", what).where("what IS NOT NULL").select(*keys, "what")
+
+
+def unequal_ranges(records: DataFrame) -> DataFrame:
+    """Merge differing records into ranges of consecutive offsets: topic, partition, what, first, last, records.
+
+    `records` is what `unequal_records` returns. A lost file is then one range instead of thousands of offsets.
+    """
+    alike = Window.partitionBy("topic", "partition", "what").orderBy("offset")
+    return (
+        records.withColumn("_run", F.col("offset") - F.row_number().over(alike))
+        .groupBy("topic", "partition", "what", "_run")
+        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"), F.count(F.lit(1)).alias("records"))
+        .drop("_run")
+    )
 
 
 def unclaimed(archive: DataFrame, progress: Progress) -> DataFrame:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka.admin import ConfigResource, ResourceType
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import kafka, session, table
@@ -24,7 +24,16 @@ from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.ticker import Ticker
-from pipeline.verify.compare import Scope, pieces, rounds, scopes, unclaimed, unequal_blocks, unequal_records
+from pipeline.verify.compare import (
+    Scope,
+    pieces,
+    rounds,
+    scopes,
+    unclaimed,
+    unequal_blocks,
+    unequal_ranges,
+    unequal_records,
+)
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
 from pipeline.verify.topic import TopicReader
 
@@ -139,12 +148,12 @@ class Verification:
     def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
         archived = record_sums(self._within(inside, work))
         rows = (
-            unequal_records(archived, self._topic(work, per_record=True), compacted=compacted)
-            .orderBy("topic", "partition", "offset")
+            unequal_ranges(unequal_records(archived, self._topic(work, per_record=True), compacted=compacted))
+            .orderBy("topic", "partition", "first")
             .limit(MAX_SHOWN)
             .collect()
         )
-        return [f"{row.topic}-{row.partition} offset {row.offset:,}: {row.what}" for row in rows]
+        return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
         rows = [(each.topic, each.partition, each.start, each.end) for each in work]
@@ -196,6 +205,13 @@ class Verification:
             event="proved", offsets=proved,
         )  # fmt: skip
         return 0
+
+
+def _offsets(row: Row) -> str:
+    """Name the offsets of a row of `unequal_ranges`."""
+    if row.records == 1:
+        return f"offset {row.first:,}"
+    return f"offsets {row.first:,} to {row.last:,}, {row.records:,} records"
 
 
 def _overlap(work: Sequence[Range], block: Range) -> list[Range]:
