@@ -164,9 +164,9 @@ class App:
             step.add_done_callback(_retrieve_error)
             error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
             if isinstance(error, StorageError | OSError):
-                logger.warning("stopping left something undone", step=name, error=str(error))
+                logger.warning("a step of the shutdown failed", step=name, error=str(error))
             elif error is not None:
-                logger.error("stopping left something undone", step=name, exc_info=error)
+                logger.error("a step of the shutdown failed", step=name, exc_info=error)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class App:
         topics = TopicStore(database)
         broker, refused = parse_stored(settings.broker.static, await topics.load_broker_configs())
         for error in refused.values():
-            logger.error("stored broker setting refused", error=str(error))
+            logger.error("stored broker setting refused: change it by kafka-configs", error=str(error))
         node_store = NodeStore(database)
         clock = ClusterClock()
         await clock.compare(Monitor(database).now_ms)

@@ -99,7 +99,7 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
         connection = await _connect(url)
         try:
             if await connection.fetchval(statement("schema_exists"), schema.TABLE_SCHEMA):
-                raise StorageError("there is a Sluice in the database already: restore into an empty one")
+                raise StorageError("the database already has Sluice's tables: restore into an empty one")
             version: int = connection.get_server_version().major
         finally:
             await connection.close()

@@ -151,7 +151,7 @@ class DeletionStore:
             if not await turn.remove_all(offsets, topic_id, OFFSETS_PER_STATEMENT):
                 return False
         if not await turn.value("confirm_deletion", topic_id):
-            raise StorageConflict("a commit that refers to the topic is under way")
+            raise StorageConflict("a running commit refers to the topic")
         return True
 
 

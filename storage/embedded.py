@@ -289,7 +289,7 @@ class EmbeddedPostgres:
             return
         moving = sorted(self.data_dir.glob(f"{CLUSTER}.from-*"))
         if moving and (owner is not None or len(moving) > 1):
-            raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of them elsewhere")
+            raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of the two elsewhere")
         if owner is not None and owner.st_uid != 0:
             self._account = _Account(owner.st_uid, owner.st_gid)
             return
@@ -360,7 +360,7 @@ class EmbeddedPostgres:
         except (NotADirectoryError, FileNotFoundError):
             is_private = False
         if not is_private:
-            raise EmbeddedPostgresError(f"{directory} is not a private directory of ours: remove it")
+            raise EmbeddedPostgresError(f"{directory} is not a private directory of this user: remove it")
         self._socket_dir = directory
 
     def _check_cluster(self) -> None:
@@ -524,7 +524,7 @@ class EmbeddedPostgres:
             try:
                 await self._launch()
             except (EmbeddedPostgresError, OSError) as error:
-                logger.error("postgres cannot be restarted", error=str(error), retry_in_s=backoff)
+                logger.error("postgres could not be started again", error=str(error), retry_in_s=backoff)
             else:
                 self.restarts += 1
 
@@ -544,7 +544,7 @@ class EmbeddedPostgres:
                 await asyncio.wait_for(process.wait(), seconds)
                 return
             except TimeoutError:
-                logger.warning("postgres does not stop", signal=stop_signal.name, waited_s=seconds)
+                logger.warning("postgres has not stopped", signal=stop_signal.name, waited_s=seconds)
 
     async def _abandon(self) -> None:
         await self._stop_child()

@@ -101,7 +101,7 @@ def die_with_parent(parent_pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     _checked(libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
-        raise ProcessLookupError(f"the parent {parent_pid} ended meanwhile")
+        raise ProcessLookupError(f"the parent {parent_pid} has ended")
 
 
 def main(arguments: list[str]) -> None:

@@ -90,7 +90,7 @@ class GroupStore:
                 OFFSETS_PER_STATEMENT,
             )
             if outcome == "fenced":
-                raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+                raise StorageConflict(f"the lease of shard {lease.shard} has left epoch {lease.lease_epoch}")
             if outcome != "more":
                 return outcome == "deleted"
 

@@ -109,7 +109,7 @@ class HistoryGuard:
         if self._identity is None:
             return
         if witness.identity is None or witness.flushed_lsn is None:
-            raise StorageUnavailable("Postgres is a standby: waiting until it, or another, is not")
+            raise StorageUnavailable("Postgres is a standby: waiting for a primary")
         if known.history != self._history:
             raise StorageUnavailable("another history was accepted while this connection was opened")
         if (
@@ -120,8 +120,8 @@ class HistoryGuard:
         ):
             self.broken.set()
             raise StorageUnavailable(
-                f"Postgres goes on from another history: {witness.history}, {witness.identity} at"
-                f" {witness.flushed_lsn}{'' if witness.has_all else ', without what was acknowledged'}; known is"
+                f"Postgres continues from another history: {witness.history}, {witness.identity} at"
+                f" {witness.flushed_lsn}{'' if witness.has_all else ', without acknowledged transactions'}; known is"
                 f" {self._history}, {self._identity} at {known.flushed_lsn}"
             )
         self._flushed_lsn = max(self._flushed_lsn, witness.flushed_lsn)

@@ -83,7 +83,8 @@ class HistoryStore:
                     continue
                 if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
                     logger.error(
-                        "the database has been put back: what it had acknowledged last is gone", history=known.history
+                        "the database was restored to an earlier state: the last acknowledged writes are lost",
+                        history=known.history,
                     )
                     self._put_back = max(self._put_back, known.history)
 

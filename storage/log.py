@@ -209,7 +209,7 @@ class LogStore:
             try:
                 decided = await self._hot.transact(append)
             except _WriteFailedError as error:
-                raise StorageUnavailable(f"the log's directory takes no bytes: {error}") from error
+                raise StorageUnavailable(f"the log's directory cannot be written: {error}") from error
             finally:
                 # A thread uses the caller's bytes until it has written them.
                 if not written.done():
@@ -385,7 +385,7 @@ class LogStore:
             self._reported_at.clear()
         self._reported_at[chunk.object_id] = now
         logger.error(
-            "records cannot be read",
+            "records cannot be read: run sluice check",
             partition_key=chunk.partition_key,
             base_offset=chunk.base_offset,
             last_offset=chunk.last_offset,

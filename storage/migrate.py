@@ -49,7 +49,9 @@ async def migrate(database: Database) -> int:
                 "is no upgrade: give an empty database"
             )
         if applied > len(known):
-            raise StorageError(f"the database's schema is version {applied}, this program knows {len(known)}")
+            raise StorageError(
+                f"the database's schema is version {applied}, and this program knows {len(known)}: run a newer release"
+            )
         for number, name, sql in known[applied:]:
             await connection.execute(sql, timeout=MIGRATION_PATIENCE_S)
             await connection.execute(statement("record_migration"), number, name)

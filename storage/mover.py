@@ -209,7 +209,7 @@ class Mover:
         if row["refusal"] == "fenced":
             if object_size_bytes is not None:
                 await self._pool.fetch_value(statement("seal_object"), object_id, object_size_bytes)
-            raise StorageConflict("another node moves records by now")
+            raise StorageConflict("another node moves records now")
         if row["refusal"] is not None:
             logger.info("records could not be moved", reason=row["refusal"], object_id=object_id)
         return row["moved_bytes"]

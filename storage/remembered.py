@@ -58,7 +58,7 @@ def read(directory: Path) -> list[Remembered]:
         try:
             found.append(_parsed(json.loads(path.read_text("utf-8"))))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("what a node remembered cannot be read", path=str(path), error=str(error))
+            logger.warning("file of a node's last transactions cannot be read", path=str(path), error=str(error))
     return found
 
 

@@ -138,7 +138,7 @@ class Roller:
             await self._pool.fetch_value(statement("truncate_inline"), slot)
         except StorageError as error:
             # A reader of the slot, a dump for instance, may take long. The next pass tries again.
-            logger.info("inline bytes not removed yet", slot=slot, reason=str(error))
+            logger.info("inline bytes not removed yet: trying again", slot=slot, reason=str(error))
 
     # --- segments and objects -------------------------------------------------------------------------------------
 
@@ -165,7 +165,9 @@ class Roller:
             deleted = await self._delete_dead(store, min(grace_ms, KEPT_MS))
             deleted += await self._delete_orphans(store, orphans)
         except OSError as error:
-            logger.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
+            logger.warning(
+                "the store could not be swept: trying again", place=store.location, reason=str(error) or "no answer"
+            )
             return 0
         sizes = {each.object_id: each.size_bytes for each in found}
         worn = _thin(alive_bytes, sealed, sizes)
@@ -214,7 +216,10 @@ class Roller:
         """Delete the bytes before their row, so that no bytes are ever without a row. Return False while a backup
         copies them, or if the store belongs to another database by now."""
         if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
-            logger.error("the store holds the records of another database: nothing is removed", place=store.location)
+            logger.error(
+                "the store holds the records of another database: no object is removed; check --log-store",
+                place=store.location,
+            )
             return False
         problem: OSError | None = None
 

@@ -208,7 +208,7 @@ class SegmentDirectory:
         """Create the marker file. `store.py` serialises processes that do this concurrently."""
         path = self.directory / MARKER
         if path.exists():
-            raise FileExistsError(f"{path} is there already")
+            raise FileExistsError(f"{path} exists already")
         write_file(path, marker)
         sync_directory(self.directory)
 

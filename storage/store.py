@@ -162,6 +162,8 @@ async def _alone(store: ByteStore) -> AsyncGenerator[None, None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise StorageError(f"another node holds {directory / LOCK}") from None
+                    raise StorageError(
+                        f"another process holds {directory / LOCK}: stop it, or wait until it ends"
+                    ) from None
             await asyncio.sleep(LOCK_LOOK_S)
         yield

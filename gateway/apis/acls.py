@@ -72,7 +72,9 @@ async def create_acls(request: CreateAclsRequest, context: RequestContext) -> Cr
             acl = _checked(creation)
             if acl not in present and acl not in wanted:
                 if len(present) + len(wanted) >= MAX_ACLS:
-                    raise KafkaError(ErrorCode.POLICY_VIOLATION, f"There may be {MAX_ACLS} ACLs.")
+                    raise KafkaError(
+                        ErrorCode.POLICY_VIOLATION, f"A cluster has at most {MAX_ACLS} ACLs. Delete some first."
+                    )
                 wanted[acl] = None
             results.append(AclCreationResult())
         except KafkaError as error:

@@ -90,7 +90,10 @@ async def alter_client_quotas(request: AlterClientQuotasRequest, context: Reques
             if any(quota.value is not None for quota in quotas):
                 added += frozenset(_names(entry.entity).items()) not in services.catalog.quotas
                 if len(services.catalog.quotas) + added > MAX_ENTITIES:
-                    raise KafkaError(ErrorCode.POLICY_VIOLATION, f"No more than {MAX_ENTITIES} may have quotas.")
+                    raise KafkaError(
+                        ErrorCode.POLICY_VIOLATION,
+                        f"At most {MAX_ENTITIES} entities may have quotas. Delete some first.",
+                    )
             if quotas and not request.validate_only:
                 await services.topics.set_client_quotas(quotas)
                 changed = True

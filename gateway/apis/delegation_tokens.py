@@ -107,7 +107,7 @@ async def _created(
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
     made = await tokens.create(owner.name, requester.name, renewers, request.max_lifetime_ms)
     if made is None:
-        logger.warning("there are too many delegation tokens", requester=str(requester))
+        logger.warning("delegation token refused: too many exist already", requester=str(requester))
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
     logger.info("delegation token created", token_id=made.token_id, owner=str(owner), requester=str(requester))
     return CreateDelegationTokenResponse(
@@ -181,7 +181,13 @@ async def expire_delegation_token(
     expires_ms = await tokens.end(token, request.expiry_time_period_ms)
     if expires_ms is None:  # The token was removed since it was found.
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND if at_once else ErrorCode.DELEGATION_TOKEN_EXPIRED)
-    logger.info("delegation token ends", token_id=token.token_id, owner=token.owner, by=str(user), at_once=at_once)
+    logger.info(
+        "expiry of a delegation token changed",
+        token_id=token.token_id,
+        owner=token.owner,
+        by=str(user),
+        at_once=at_once,
+    )
     return ExpireDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
 
 

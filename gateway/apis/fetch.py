@@ -484,7 +484,7 @@ async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
         async with asyncio.timeout(timeout_s):
             yield
     except TimeoutError as error:
-        raise StorageUnavailable("the read took longer than what is at hand may wait") from error
+        raise StorageUnavailable("the read took longer than records at hand may wait") from error
 
 
 def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:

@@ -25,7 +25,7 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         producer_id = await services.producers.allocate_producer_id()
         return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
     if not request.transactional_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
     broker = services.catalog.broker
     longest_ms = broker.transaction_max_timeout_ms
     if not 0 < request.transaction_timeout_ms <= longest_ms:

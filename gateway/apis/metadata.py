@@ -259,7 +259,7 @@ async def _follow_other_nodes(services: Services) -> None:
     try:
         await services.catalog.refresh_if_changed()
     except StorageError as error:
-        logger.warning("topics listed from memory", reason=str(error))
+        logger.warning("topics listed from memory: Postgres does not answer", reason=str(error))
 
 
 async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:

@@ -283,7 +283,9 @@ async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext
             if not start:
                 raise
             code = storage_code(context.api_key, error)
-            logger.warning("replicas not assigned", partitions=len(rest) - start, after=start, reason=str(error))
+            logger.warning(
+                "assignment of replicas not stored", partitions=len(rest) - start, after=start, reason=str(error)
+            )
             return {key: code async for key, _ in in_pieces(rest[start:])}
         async for topic in in_pieces(topics):
             services.catalog.apply(topic)

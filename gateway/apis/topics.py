@@ -231,10 +231,8 @@ async def make_dead_letter_topic(name: str, services: Services) -> Topic:
 async def make_automatic_topic(name: str, services: Services) -> Topic | str:
     """Create a topic with the broker's defaults for records that SQL has staged. Return it, or the reason why it cannot
     be created."""
-    broker = services.catalog.broker
-    brokers = await Brokers.read(services, asked=broker.replicas_strict)
     try:
-        plan = await name_nodes(plan_automatic(name, broker, services.catalog.rendered_names()), broker, brokers)
+        plan = plan_automatic(name, services.catalog.broker, services.catalog.rendered_names())
         outcome = (await make_topics([plan], services))[name]
     except KafkaError as error:
         return error.message or error.code.name

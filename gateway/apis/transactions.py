@@ -171,7 +171,7 @@ def refuse_end_txn(request: EndTxnRequest, version: int, code: ErrorCode, messag
 
 def _require_id(transactional_id: str) -> None:
     if not transactional_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
 
 
 def _as_of(code: ErrorCode, version: int) -> ErrorCode:

@@ -37,13 +37,13 @@ class Histories:
     async def follow(self) -> None:
         """Waits until a connection has led into another history, and goes over to it. Raises StorageError."""
         await self._store.changed()
-        logger.error("the database goes on from another history: what it had acknowledged last may be gone")
+        logger.error("the database continues from another history: the last acknowledged writes may be lost")
         before = self._store.history
         history, identity, flushed_lsn = await self._store.adopt()
         self.forget()
         self._store.accept(history, identity, flushed_lsn)
         logger.warning(
-            "another history has begun: leader epochs have risen, clients look where theirs ends",
+            "another history has begun: leader epochs have risen, and clients find out where their history ends",
             before=before,
             history=history,
         )

@@ -147,7 +147,7 @@ class Leases:
         # While a shard is between two owners, clients are sent to the next: it answers when it has read the groups.
         owner = self._other_owner(shard) or self._successor(shard)
         if owner is None:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"nobody holds the lease of shard {shard}")
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no node holds the lease of shard {shard}")
         return owner
 
     async def look_up(self, group_ids: Iterable[str]) -> None:
@@ -164,7 +164,7 @@ class Leases:
                 await self._membership.renew()
                 await self.renew()
         except StorageError as error:
-            logger.warning("coordinators are those last seen", error=str(error))
+            logger.warning("coordinators not refreshed: Postgres does not answer", error=str(error))
 
     def _successor(self, shard: int) -> Node | None:
         """The live node other than this that should have the shard."""

@@ -202,7 +202,7 @@ class Membership:
                 rival, shared = rivals[0], [each for each in rivals[0].listeners.values() if each in mine]
                 address = render_address(shared[0]) if shared else self.address
                 raise StorageConflict(
-                    f"node {rival.node_id} is alive and advertises {address} too: each node needs addresses of its own"
+                    f"node {rival.node_id} is alive and advertises {address} too: give each node its own addresses"
                     " (see --advertise, advertised.listeners)"
                 )
             await asyncio.sleep(RIVAL_POLL_S)
@@ -236,12 +236,16 @@ class Membership:
         except StorageConflict as error:
             if self._withdrawn:
                 return
-            logger.error("another process has this node's registration", error=str(error), address=self.address)
+            logger.error(
+                "another process has taken this node's registration: registering again",
+                error=str(error),
+                address=self.address,
+            )
             try:
                 await self.join()
             except StorageConflict as taken:
                 logger.critical(
-                    "node.id is another process's: this node ends", node_id=self._wanted_id, error=str(taken)
+                    "another process has this node.id: this node ends", node_id=self._wanted_id, error=str(taken)
                 )
                 self.superseded()
                 raise
@@ -252,7 +256,7 @@ class Membership:
         self._registered_until_s = started_s + self._ttl_ms / 1000
         self._take(alive)
         if lapsed:
-            logger.warning("the registration had run out: the others may not have known of this node")
+            logger.warning("the registration had expired: other nodes may have taken this node for dead")
             self._registered()
 
     async def look(self) -> None:
@@ -319,7 +323,7 @@ class Membership:
         differing = {node.node_id: node.authorizer for node in others if node.authorizer != self.authorizer}
         if differing.keys() - self._told_of:
             logger.error(
-                "nodes disagree about authorizer.class.name: whoever has none lets everybody do everything",
+                "nodes disagree about authorizer.class.name: a node without one permits every request",
                 here=self.authorizer,
                 others=differing,
             )

@@ -30,7 +30,7 @@ async def _look(name: str, address: Address) -> None:
             _, writer = await asyncio.open_connection(*address)
     except (OSError, TimeoutError) as error:
         logger.warning(
-            "clients are sent to an address that this node does not reach itself",
+            "this node cannot reach its own advertised address: clients may not either (see advertised.listeners)",
             listener=name,
             address=render_address(address),
             error=str(error) or f"no answer in {TIMEOUT_S} s",

@@ -162,7 +162,7 @@ class Wakeups:
             ends = [] if body == UNKNOWN else [tuple(map(int, end.split("="))) for end in body.split(",")]
             pairs = [(PartitionKey(key), end) for key, end in ends]
         except ValueError:
-            logger.warning("an announcement that is none", payload=payload[:100])
+            logger.warning("notification ignored: it cannot be read", payload=payload[:100])
             return
         me = self._membership.self_node
         if (node_id, incarnation) == (me.node_id, me.incarnation):

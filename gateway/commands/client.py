@@ -136,9 +136,9 @@ class _Connection:
             correlation_id, position = decode_response_header(api_key, version, answer)
             response, _ = codec.decode(codec.response_class(api_key), version, answer, position)
         except ProtocolError as error:
-            raise CommandError(f"{_shown(self._address)} answers {api_key.name} with what is no answer") from error
+            raise CommandError(f"{_shown(self._address)} sends an unreadable answer to {api_key.name}") from error
         if correlation_id != self._correlation_id:
-            raise CommandError(f"{_shown(self._address)} answers another request than the one it was sent")
+            raise CommandError(f"{_shown(self._address)} answers a request that was not sent")
         return response
 
     def _receive(self, deadline: float) -> bytes:
@@ -338,7 +338,7 @@ def _name(code: int) -> str:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise CommandError("no answer in time; --timeout gives more of it")
+        raise CommandError("no answer in time; give more time by --timeout")
     return left
 
 

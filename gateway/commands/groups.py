@@ -351,7 +351,7 @@ def _targets(
     bounds = log.bounds(cluster, wanted)
     missing = [f"{topic}[{partition}]" for topic, partition in wanted if (topic, partition) not in bounds]
     if missing:
-        raise CommandError(f"the log of {', '.join(missing)} cannot be asked now")
+        raise CommandError(f"the log of {', '.join(missing)} does not answer now: run this again")
     at_time = log.offsets_at(cluster, wanted, given.to_time) if given.to_time is not None else {}
     targets: dict[TopicPartition, int] = {}
     for key in wanted:

@@ -70,7 +70,7 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
         found = asyncio.run(_read(url, given.group, given.last))
         rows = told(found)
         if not rows:
-            raise CommandError(f"the journal knows nothing of group {given.group}")
+            raise CommandError(f"the journal has no rows of group {given.group}")
     except CommandError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -87,7 +87,7 @@ async def _read(url: str, group_id: str, last: int) -> GroupHistory:
             await database.close()
     except StorageUnavailable as error:
         shown = hide_password(url)
-        raise CommandError(f"{shown} does not answer ({error}): is it there? See --database-url") from error
+        raise CommandError(f"{shown} does not answer ({error}): check --database-url") from error
     except StorageError as error:
         raise CommandError(f"no journal can be read in {hide_password(url)}: {error}") from error
 

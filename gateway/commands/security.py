@@ -83,7 +83,7 @@ def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, 
     first = send(f"n,,{bare}".encode()).decode()
     found = re.fullmatch(r"r=([^,]+),s=([^,]+),i=(\d{1,9})", first)
     if found is None or not found[1].startswith(nonce) or int(found[3]) > MAX_ITERATIONS:
-        raise CommandError("the broker's answer is none of SCRAM")
+        raise CommandError("the broker's answer does not follow SCRAM")
     salted = salted_password(mechanism, password, base64.b64decode(found[2]), int(found[3]))
     client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
     stored_key = hashlib.new(mechanism.hash_name, client_key).digest()
@@ -95,7 +95,7 @@ def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, 
     server_key = hmac.digest(salted, b"Server Key", mechanism.hash_name)
     expected = b"v=" + base64.b64encode(hmac.digest(server_key, signed, mechanism.hash_name))
     if not hmac.compare_digest(last, expected):
-        raise CommandError("the broker does not know the password: it is another than it says")
+        raise CommandError("the broker cannot prove that it knows the password: it may be an impostor")
 
 
 def read_properties(path: str) -> ClientSecurity:

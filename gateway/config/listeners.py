@@ -145,9 +145,13 @@ def _controllers(text: str | None, bound: Mapping[str, Address], roles: Roles) -
         raise ConfigError(setting, text, f"there is no listener {', '.join(sorted(unknown))}")
     others = bound.keys() - names
     if roles.is_broker and not others:
-        raise ConfigError(setting, text, "a listener is needed at which the node is a broker")
+        raise ConfigError(setting, text, "process.roles has broker: name a listener for it")
     if not roles.is_broker and others:
-        raise ConfigError(setting, text, f"process.roles has no broker: it is to name {', '.join(sorted(others))}, too")
+        raise ConfigError(
+            setting,
+            text,
+            f"process.roles has no broker: controller.listener.names must name {', '.join(sorted(others))}, too",
+        )
     return names
 
 

@@ -153,8 +153,8 @@ def _oauthbearer(listener: Listener, broker: BrokerConfig) -> OAuthSettings:
         raise ConfigError(
             "sasl.oauthbearer.jwks.endpoint.url",
             None,
-            f"listener {listener.name} takes access tokens (OAUTHBEARER): say where the keys are that they are signed "
-            "by; tokens that nobody has signed are not taken",
+            f"listener {listener.name} accepts access tokens (OAUTHBEARER): give the address of the keys that sign them"
+            "; unsigned tokens are refused",
         )
     return OAuthSettings(
         jwks_url=url,
@@ -190,21 +190,27 @@ def _tls(listener: Listener, broker: BrokerConfig) -> TlsSettings:
             "ssl.keystore.key",
         )
     if own.ssl_keystore_location is not None and (chain is not None or key is not None):
-        raise ConfigError("ssl.keystore.location", own.ssl_keystore_location, "the certificate is given as text, too")
+        raise ConfigError(
+            "ssl.keystore.location",
+            own.ssl_keystore_location,
+            "the certificate is also given as text: remove one of the two",
+        )
     for name, password in (
         ("ssl.keystore.password", own.ssl_keystore_password),
         ("ssl.truststore.password", own.ssl_truststore_password),
     ):
         if password is not None:
-            raise ConfigError(name, HIDDEN, "PEM has no password but a key's, which is ssl.key.password")
+            raise ConfigError(name, HIDDEN, "a PEM file has no password; a key's is ssl.key.password")
     trusted, trusted_file = own.ssl_truststore_certificates, own.ssl_truststore_location
     if trusted is not None and trusted_file is not None:
-        raise ConfigError("ssl.truststore.location", trusted_file, "the certificates are given as text, too")
+        raise ConfigError(
+            "ssl.truststore.location", trusted_file, "the certificates are also given as text: remove one of the two"
+        )
     if own.ssl_client_auth != "none" and trusted is None and trusted_file is None:
         raise ConfigError(
             "ssl.truststore.location",
             None,
-            "clients' certificates are checked by it, and ssl.client.auth asks for them",
+            "ssl.client.auth asks for clients' certificates, and this setting must give their authority",
         )
     return TlsSettings(
         key_file=own.ssl_keystore_location,

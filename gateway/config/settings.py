@@ -455,7 +455,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
                 name,
                 shown,
                 "environment",
-                f"no option has this variable{did_you_mean(name, known, prefix=ENVIRONMENT_PREFIX)}",
+                f"no setting has this variable{did_you_mean(name, known, prefix=ENVIRONMENT_PREFIX)}",
             )
 
 

@@ -155,7 +155,9 @@ class Drains:
                     look_again_s = min(look_again_s, stops_s)
                     self._groups.tell_group(group_id, HandoffProgress(found))
                 except StorageError as error:
-                    logger.warning("committed offsets cannot be looked up", group_id=group_id, error=str(error))
+                    logger.warning(
+                        "committed offsets cannot be read: the drain looks again", group_id=group_id, error=str(error)
+                    )
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), max(look_again_s - self._loop.time(), SHORTEST_POLL_S))
         finally:

@@ -286,7 +286,7 @@ class Journal:
                 if len(some) == 1:
                     row = some[0]
                     logger.warning(
-                        "row of the journal dropped",
+                        "journal row dropped",
                         group_id=shown(row.group_id),
                         row=type(row).__name__,
                         error=str(error),

@@ -78,7 +78,7 @@ class OffsetCommitter:
         """
         queued = self._requests.queued_size
         if queued and queued + len(commits) > self._max_rows_queued:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many offset commits are waiting")
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many offset commits wait for Postgres")
         return self._requests.submit(_Request(self.next_number() if number is None else number, again, commits))
 
     async def drain(self) -> None:

@@ -164,7 +164,7 @@ class GroupRecords:
                 (saved,) = await self._store.save((change,), wait=True)
         if saved is not Saved.SAVED:
             lease = change.lease
-            raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+            raise StorageConflict(f"the lease of shard {lease.shard} has left epoch {lease.lease_epoch}")
 
     async def _save(self, changes: Sequence[GroupChange]) -> Sequence[Saved]:
         return await self._store.save(changes)
@@ -202,7 +202,9 @@ class GroupRecords:
             except StorageUnavailable as error:
                 if not wanted() or self._loop.time() + pause_ms / 1000 > give_up:
                     raise
-                logger.warning("group waits for Postgres", error=str(error), retry_ms=pause_ms, **logged)
+                logger.warning(
+                    "group waits for Postgres and tries again", error=str(error), retry_ms=pause_ms, **logged
+                )
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
 

@@ -691,7 +691,7 @@ class Runtime:
             if not slot.dropped:
                 self.shard_lost(slot.lease.shard)
         except StorageUnavailable as gone:
-            logger.error("group given up: Postgres stays away", group_id=slot.group_id, error=str(gone))
+            logger.error("group dropped from memory: Postgres does not answer", group_id=slot.group_id, error=str(gone))
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.COORDINATOR_NOT_AVAILABLE
         except StorageError as refused:
             logger.error("group could not be read or stored", group_id=slot.group_id, error=str(refused))

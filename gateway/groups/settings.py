@@ -61,7 +61,9 @@ class _Valid:
             try:
                 check_group_configs(configs, self.broker)
             except ConfigError as error:
-                logger.error("stored group settings refused", group_id=group_id, error=str(error))
+                logger.error(
+                    "stored group settings refused: change them by kafka-configs", group_id=group_id, error=str(error)
+                )
                 refused = True
             self._refused[group_id] = refused
         return None if refused else configs

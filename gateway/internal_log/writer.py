@@ -255,7 +255,7 @@ class InternalLogs:
                 break
         await self._write_owners(followed, topic, some)
         if followed.key_count > MAX_KEYS:
-            logger.warning("internal topic is not written: too many keys", topic=topic.name, keys=MAX_KEYS)
+            logger.warning("internal topic not written: it has too many keys", topic=topic.name, keys=MAX_KEYS)
             followed.written, followed.is_too_large = {}, True
             followed.begun.set()
         if followed.has_lost:

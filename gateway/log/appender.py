@@ -370,7 +370,7 @@ class _Committer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a committer failed", exc_info=error)
+            logger.error("a committer of the log failed", exc_info=error)
         if self._queue:
             self._start()
         elif self._patient:

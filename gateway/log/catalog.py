@@ -527,7 +527,7 @@ class Catalog:
         broker, refused = parse_stored(self._broker.static, dynamic, own)
         for error in refused.values():
             # A node of another release stored it. The other settings are in force.
-            logger.error("stored broker setting refused", error=str(error))
+            logger.error("stored broker setting refused: change it by kafka-configs", error=str(error))
         if (broker.dynamic, broker.own) != (self._broker.dynamic, self._broker.own):
             self.set_broker(broker)
 

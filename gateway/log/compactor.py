@@ -142,7 +142,7 @@ def _says_commit(marker: StoredBatch) -> bool:
     try:
         return control_type_of(marker.records) is ControlType.COMMIT
     except DAMAGED as error:
-        logger.warning("marker left: it cannot be read", base_offset=marker.base_offset, error=str(error))
+        logger.warning("marker kept: it cannot be read", base_offset=marker.base_offset, error=str(error))
         return False
 
 
@@ -207,6 +207,6 @@ def _reader_of(batch: StoredBatch) -> RecordReader | None:
             for _ in window:
                 pass
     except DAMAGED as error:
-        logger.warning("batch left uncompacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
+        logger.warning("batch not compacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
         return None
     return reader

@@ -557,4 +557,4 @@ def _log_failure(task: asyncio.Task[None]) -> None:
     """Log a request that raised what its handler promises not to raise: a bug of ours, which has closed the
     connection."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("a request ended in an error without an answer", exc_info=error)
+        logger.error("a request failed without an answer", exc_info=error)

@@ -167,7 +167,7 @@ class Server:
         self.stop_reading()
         drained = await self._wait_until_empty(timeout_s)
         if not drained:
-            logger.warning("requests cut off at shutdown", connections=len(self._connections))
+            logger.warning("shutdown closed connections with unanswered requests", connections=len(self._connections))
             await self.close()
         return drained
 

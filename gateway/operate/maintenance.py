@@ -162,7 +162,10 @@ class Maintenance:
         took_ms = (time.monotonic() - sent) * 1000
         skew_ms = sent_ms - database_ms
         if skew_ms > MAX_SKEW_MS or skew_ms + took_ms < -MAX_SKEW_MS:
-            logger.warning("this node's clock and Postgres' are apart", ahead_s=round((skew_ms + took_ms / 2) / 1000))
+            logger.warning(
+                "this node's clock differs from Postgres': check its time service",
+                ahead_s=round((skew_ms + took_ms / 2) / 1000),
+            )
 
     async def retain(self) -> None:
         """Remove batches that retention.ms, retention.bytes and DeleteRecords have released."""
@@ -217,14 +220,14 @@ class Maintenance:
                     return
                 logger.debug("inline bytes moved", moved_bytes=moved_bytes)
         except StorageConflict as error:
-            logger.info("moving of bytes overtaken", reason=str(error))
+            logger.info("moving of bytes stopped: another node does it", reason=str(error))
 
     async def sweep(self) -> None:
         """Rewrite segments and objects with few live bytes, and delete those that no chunk names."""
         try:
             await self.roller.sweep(lease=self.job_lease(Job.ROLL))
         except StorageConflict as error:
-            logger.info("moving of bytes overtaken", reason=str(error))
+            logger.info("moving of bytes stopped: another node does it", reason=str(error))
 
     async def drop_functions(self) -> None:
         """Drop the SQL functions of releases that no node runs any more."""
@@ -279,7 +282,7 @@ class Maintenance:
                         offset_limit=OFFSETS_PER_STATEMENT,
                     )
                 except StorageConflict:
-                    logger.info("offset expiry fenced", shard=lease.shard)
+                    logger.info("offset expiry stopped: another node owns the shard", shard=lease.shard)
                     break
                 if expired.offset_count:
                     logger.info("offsets expired", offsets=expired.offset_count)

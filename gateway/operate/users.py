@@ -108,7 +108,7 @@ async def _users(settings: Settings, *, first: bool = False) -> AsyncGenerator[U
 
 async def add_user(given: argparse.Namespace, settings: Settings) -> int:
     if not given.user:
-        raise UserError("a user has a name")
+        raise UserError("the user's name is empty")
     password = _password(given)
     made: list[ScramCredential] = []
     for mechanism in _mechanisms(given):
@@ -156,7 +156,7 @@ def _password(given: argparse.Namespace) -> str:
     else:
         password = getpass.getpass(f"Password of {given.user}: ")
         if getpass.getpass("Again: ") != password:
-            raise UserError("the two are not the same")
+            raise UserError("the two passwords differ")
     if not password:
         raise UserError("the password is empty")
     return password

@@ -106,7 +106,9 @@ def plan(configuration: Configuration) -> list[Worker]:
 def _shifted(address: Address, number: int, settings: Settings) -> Address:
     host, port = address
     if not port:
-        raise _refused(settings, f"{render_address(address)} leaves the port to the kernel, which gives none in a row")
+        raise _refused(
+            settings, f"{render_address(address)} has port 0: workers need consecutive ports, so name the first"
+        )
     if port + number > MAX_PORT:
         raise _refused(settings, f"there is no port {port + number}")
     return host, port + number
@@ -222,7 +224,9 @@ class Supervisor:
                 return
             since_s = worker.serving_since_s
             if not worker.served.is_set():
-                logger.error("a worker never served: all are stopped", node=worker.name, returncode=returncode)
+                logger.error(
+                    "a worker ended before it served: stopping all workers", node=worker.name, returncode=returncode
+                )
                 self._code = returncode if returncode > 0 else EXIT_FAILED
                 self._stopping.set()
                 return
@@ -274,7 +278,7 @@ class Supervisor:
             process.send_signal(signal.SIGTERM)
         finished, _ = await asyncio.wait((ended,), timeout=limit_s)
         if not finished:
-            logger.error("a worker does not stop and is killed", node=worker.name, waited_s=limit_s)
+            logger.error("a worker did not stop: killing it", node=worker.name, waited_s=limit_s)
             self._code = EXIT_FAILED
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -82,7 +82,7 @@ class Tokens:
                 key = find_key(parsed, self._keys)
             except UnknownKeyError:
                 if self._failures:
-                    raise KeysUnavailableError("the keys of tokens cannot be read") from None
+                    raise KeysUnavailableError("the keys for access tokens cannot be read") from None
                 raise
         else:
             now = self._clock()
@@ -128,13 +128,15 @@ class Tokens:
             backoff_ms = settings.retry_backoff_ms * 2 ** min(self._failures - 1, 30)
             self._next_s = self._clock() + min(backoff_ms, settings.retry_backoff_max_ms) / 1000
             logger.warning(
-                "the keys of tokens cannot be read", url=_without_secrets(settings.jwks_url), error=repr(error)[:200]
+                "the keys for access tokens cannot be read",
+                url=_without_secrets(settings.jwks_url),
+                error=repr(error)[:200],
             )
         else:
             now = self._clock()
             self._keys, self._failures = keys, 0
             self._next_s, self._stale_s = now + UNKNOWN_KEY_INTERVAL_S, now + settings.refresh_ms / 1000
-            logger.info("the keys of tokens were read", url=_without_secrets(settings.jwks_url), keys=len(keys))
+            logger.info("the keys for access tokens were read", url=_without_secrets(settings.jwks_url), keys=len(keys))
         finally:
             self._question = None
 

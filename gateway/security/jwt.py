@@ -148,11 +148,11 @@ def parse_token(token: str) -> Signed:
         raise TokenError(f"malformed: {error}") from None
     algorithm, kid = header.get("alg"), header.get("kid")
     if not (isinstance(algorithm, str) and algorithm in _HASHES):
-        raise TokenError(f"signed by an algorithm that is not taken: {_shown(algorithm)}")
+        raise TokenError(f"its signature's algorithm is not accepted: {_shown(algorithm)}")
     if "crit" in header:
-        raise TokenError("its header wants something understood that is not")
+        raise TokenError("its header demands an unknown extension (crit)")
     if not isinstance(kid, str | None):
-        raise TokenError("its kid is no text")
+        raise TokenError("its kid is not a string")
     return Signed(algorithm, kid, f"{parts[0]}.{parts[1]}".encode(), signature, payload)
 
 
@@ -173,11 +173,11 @@ def verify(token: Signed, key: RsaKey) -> None:
     digest = digest_info + hashlib.new(hash_name, token.signed).digest()
     signature = int.from_bytes(token.signature, "big")
     if len(token.signature) != key.size_bytes or signature >= key.modulus:
-        raise TokenError(f"its signature is not one by the key {_shown(key.kid)}")
+        raise TokenError(f"its signature does not match the key {_shown(key.kid)}")
     padded = b"\0\1" + b"\xff" * (key.size_bytes - len(digest) - 3) + b"\0" + digest
     found = pow(signature, key.exponent, key.modulus).to_bytes(key.size_bytes, "big")
     if not hmac.compare_digest(found, padded):
-        raise TokenError(f"its signature is not one by the key {_shown(key.kid)}")
+        raise TokenError(f"its signature does not match the key {_shown(key.kid)}")
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -207,15 +207,15 @@ def _check_times(claims: Mapping[str, object], clock_skew_s: int, now_s: float) 
     if now_s - clock_skew_s >= expires_s:
         raise TokenError("it has expired")
     if begins_s is not None and now_s + clock_skew_s < begins_s:
-        raise TokenError("it does not hold yet")
+        raise TokenError("it is not valid yet")
     if expires_s < issued_s or (begins_s is not None and expires_s < begins_s):
-        raise TokenError("it expires before it holds")
+        raise TokenError("it expires before it is valid")
     return expires_s
 
 
 def _check_parties(claims: Mapping[str, object], expected: Expected) -> None:
     if expected.issuer is not None and claims.get("iss") != expected.issuer:
-        raise TokenError("it is of another issuer")
+        raise TokenError("its issuer is not ours")
     found = claims.get("aud")
     audiences = cast("list[object]", found) if isinstance(found, list) else [] if found is None else [found]
     texts = {each for each in audiences if isinstance(each, str)}
@@ -227,14 +227,14 @@ def _check_scopes(found: object, name: str) -> None:
     scopes = cast("list[object]", found) if isinstance(found, list) else [found] if isinstance(found, str) else []
     texts = [each.strip() for each in scopes if isinstance(each, str)]
     if len(texts) != len(scopes) or not all(texts) or len(set(texts)) != len(texts):
-        raise TokenError(f"its {_shown(name)} are no scopes")
+        raise TokenError(f"its {_shown(name)} are not a list of scopes")
 
 
 def _text(claims: Mapping[str, object], name: str) -> str:
     found = claims.get(name)
     text = found.strip() if isinstance(found, str) else ""
     if not text or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise TokenError(f"it names nobody: {_shown(name)} is missing or no name")
+        raise TokenError(f"it names no principal: {_shown(name)} is missing or not a name")
     return text
 
 
@@ -244,7 +244,7 @@ def _seconds(claims: Mapping[str, object], name: str) -> float | None:
         return None
     # bool is a subclass of int.
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_SECONDS:
-        raise TokenError(f"its {name} is no time")
+        raise TokenError(f"its {name} is not a time")
     return found
 
 

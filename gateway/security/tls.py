@@ -162,7 +162,7 @@ class Certificates:
             for context, successor in made:
                 context.successor = successor
             if made:
-                logger.info("certificates were read anew", listeners=len(made))
+                logger.info("certificates were read again", listeners=len(made))
 
         return use
 
@@ -171,7 +171,10 @@ class Certificates:
         try:
             (await self.read(broker))()
         except ConfigError as error:
-            logger.error("stored certificates refused: those given at start are used", error=str(error))
+            logger.error(
+                "stored certificates refused: using those given at start; correct ssl.* by kafka-configs",
+                error=str(error),
+            )
 
 
 def _check_file(setting: str, path: str | None) -> None:

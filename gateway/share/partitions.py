@@ -170,7 +170,7 @@ class SharePartitions:
         the future: several steps can be awaited at once."""
         slot = self._slots.get(key)
         if slot is None:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition must be read again")
         taken = self._play(slot, event)
         waiting: list[asyncio.Future[None]] | None = None
         if slot.key in self._dirty:
@@ -288,10 +288,10 @@ class SharePartitions:
             if row is None:
                 row = await self._store.begin(key, await start())
         except StorageError as error:
-            logger.warning("a share partition was not read", group_id=key.group_id, error=str(error))
+            logger.warning("a share partition cannot be read", group_id=key.group_id, error=str(error))
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read") from error
         if row is None:
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {key.group_id}")
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"share group {key.group_id} does not exist")
         if self._loading.get(key) is not asyncio.current_task():
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition was changed while it was read")
         slot = self._slots[key] = _Slot(key, row, settings)

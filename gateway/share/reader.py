@@ -127,7 +127,7 @@ async def start_of(partition: Partition, settings: ShareSettings, context: Reque
     log = context.services.log
     state = (await log.states([partition.partition_key])).get(partition.partition_key)
     if state is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is gone")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition was deleted")
     end_offset = state.last_stable_offset if settings.read_committed else state.high_watermark
     reset = settings.auto_offset_reset
     if reset == "earliest":

@@ -250,7 +250,7 @@ class Transactions:
             del self._failed[next(iter(self._failed))]
         self._failed[overdue[:2]] = delay_s, asyncio.get_running_loop().time() + delay_s
         logger.warning(
-            "an overdue transaction could not be ended; it is tried again later",
+            "an overdue transaction could not be aborted: trying again later",
             transactional_id=overdue.transactional_id,
             delay_s=delay_s,
         )
@@ -272,7 +272,9 @@ class Transactions:
         except KafkaError as error:
             if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                 logger.warning(
-                    "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
+                    "an overdue transaction was not aborted",
+                    transactional_id=overdue.transactional_id,
+                    error=str(error),
                 )
             return False
         logger.info("transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id)
@@ -347,7 +349,7 @@ class Transactions:
                 await self._complete(read)
                 read = await self._store.read(transactional_id)
             if started_ms is not None and read.started_ms != started_ms:
-                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another may have begun")
             producer = _producer(read)
             if raises_epoch and fresh_id == rules.NO_ID:
                 fresh_id = await self._fresh_id(producer)

@@ -164,7 +164,7 @@ def test_a_copy_that_is_older_than_its_segments_is_another_history(
         missing = [value for value, place in acknowledged.items() if records.get(place) != value]
         assert not missing, f"{len(missing)} records that were acknowledged before the copy are not in it"
         assert records.items() < original.items()
-        assert "the database has been put back" in node.log_text()
+        assert "the database was restored to an earlier state" in node.log_text()
         assert min(epochs(node)) > epoch
         checked = is_whole(node)
         wrong = [line for line in checked.stdout.splitlines() if "partition " in line and "offset" in line]

@@ -274,7 +274,7 @@ def test_the_history_command_finds_the_database_by_the_data_directory(
     assert shown.splitlines()[0].split() == ["TIME", "GENERATION", "STATE", "WHAT"]
     assert "generation 1: 1 members, range, led by" in shown
     assert main(["groups", "history", "nobody", *directory]) == 1
-    assert capsys.readouterr().err == "sluice: the journal knows nothing of group nobody\n"
+    assert capsys.readouterr().err == "sluice: the journal has no rows of group nobody\n"
 
 
 def counted(gateway: GatewayProcess, name: str) -> float:

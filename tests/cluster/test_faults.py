@@ -285,7 +285,7 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
         assert await offset_of(group, topic, nodes) == 9
         after = await epochs()
         assert all(after[shard] >= epoch for shard, epoch in before.items()), "an epoch fell"
-        assert "the registration had run out" in asleep.log_text()
+        assert "the registration had expired" in asleep.log_text()
         for client in clients:
             await client.close()
         await asyncio.to_thread(load.wait_for, 500)

@@ -255,7 +255,8 @@ def test_an_unreachable_advertised_address_logs_a_warning(gateway_factory: Gatew
     nowhere = f"127.0.0.1:{next(PORTS)}"
     node = gateway_factory(database_url=database_url, environment={"SLUICE_ADVERTISE": nowhere})
     said = wait_for(
-        lambda: [line for line in node.log_text().splitlines() if "does not reach itself" in line], node.log_tail()
+        lambda: [line for line in node.log_text().splitlines() if "cannot reach its own advertised address" in line],
+        node.log_tail(),
     )
     assert json.loads(said[0])["address"] == nowhere
     assert json.loads(said[0])["level"] == "warning"
@@ -293,7 +294,7 @@ def test_every_address_of_worker_n_is_n_ports_higher() -> None:
     ("listen", "metrics", "reason"),
     [
         ("127.0.0.1:65535", "off", "there is no port 65536"),
-        ("127.0.0.1:0", "off", "leaves the port to the kernel"),
+        ("127.0.0.1:0", "off", "workers need consecutive ports"),
         ("127.0.0.1:9092", "127.0.0.1:9093", "127.0.0.1:9093 would be taken twice"),
     ],
 )

@@ -118,7 +118,7 @@ async def test_an_unavailable_store_affects_only_its_own_records(
         rounds += 1
         told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     # A failed request is repeated, sometimes for longer than records at hand may wait; the log then says so.
-    waited = gateway.log_text().count("longer than what is at hand may wait")
+    waited = gateway.log_text().count("longer than records at hand may wait")
     assert fault is Fault.SILENT or rounds - told <= waited, f"{told} of {rounds}, {waited} waited for"
     assert metric(gateway, "sluice_damaged_chunks_total") >= told
     assert "records cannot be read" in gateway.log_text()

@@ -205,7 +205,7 @@ async def test_deletion_waits_for_a_running_commit_that_refers_to_the_topic(
     await topics.delete(gone.topic_id)
     async with sql.transaction():
         await sql.execute(COMMIT, gone.topic_id, 0)
-        with pytest.raises(StorageConflict, match="a commit"):
+        with pytest.raises(StorageConflict, match="a running commit"):
             await delete(deletions, gone)
         assert (await rows(sql))["topic"] == 1
     await delete(deletions, gone)

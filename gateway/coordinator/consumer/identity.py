@@ -100,7 +100,7 @@ def check_not_overtaken(member: ConsumerMember, connection_number: int) -> None:
     """Refuse requests on an older connection. A client opens a connection when it has given up its last one. A
     request that still arrives on the old one may report partitions as they were before a response on the new one."""
     if connection_number < member.connection_number:
-        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "a newer connection of this member has spoken")
 
 
 def check_join(

@@ -118,7 +118,7 @@ def _check_not_overtaken(member: StreamsMember, connection_number: int) -> None:
     """Refuse requests on a connection that the client has given up. They report tasks as they were before a response
     on the new one."""
     if connection_number < member.connection_number:
-        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "a newer connection of this member has spoken")
 
 
 def _check_tasks(event: StreamsGroupHeartbeat) -> None:

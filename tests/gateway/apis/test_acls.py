@@ -213,7 +213,7 @@ async def test_acls_are_bounded(database_url: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(acl_apis, "MAX_ACLS", 3)
     async with admin_node(database_url, authorizes=True) as node:
         some = [like(READ, resource_name=f"t{number}") for number in range(4)]
-        full = (ErrorCode.POLICY_VIOLATION, "There may be 3 ACLs.")
+        full = (ErrorCode.POLICY_VIOLATION, "A cluster has at most 3 ACLs. Delete some first.")
         assert await create(node, *some) == [(OK, ""), (OK, ""), (OK, ""), full]
         assert await create(node, some[0], some[3]) == [(OK, ""), full]
         monkeypatch.setattr(acl_apis, "MAX_CHANGES", 2)

@@ -187,7 +187,7 @@ async def test_addresses_have_quotas_of_their_own(database_url: str) -> None:
 async def test_number_of_quotas_is_bounded(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.apis.client_quotas.MAX_ENTITIES", 3)
     first, *others = (entry({"client-id": name}, request_percentage=1.0) for name in "abcd")
-    refused = (ErrorCode.POLICY_VIOLATION, "No more than 3 may have quotas.")
+    refused = (ErrorCode.POLICY_VIOLATION, "At most 3 entities may have quotas. Delete some first.")
     async with admin_node(database_url) as node:
         assert await alter(node, first, others[0]) == [(OK, None)] * 2
         assert await alter(node, *others[1:]) == [(OK, None), refused]

@@ -118,8 +118,13 @@ def test_broker_alone_may_name_controller_listeners() -> None:
 @pytest.mark.parametrize(
     ("listeners", "controllers", "role", "reason"),
     [
-        ("A://a:1", None, "controller", "process.roles has no broker: it is to name A, too"),
-        ("A://a:1,B://a:2", "B", "controller", "process.roles has no broker: it is to name A, too"),
+        ("A://a:1", None, "controller", "process.roles has no broker: controller.listener.names must name A, too"),
+        (
+            "A://a:1,B://a:2",
+            "B",
+            "controller",
+            "process.roles has no broker: controller.listener.names must name A, too",
+        ),
         ("A://a:1", "B", "controller", "there is no listener B"),
         ("A://a:1,B://a:2", "B", "broker", "process.roles has no controller, and listeners has B"),
     ],
@@ -134,7 +139,7 @@ def test_listener_of_another_role_is_refused(listeners: str, controllers: str | 
     ("listeners", "protocol_map", "controllers", "setting", "reason"),
     [
         ("A://a:1", "A:PLAINTEXT", "B", "controller.listener.names", "there is no listener B"),
-        ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "at which the node is a broker"),
+        ("A://a:1", "A:PLAINTEXT", "A", "controller.listener.names", "name a listener for it"),
         # The default protocol applies if no map is given and all other listeners are plain.
         ("A://a:1,B://a:2", "A:PLAINTEXT", "B", "listener.security.protocol.map", "no security protocol for B"),
         ("SSL://a:1,B://a:2", None, "B", "listener.security.protocol.map", "no security protocol for B"),

@@ -168,15 +168,15 @@ def test_an_unknown_variable_is_refused(name: str) -> None:
         (
             "SLUICE_LISTN",
             "127.0.0.1:1",
-            "'127.0.0.1:1' (from environment): no option has this variable; did you mean SLUICE_LISTEN?",
+            "'127.0.0.1:1' (from environment): no setting has this variable; did you mean SLUICE_LISTEN?",
         ),
         (
             "SLUICE_DATABSE_URL",
             "postgresql://me:secret@host/db",
             "'postgresql://me:…@host/db' (from environment): "
-            "no option has this variable; did you mean SLUICE_DATABASE_URL?",
+            "no setting has this variable; did you mean SLUICE_DATABASE_URL?",
         ),
-        ("SLUICE_PASSWORD", "secret", "'…' (from environment): no option has this variable"),
+        ("SLUICE_PASSWORD", "secret", "'…' (from environment): no setting has this variable"),
     ],
 )
 def test_mistyped_variable_is_reported_with_the_nearest_name_and_without_passwords(
@@ -360,7 +360,10 @@ def test_roles_are_read_and_shown_as_they_were_given() -> None:
     ("assignments", "reason"),
     [
         (["process.roles=voter"], r"process\.roles: 'voter' \(from flag --set\): expected broker, controller or both"),
-        (["process.roles=controller"], r"controller\.listener\.names: .* it is to name PLAINTEXT, too"),
+        (
+            ["process.roles=controller"],
+            r"controller\.listener\.names: .* controller\.listener\.names must name PLAINTEXT, too",
+        ),
     ],
 )
 def test_wrong_roles_name_their_origin(assignments: list[str], reason: str) -> None:

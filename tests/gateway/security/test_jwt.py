@@ -80,7 +80,7 @@ def test_changed_or_foreign_token_is_refused(issuer: Issuer, other: Issuer) -> N
         signed_by(token, other.sign),
         signed_by(token, lambda data: issuer.sign(data, "RS512")),
     ):
-        with pytest.raises(TokenError, match="signature is not one"):
+        with pytest.raises(TokenError, match="signature does not match"):
             check(wrong, issuer)
     with pytest.raises(UnknownKeyError):
         check(token, other)
@@ -97,7 +97,7 @@ def test_signature_has_exactly_one_form(tmp_path: Path) -> None:
         check(token, issuer)
         if more < 1 << 2048:
             break
-    with pytest.raises(TokenError, match="signature is not one"):
+    with pytest.raises(TokenError, match="signature does not match"):
         check(signed_by(token, lambda _: more.to_bytes(256, "big")), issuer)
 
 
@@ -119,7 +119,7 @@ def test_invalid_padding_is_refused(issuer: Issuer, padded: Callable[[bytes], by
         assert len(block) == 256
         return issuer.sign_raw(block)
 
-    with pytest.raises(TokenError, match="signature is not one"):
+    with pytest.raises(TokenError, match="signature does not match"):
         check(signed_by(issuer.token(), forge), issuer)
 
 
@@ -128,12 +128,12 @@ def test_algorithm_of_the_token_does_not_choose_the_check(issuer: Issuer) -> Non
     by_public_key = _with_header(issuer, {"alg": "HS256"})
     by_public_key = signed_by(by_public_key, lambda data: hmac.digest(secret, data, "sha256"))
     for wrong in (by_public_key, *(_with_header(issuer, {"alg": name}) for name in ("none", "None", "rs256", "PS256"))):
-        with pytest.raises(TokenError, match="algorithm that is not taken"):
+        with pytest.raises(TokenError, match="algorithm is not accepted"):
             check(wrong, issuer)
     for header in ({"alg": None}, {"alg": 5}):
-        with pytest.raises(TokenError, match="algorithm that is not taken"):
+        with pytest.raises(TokenError, match="algorithm is not accepted"):
             check(_with_header(issuer, header), issuer)
-    with pytest.raises(TokenError, match="wants something understood"):
+    with pytest.raises(TokenError, match="demands an unknown extension"):
         check(_with_header(issuer, {"crit": ["b64"]}), issuer)
     token = parse_token(issuer.token())
     with pytest.raises(UnknownKeyError):
@@ -162,27 +162,27 @@ NOW = 1_900_000_000
         ({"exp": NOW - 30}, "has expired"),
         ({"exp": None}, "no exp"),
         ({"iat": None}, "no iat"),
-        ({"exp": str(NOW + 9)}, "exp is no time"),
-        ({"exp": True}, "exp is no time"),
-        ({"exp": 2**41}, "exp is no time"),
-        ({"exp": 10**400}, "exp is no time"),
+        ({"exp": str(NOW + 9)}, "exp is not a time"),
+        ({"exp": True}, "exp is not a time"),
+        ({"exp": 2**41}, "exp is not a time"),
+        ({"exp": 10**400}, "exp is not a time"),
         ({"exp": float("inf")}, "no JSON"),
-        ({"iat": -1}, "iat is no time"),
-        ({"nbf": NOW + 31}, "does not hold yet"),
+        ({"iat": -1}, "iat is not a time"),
+        ({"nbf": NOW + 31}, "is not valid yet"),
         ({"iat": NOW + 200}, "expires before"),
         ({"aud": "other"}, "another audience"),
         ({"aud": ["other", 5]}, "another audience"),
         ({"aud": None}, "another audience"),
-        ({"iss": "https://other"}, "another issuer"),
-        ({"iss": None}, "another issuer"),
-        ({"sub": None}, "names nobody"),
-        ({"sub": " "}, "names nobody"),
-        ({"sub": 5}, "names nobody"),
-        ({"sub": "a\0b"}, "names nobody"),
-        ({"sub": "\ud800"}, "names nobody"),
-        ({"scope": ["a", "a"]}, "no scopes"),
-        ({"scope": [" "]}, "no scopes"),
-        ({"scope": [5]}, "no scopes"),
+        ({"iss": "https://other"}, "issuer is not ours"),
+        ({"iss": None}, "issuer is not ours"),
+        ({"sub": None}, "names no principal"),
+        ({"sub": " "}, "names no principal"),
+        ({"sub": 5}, "names no principal"),
+        ({"sub": "a\0b"}, "names no principal"),
+        ({"sub": "\ud800"}, "names no principal"),
+        ({"scope": ["a", "a"]}, "not a list of scopes"),
+        ({"scope": [" "]}, "not a list of scopes"),
+        ({"scope": [5]}, "not a list of scopes"),
     ],
 )
 def test_token_without_a_required_claim_is_refused(issuer: Issuer, claims: dict[str, Any], reason: str) -> None:
