@@ -16,10 +16,14 @@ async def open_sql_door(database: Database, services: Services, wakeups: Wakeups
     installed."""
     catalog = services.catalog
     await install(database, catalog.broker.sql_schema, _settings(catalog.broker))
-    relay = Relay(database, catalog, services.tail, lambda name: make_automatic_topic(name, services))
-    relay.appended, relay.in_doubt = wakeups.appended, wakeups.in_doubt
-    relay.now_ms = services.clock.now_ms
-    return relay
+    return Relay(
+        database,
+        catalog,
+        services.tail,
+        lambda name: make_automatic_topic(name, services),
+        listener=wakeups,
+        now_ms=services.clock.now_ms,
+    )
 
 
 def _settings(broker: BrokerConfig) -> DoorSettings:

@@ -1,4 +1,4 @@
-"""An import contract that lists what a room may import; everything else is forbidden.
+"""Import contracts: what a room may import, and which modules may import each other in a circle.
 
 The one idea: a list of forbidden imports forgets later modules, while a list of allowed imports asks for a decision.
 The contract also reports what is allowed and not imported (any more), so the list stays true.
@@ -7,7 +7,7 @@ The contract also reports what is allowed and not imported (any more), so the li
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grimp
 from importlinter import Contract, ContractCheck, fields, output
@@ -49,6 +49,58 @@ class Knows(Contract):
             output.print_error(f"{line}, which {self.room} may not know", bold=False)
         for name in check.metadata["unused"]:
             output.print_error(f"{self.room} may know {name}, and does not", bold=False)
+
+
+class NoCircles(Contract):
+    """No module imports itself through others, counting imports for types alone, except the modules in `known`.
+
+    An import under TYPE_CHECKING does no harm when modules load, but neither module can be understood without the
+    other. The contract also reports a known module that is in no circle any more, so the list shrinks.
+    """
+
+    packages = fields.SetField(subfield=fields.StringField())
+    known = fields.SetField(subfield=fields.StringField())
+
+    def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
+        packages: set[str] = self.packages  # pyright: ignore[reportAssignmentType]
+        known: set[str] = self.known  # pyright: ignore[reportAssignmentType]
+        # The linter's graph has no imports for types alone.
+        found = circles(grimp.build_graph(*sorted(packages), exclude_type_checking_imports=False))
+        fresh = [circle for circle in found if not known.issuperset(circle)]
+        unused = sorted(known.difference(*found))
+        return ContractCheck(kept=not fresh and not unused, metadata={"circles": fresh, "unused": unused})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        for circle in check.metadata["circles"]:
+            output.print_error(f"these modules import each other in a circle: {', '.join(circle)}", bold=False)
+        for name in check.metadata["unused"]:
+            output.print_error(f"{name} is in no circle any more; remove it from `known`", bold=False)
+
+
+def circles(graph: grimp.ImportGraph) -> list[list[str]]:
+    """Return each largest set of modules that all import each other, directly or through others, sorted."""
+    ahead = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    behind: dict[str, set[str]] = {module: set() for module in ahead}
+    for module, imported in ahead.items():
+        for each in imported:
+            behind[each].add(module)
+    found: list[list[str]] = []
+    left = set(ahead)
+    while left:
+        module = left.pop()
+        circle = _reached(module, ahead) & _reached(module, behind)
+        left -= circle
+        if len(circle) > 1:
+            found.append(sorted(circle))
+    return sorted(found)
+
+
+def _reached(module: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
+    reached, due = {module}, [module]
+    while due:
+        due += (fresh := set(edges[due.pop()]) - reached)
+        reached |= fresh
+    return reached
 
 
 def _entry(module: str, allowed: Iterable[str]) -> str | None:

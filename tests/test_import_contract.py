@@ -8,7 +8,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.import_contract import Knows
+from tests.import_contract import Knows, circles
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +53,13 @@ def test_a_pure_room_lists_its_imports_from_the_standard_library() -> None:
 def test_an_allowed_import_that_does_not_occur_is_reported() -> None:
     check = contract().check(imports("asyncio"), verbose=False)
     assert (check.kept, check.metadata["unused"]) == (False, ["house.other"])
+
+
+def test_modules_that_import_each_other_through_others_are_a_circle() -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in (("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "a"), ("x", "y"), ("y", "x")):
+        graph.add_import(importer=importer, imported=imported)
+    assert circles(graph) == [["a", "b", "c"], ["x", "y"]]
 
 
 def contract(**options: object) -> Knows:

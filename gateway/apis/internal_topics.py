@@ -89,7 +89,7 @@ async def _look(services: Services) -> None:
 def _begin_if_made(services: Services) -> None:
     """Let groups begin once the topic exists. They begin once and for good: deleting the topic ends no group."""
     if not services.groups.begun and services.catalog.get(CONSUMER_OFFSETS) is not None:
-        services.groups.begun = True
+        services.groups.begin()
 
 
 async def _make(name: str, services: Services) -> None:

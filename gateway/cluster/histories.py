@@ -6,7 +6,8 @@ the node drops all of it at once, before any connection to the new history is ad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -15,24 +16,31 @@ from storage.history import HistoryStore
 logger = structlog.stdlib.get_logger(__name__)
 
 
+class Remembers(Protocol):
+    """A part that holds values read from Postgres."""
+
+    def forget(self) -> None:
+        """Drop everything that was read or recorded, synchronously."""
+        ...
+
+
+async def begin_history(store: HistoryStore) -> None:
+    """Join the present history of the database, or begin the next. Call it before anything is read. Raise
+    StorageError."""
+    history, identity, flushed_lsn = await store.adopt()
+    store.accept(history, identity, flushed_lsn)
+
+
 class Histories:
-    """`begin` before anything is read; `follow` is a pass of a supervisor that waits for its occasion."""
+    """The history of the database, as this node follows it. `follow` is a pass of a supervisor that waits for another
+    history."""
 
-    def __init__(self, store: HistoryStore) -> None:
+    def __init__(self, store: HistoryStore, parts: Sequence[Remembers], begun: Callable[[], None]) -> None:
+        """Each of `parts` forgets when the history ends. `begun` is called when another history has been begun or
+        joined."""
         self._store = store
-        self.forget: Callable[[], None] = lambda: None
-        """Drops everything that was read or recorded; synchronous."""
-        self.begun: Callable[[], None] = lambda: None
-        """Another history has been begun or joined."""
-
-    async def begin(self) -> None:
-        """Joins the present history of the database, or begins the next. Raises StorageError."""
-        history, identity, flushed_lsn = await self._store.adopt()
-        self._store.accept(history, identity, flushed_lsn)
-
-    async def remember(self, node_id: int) -> None:
-        """Keeps what this node knows for its next run. Raises StorageError."""
-        await self._store.remember(node_id)
+        self._parts = parts
+        self._begun = begun
 
     async def follow(self) -> None:
         """Waits until a connection has led into another history, and goes over to it. Raises StorageError."""
@@ -40,11 +48,12 @@ class Histories:
         logger.error("the database continues from another history: the last acknowledged writes may be lost")
         before = self._store.history
         history, identity, flushed_lsn = await self._store.adopt()
-        self.forget()
+        for part in self._parts:
+            part.forget()
         self._store.accept(history, identity, flushed_lsn)
         logger.warning(
             "another history has begun: leader epochs have risen, and clients find out where their history ends",
             before=before,
             history=history,
         )
-        self.begun()
+        self._begun()

@@ -47,8 +47,7 @@ class Jobs:
 
     def __init__(self, store: NodeStore, membership: Membership, ttl_ms: int) -> None:
         self._leases = Leases(store, membership, ttl_ms, kind=LeaseKind.JOBS)
-        self._leases.acquired, self._leases.lost = self._acquired, self._lost
-        self._leases.in_unrest = lambda: {job for job, _ in self._running}
+        self._leases.listen(acquired=self._acquired, lost=self._lost, in_unrest=self._running_jobs)
         self._ttl_s = ttl_ms / 1000
         self._paced: list[tuple[Job, Wake]] = []
         self._running: dict[tuple[Job, str], asyncio.Task[None]] = {}
@@ -137,6 +136,9 @@ class Jobs:
                 task.cancel()
                 await asyncio.wait((task,))
             del self._running[key]
+
+    def _running_jobs(self) -> set[int]:
+        return {job for job, _ in self._running}
 
     def _acquired(self, lease: CoordinatorLease) -> None:
         self._wake_passes(lease.shard, "acquired")

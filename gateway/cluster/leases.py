@@ -78,8 +78,7 @@ class _Held:
 
 
 class Leases:
-    """The leases of this node of one kind. `acquired` and `lost` are called as they come and go, with the lease and the
-    shard."""
+    """The leases of this node of one kind. `listen` names the functions to call as leases come and go."""
 
     def __init__(
         self,
@@ -108,10 +107,25 @@ class Leases:
         self._released = False
         self.handed_over = 0
         """Shards that this node gave to another while it lived."""
-        self.acquired: Callable[[CoordinatorLease], None] = lambda lease: None
-        self.lost: Callable[[int], None] = lambda shard: None
-        self.in_unrest: Callable[[], set[int]] = set
-        """Shards with groups in a rebalance or being stored."""
+        self._acquired: list[Callable[[CoordinatorLease], None]] = []
+        self._lost: list[Callable[[int], None]] = []
+        self._in_unrest: list[Callable[[], set[int]]] = []
+
+    def listen(
+        self,
+        *,
+        acquired: Callable[[CoordinatorLease], None] | None = None,
+        lost: Callable[[int], None] | None = None,
+        in_unrest: Callable[[], set[int]] | None = None,
+    ) -> None:
+        """Call `acquired` with each new lease and `lost` with each lost shard from now on. `in_unrest` returns the
+        shards to hand over last. The listeners need the leases themselves, so they come after them."""
+        if acquired is not None:
+            self._acquired.append(acquired)
+        if lost is not None:
+            self._lost.append(lost)
+        if in_unrest is not None:
+            self._in_unrest.append(in_unrest)
 
     @property
     def held(self) -> int:
@@ -237,7 +251,8 @@ class Leases:
             return
         for lease in taken:
             self._held[lease.shard] = _Held(lease, sent + self._safe_s)
-            self.acquired(lease)
+            for acquired in self._acquired:
+                acquired(lease)
 
     async def balance(self) -> bool:
         """Hands one shard over to the node that should have it; whether there are more. Raises StorageError: the lease
@@ -250,7 +265,7 @@ class Leases:
                 return False
             now = self._monotonic()
             self._surplus_since = now if self._surplus_since is None else self._surplus_since
-            in_unrest = self.in_unrest()
+            in_unrest = set[int]().union(*(each() for each in self._in_unrest))
             ready = [shard for shard in surplus if shard not in in_unrest]
             if not ready and now - self._surplus_since < UNREST_PATIENCE_S:
                 return True
@@ -304,4 +319,5 @@ class Leases:
     def _lose(self, shards: Iterable[int]) -> None:
         for shard in shards:
             del self._held[shard]
-            self.lost(shard)
+            for lost in self._lost:
+                lost(shard)

@@ -18,6 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -42,6 +43,33 @@ RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
 """How long another process may take to be gone that has this node's name."""
 
 
+class Announcements(Protocol):
+    """The announcements of appends between nodes: `gateway.cluster.wakeups.Wakeups`."""
+
+    @property
+    def announced(self) -> int:
+        """Announcements that this node has sent. Each renewal stores the number for the other nodes."""
+        ...
+
+    def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
+        """Note the live nodes of a pass. `gone`: a process is missing that was there before."""
+        ...
+
+    def registered(self) -> None:
+        """Note that the registration has begun anew."""
+        ...
+
+
+class _NoAnnouncements:
+    announced = 0
+
+    def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
+        pass
+
+    def registered(self) -> None:
+        pass
+
+
 class Membership:
     """`join` before anything else; `renew` regularly; `withdraw` at the end."""
 
@@ -53,9 +81,12 @@ class Membership:
         ttl_ms: int,
         node_id: int | None = None,
         roles: Roles = BOTH,
+        *,
+        authorizer: str = "",
     ) -> None:
         """`listeners` maps each name to the address that its clients are sent to; at least one. `node_id` is the
-        only id that the node may have; None: Postgres assigns one."""
+        only id that the node may have; None: Postgres assigns one. `authorizer` is the class name that each
+        registration stores."""
         self._store = store
         self._listeners = dict(listeners)
         self._rack = rack
@@ -82,21 +113,30 @@ class Membership:
         self._lapsed_s = float("-inf")
         self._registered_until_s = float("-inf")
         self._withdrawn = False
-        self.announced: Callable[[], int] = lambda: 0
-        """How many announcements of appends this node has sent: told to the others with each renewal."""
-        self.catalog_revision: Callable[[], int] = lambda: 0
-        """Returns the revision of this node's catalog, stored with each renewal for `sluice nodes`."""
-        self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
-        """Called after each pass with the live nodes, and whether a process is missing that was there before."""
-        self.placed: Callable[[], None] = lambda: None
-        """Called when `leaders` is another object."""
-        self.authorizer = ""
-        """By which this node goes: told with each registration."""
+        self._announcements: Announcements = _NoAnnouncements()
+        self._catalog_revision: Callable[[], int] = lambda: 0
+        self._placed: Callable[[], None] = lambda: None
+        self._authorizer = authorizer
         self._told_of: frozenset[int] = frozenset()
         self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         """Called when this node has lost the id that its settings name: the process is to end."""
-        self.registered: Callable[[], None] = lambda: None
-        """Called whenever the registration has begun anew."""
+
+    def connect(
+        self,
+        announcements: Announcements | None = None,
+        *,
+        catalog_revision: Callable[[], int] | None = None,
+        placed: Callable[[], None] | None = None,
+    ) -> None:
+        """Connect the parts that need the membership themselves, so that they come after it. `catalog_revision` returns
+        the revision that each renewal stores for `sluice nodes`. `placed` is called when `leaders` is another
+        object."""
+        if announcements is not None:
+            self._announcements = announcements
+        if catalog_revision is not None:
+            self._catalog_revision = catalog_revision
+        if placed is not None:
+            self._placed = placed
 
     @property
     def self_node(self) -> Node:
@@ -211,7 +251,7 @@ class Membership:
         """Registers this node. Raises StorageError."""
         started_s = asyncio.get_running_loop().time()
         node_id = await self._store.register(
-            self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self.authorizer, self._roles
+            self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self._authorizer, self._roles
         )
         self._self_node = Node(
             node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
@@ -232,7 +272,9 @@ class Membership:
             return
         started_s = asyncio.get_running_loop().time()
         try:
-            lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced(), self.catalog_revision())
+            lapsed = await self._store.renew(
+                self.node_id, self._ttl_ms, self._announcements.announced, self._catalog_revision()
+            )
         except StorageConflict as error:
             if self._withdrawn:
                 return
@@ -284,7 +326,7 @@ class Membership:
     def _registered(self) -> None:
         now_s = asyncio.get_running_loop().time()
         self._known_since_s = now_s + (self._ttl_ms / 1000 if len(self._alive) > 1 else 0)
-        self.registered()
+        self._announcements.registered()
 
     def _take(self, alive: list[Node]) -> None:
         if alive:
@@ -304,14 +346,14 @@ class Membership:
             node_id = self.node_id
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part) == node_id
-            self.placed()
+            self._placed()
         if before != after or brokers is not self.broker_ids:
             self._changed_s = asyncio.get_running_loop().time()
             logger.info(
                 "live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive]
             )
         self._compare_authorizers(others)
-        self.seen(self._alive, bool(processes - self._other_processes()))
+        self._announcements.nodes_seen(self._alive, bool(processes - self._other_processes()))
 
     def _other_processes(self) -> set[tuple[NodeId, int]]:
         """Return node ids with incarnations. A node that was killed and returned counts twice; its first process may
@@ -320,11 +362,11 @@ class Membership:
 
     def _compare_authorizers(self, others: Sequence[Node]) -> None:
         """Clients may choose any node: what one refuses another would let them do."""
-        differing = {node.node_id: node.authorizer for node in others if node.authorizer != self.authorizer}
+        differing = {node.node_id: node.authorizer for node in others if node.authorizer != self._authorizer}
         if differing.keys() - self._told_of:
             logger.error(
                 "nodes disagree about authorizer.class.name: a node without one permits every request",
-                here=self.authorizer,
+                here=self._authorizer,
                 others=differing,
             )
         self._told_of = frozenset(differing)

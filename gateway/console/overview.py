@@ -174,9 +174,7 @@ def attend(
         if forced.get(group_id):
             said.append((70, f"{_count(forced[group_id], 'handoff')} ended by a timeout: records may be read twice."))
         if refused.get(group_id):
-            said.append(
-                (60, f"{_count(refused[group_id], 'commit')} refused: a member without the partition committed.")
-            )
+            said.append((60, f"{_count(refused[group_id], 'commit')} refused in ten minutes."))
         lag = group["lag"] or 0
         if group["members"] == 0 and lag > 0:
             said.append((40, f"No member reads, and {lag:,} records wait."))

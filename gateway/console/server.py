@@ -47,10 +47,10 @@ STOP_TIMEOUT_S = 0.3
 BACKLOG = 64
 MAX_TEXT_CHARS = 4_096
 OVERVIEW_S = 2.0
-GROUP_S = 0.7
+GROUP_S = 1.0
 """Interval at which an open group page looks whether something happened."""
-LAG_EVERY = 3
-"""Lag is read at every third look."""
+LAG_EVERY = 2
+"""Lag is read at every second look."""
 
 _TYPES = {
     "html": "text/html",

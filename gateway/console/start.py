@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
-Undo = list[tuple[str, float, Callable[[], Awaitable[object]]]]
+PushUndo = Callable[[str, float, Callable[[], Awaitable[object]]], None]
+"""Takes the name of a step that stopping the node runs, its limit in seconds, and the step."""
 
 
-async def start_console(dispatch: Handles, services: Services, database: Database, undo: Undo) -> Console | None:
-    """Start the console and append the step that stops it to `undo`; return None if the node gets no console.
+async def start_console(dispatch: Handles, services: Services, database: Database, undo: PushUndo) -> Console | None:
+    """Start the console and push the step that stops it to `undo`; return None if the node gets no console.
 
     Raise ConfigError if the settings are refused or the given address cannot be used. A default port that is taken
     costs only the console.
@@ -44,7 +45,7 @@ async def start_console(dispatch: Handles, services: Services, database: Databas
     )
     users = Users(services.users, services.delegation)
     console = Console(Parts(Kafka(dispatch, services, plain), database, users), broker)
-    undo.append(("console", 2 * STOP_TIMEOUT_S, console.stop))
+    undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:
         await console.start()
     except OSError as error:

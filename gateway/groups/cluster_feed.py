@@ -21,7 +21,7 @@ from gateway.operate.logs import NO_REQUEST
 
 
 class Reader(Protocol):
-    settings: Settings
+    def settings_changed(self, settings: Settings) -> None: ...
 
     def cluster_changed(self, cluster: Cluster) -> None: ...
 
@@ -40,7 +40,7 @@ class ClusterFeed:
         self._pending = False
         self._last: Cluster | None = None
         self._loop = asyncio.get_running_loop()
-        catalog.changed = self._mark
+        catalog.listen(self._mark)
         self._hand_over()
 
     def _mark(self) -> None:
@@ -91,4 +91,4 @@ class ClusterFeed:
         last = self._settings_of
         if last is None or last[0] is not made_of[0] or last[1] is not made_of[1]:
             self._settings_of = made_of
-            self._reader.settings = group_settings(*made_of)
+            self._reader.settings_changed(group_settings(*made_of))

@@ -71,6 +71,7 @@ class Groups(Runtime):
         count_handoff: Callable[[str, bool, int], None] = lambda reason, forced, waited_ms: None,
         journal: Journal | None = None,
         cluster_ms: Callable[[], int] = wall_ms,
+        begun: bool = True,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
         self._group_records = GroupRecords(store, machines, store_patience_ms, cluster_ms)
@@ -85,12 +86,13 @@ class Groups(Runtime):
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
         group was read."""
-        super().__init__(machines, self._group_records, leases, settings, self._happened)
+        super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun)
 
     def cluster_changed(self, cluster: Cluster) -> None:
         """Handle the change as `Runtime.cluster_changed` does. Group coordinators exist from the moment their topic
         exists."""
-        self.begun = self.begun or CONSUMER_OFFSETS in cluster.topics
+        if CONSUMER_OFFSETS in cluster.topics:
+            self.begin()
         super().cluster_changed(cluster)
 
     def summary(self, group: Value) -> Summary:

@@ -132,9 +132,10 @@ class Journal:
         linger_s: float = LINGER_S,
         pause_s: float = PAUSE_S,
         commits_per_s: int = COMMITS_PER_S,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        self.now_ms: Callable[[], int] = wall_ms
-        """By which what happened is dated."""
+        """`now_ms` dates the events."""
+        self._now_ms = now_ms
         self._store = store
         self._machines = machines
         self._rows = Rows(machines, _Topics(catalog))
@@ -164,7 +165,7 @@ class Journal:
         summary = self._machines.of(after).summary(after)
         if not facts and not summary.member_count:
             return
-        step = Happened(before, after, facts, self.now_ms(), int(self._loop.time() * 1000), self._node_id())
+        step = Happened(before, after, facts, self._now_ms(), int(self._loop.time() * 1000), self._node_id())
         self._put(step, 1 + len(facts) + summary.member_count, max(len(facts), 1))
 
     def _silent(self, before: Value, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -172,13 +173,13 @@ class Journal:
         summary = self._machines.of(before).summary(before)
         for fact in facts:
             if isinstance(fact, MemberSilent):
-                self._put(_Silent(summary, fact, self.now_ms(), self._node_id()), 1, 1)
+                self._put(_Silent(summary, fact, self._now_ms(), self._node_id()), 1, 1)
         return tuple(fact for fact in facts if not isinstance(fact, MemberSilent))
 
     def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
         """Note an OffsetCommit that is about to be answered, partition by partition. If the group has committed more
         than COMMITS_PER_S, one row for each error stands for the whole request."""
-        now_ms = self.now_ms()
+        now_ms = self._now_ms()
         if not self._paces.allows(group_id, len(commits), self._loop.time()):
             commits = summed_up(commits)
         for first in range(0, len(commits), MAX_BATCH):
@@ -188,7 +189,7 @@ class Journal:
 
     def expired(self, group_ids: Sequence[str]) -> None:
         """Empty groups without offsets were removed."""
-        self._put(_Expired(group_ids, self.now_ms(), self._node_id()), len(group_ids), len(group_ids))
+        self._put(_Expired(group_ids, self._now_ms(), self._node_id()), len(group_ids), len(group_ids))
 
     def _put(self, item: _Item, weight: int, row_count: int) -> None:
         if self._queued + weight > self._max_queued and self._queue:
@@ -197,7 +198,7 @@ class Journal:
             if isinstance(last, _Dropped):
                 last.row_count += row_count
             else:
-                self._queue.append((_Dropped(row_count, self.now_ms(), self._node_id()), 0))
+                self._queue.append((_Dropped(row_count, self._now_ms(), self._node_id()), 0))
         else:
             self._queue.append((item, weight))
             self._queued += weight
@@ -311,7 +312,7 @@ class Journal:
         rows: list[JournalRow] = []
         if self._lost:
             self._rows.forget()
-            rows.append(_missing(self._lost, self.now_ms(), self._node_id()))
+            rows.append(_missing(self._lost, self._now_ms(), self._node_id()))
         for item in items:
             match item:
                 case Happened():

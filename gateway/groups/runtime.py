@@ -112,10 +112,19 @@ Tell = Callable[[Value, Value, tuple[Fact, ...]], None]
 class Runtime:
     """The ids of one kind that this node coordinates.
 
-    `settings` may be replaced while running: the next event uses it. Times are ms on the loop's monotonic clock.
+    Settings may change while running: the next event uses the new ones. Times are ms on the loop's monotonic clock.
     """
 
-    def __init__(self, machines: Machines, records: Records, leases: LeaseHolder, settings: Any, tell: Tell) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        records: Records,
+        leases: LeaseHolder,
+        settings: Any,
+        tell: Tell,
+        *,
+        begun: bool = True,
+    ) -> None:
         self.settings = settings
         self._machines = machines
         self._records = records
@@ -136,11 +145,19 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
-        self.begun = True
+        self.begun = begun
         """Until this is true the node coordinates nothing, even if it holds leases."""
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
         """One: Python runs one of them at a time in any case."""
         self._loop = asyncio.get_running_loop()
+
+    def begin(self) -> None:
+        """Coordinate groups from now on."""
+        self.begun = True
+
+    def settings_changed(self, settings: Any) -> None:
+        """Use the settings from the next event on."""
+        self.settings = settings
 
     # --- what handlers call -------------------------------------------------------------------------------------
 

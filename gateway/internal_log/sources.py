@@ -189,7 +189,7 @@ class TransactionSource:
         return topics
 
     def follow(self, changed: Callable[[str], None]) -> None:
-        self._transactions.changed = changed
+        self._transactions.follow(changed)
 
     def leave(self) -> None:
-        self._transactions.changed = None
+        self._transactions.follow(None)

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import structlog
 
+from gateway.log.append_listener import NO_LISTENER, AppendListener
 from gateway.log.gathering import ENOUGH_REQUESTS, Gathering
 from gateway.log.tail import Tail
 from gateway.operate.logs import NO_REQUEST
@@ -81,6 +82,7 @@ class Appender:
         max_commit_batches: int = 512,
         gather_s: float = 0.0,
         observe_commit: CommitObserver | None = None,
+        listener: AppendListener = NO_LISTENER,
     ) -> None:
         self._store = store
         self._tail = tail
@@ -92,10 +94,7 @@ class Appender:
         self._places: dict[PartitionKey, _Place] = {}
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
-        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
-        """Called with a partition's new end when a commit has become durable; must not raise."""
-        self.in_doubt: Callable[[], None] = lambda: None
-        """Called when a commit ended without an outcome."""
+        self._listener = listener
 
     @property
     def queued_bytes(self) -> int:
@@ -216,7 +215,7 @@ class Appender:
             self._forget(settled)
             if not durable:
                 self._tail.doubt(loop.time())
-                self.in_doubt()
+                self._listener.in_doubt()
                 self._fail_followers(group, queue)
 
     def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
@@ -286,7 +285,7 @@ class Appender:
             now_s=now_s,
             last_stable_offset=appended.open_since_offset,
         )
-        self.appended(batch.partition_key, appended.base_offset + batch.record_count)
+        self._listener.appended(batch.partition_key, appended.base_offset + batch.record_count)
 
 
 def _resumes(batch: NewBatch, lost: NewBatch) -> bool:

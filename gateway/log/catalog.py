@@ -94,7 +94,25 @@ class Catalog:
     """The topics by name and id. Lookups are synchronous and O(1). `resolve` and its kin ask Postgres about missing
     topics, once for all callers."""
 
-    def __init__(self, store: TopicStore, tail: Tail, broker: BrokerConfig) -> None:
+    def __init__(
+        self,
+        store: TopicStore,
+        tail: Tail,
+        broker: BrokerConfig,
+        *,
+        follows_acls: bool = False,
+        settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once,
+        removed: Sequence[Callable[[Topic], object]] = (),
+        count_materialised: Callable[[int], object] = lambda partitions: None,
+        count_removed: Callable[[int], object] = lambda partitions: None,
+    ) -> None:
+        """`follows_acls`: a name that Postgres is asked about becomes known only with the ACLs that were made before
+        it. Each such question then costs a look at the changes. A node with an authorizer needs this.
+
+        `settled` returns, for a partition, a function that reports whether all appends in progress for it have ended.
+        Each of `removed` is called with each removed topic. `count_materialised` receives the number of partitions that
+        this node has come to own, `count_removed` the number of owned partitions whose last state it has dropped.
+        """
         self._store = store
         self._tail = tail
         self._broker = broker
@@ -114,9 +132,7 @@ class Catalog:
         """The limits that apply to each client. Replaced by another object when a limit has changed."""
         self.acls = Acls()
         """Replaced by another object when an ACL has changed."""
-        self.follows_acls = False
-        """True if a name that Postgres is asked about becomes known only with the ACLs that were made before it.
-        Each such question then costs a look at the changes. Set on a node with an authorizer."""
+        self._follows_acls = follows_acls
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
@@ -125,21 +141,15 @@ class Catalog:
         """A task that has not asked Postgres yet."""
         self._comparing: asyncio.Task[None] | None = None
         """A task that has asked Postgres."""
-        self.leads: Callable[[], Leads] = lambda: _leads_all
-        """Tells if clients of a partition are directed to this node. Replaced by another object when the live nodes
-        change."""
-        self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once
-        """For a partition, returns a function that reports whether all appends in progress for it have ended."""
-        self.removed: Callable[[Topic], object] = lambda topic: None
-        """Called with each removed topic."""
+        self._leads: Callable[[], Leads] = lambda: _leads_all
+        self._settled = settled
+        self._removed = removed
         self.performed: Counter[str] = Counter()
         """Operations by their names, and those that found nothing to do ("discarded")."""
         self.owned = 0
         """Partitions whose clients are directed to this node, as of its last pass."""
-        self.count_materialised: Callable[[int], object] = lambda partitions: None
-        """Called with the number of partitions that this node has come to own."""
-        self.count_removed: Callable[[int], object] = lambda partitions: None
-        """Called with the number of owned partitions whose last state this node has dropped."""
+        self._count_materialised = count_materialised
+        self._count_removed = count_removed
         self.assigned: object = None
         """Replaced by another object whenever other nodes are named for known partitions."""
         self.assigned_s = float("-inf")
@@ -147,8 +157,21 @@ class Catalog:
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
-        self.changed: Callable[[], None] = lambda: None
-        """Called whenever topics or settings changed, once or more often for changes that arrived together."""
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever topics or settings have changed from now on, once or more often for changes that
+        arrived together."""
+        self._listeners.append(changed)
+
+    def _changed(self) -> None:
+        for changed in self._listeners:
+            changed()
+
+    def place_by(self, leads: Callable[[], Leads]) -> None:
+        """Own partitions by this rule from the next pass on; until then this node owns all. `leads` returns a function
+        that tells if clients of a partition are directed to this node: another object when the live nodes change."""
+        self._leads = leads
 
     async def serve_as(self, broker_name: Callable[[], str]) -> None:
         """Load everything. From here on, settings for the broker of that id alone apply too. Raise StorageError."""
@@ -201,7 +224,7 @@ class Catalog:
         """Replace the dynamic broker settings. Every topic's effective config follows."""
         self._broker = broker
         self._configs.clear()
-        self.changed()
+        self._changed()
 
     @property
     def group_configs(self) -> Mapping[str, Mapping[str, str]]:
@@ -212,7 +235,7 @@ class Catalog:
         """Replace the settings of single groups."""
         if configs != self._group_configs:
             self._group_configs = configs
-            self.changed()
+            self._changed()
 
     def config(self, topic: Topic) -> TopicConfig:
         """Return the topic's effective config: its own settings, else the broker's defaults."""
@@ -287,7 +310,7 @@ class Catalog:
     async def is_converged(self) -> bool:
         """Return True if nothing has changed and nothing is left over. This looks at the committed revision alone,
         at a fraction of the cost of asking for changes. Raise StorageError."""
-        if self.deferred or self.leads() is not self._placed_by or self._own_name() != self._followed_as:
+        if self.deferred or self._leads() is not self._placed_by or self._own_name() != self._followed_as:
             return False
         return await self._store.revision() == self._revision
 
@@ -323,7 +346,7 @@ class Catalog:
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
-        self.changed()
+        self._changed()
         return True
 
     def remove(self, topic_id: UUID) -> bool:
@@ -343,10 +366,11 @@ class Catalog:
         if self._by_rendered.get(rendered(topic.name)) == topic.name:
             del self._by_rendered[rendered(topic.name)]
         keys = [partition.partition_key for partition in topic.partitions]
-        self._tombstones[topic_id] = Tombstone(keys, len(held.owned or ()), [self.settled(key) for key in keys])
+        self._tombstones[topic_id] = Tombstone(keys, len(held.owned or ()), [self._settled(key) for key in keys])
         self._forget_tails(keys)
-        self.removed(topic)
-        self.changed()
+        for removed in self._removed:
+            removed(topic)
+        self._changed()
         return True
 
     def perform(self, operation: Operation) -> None:
@@ -371,7 +395,7 @@ class Catalog:
         self._by_id[topic.topic_id] = Held(topic, owned)
         self._unplaced.pop(topic.topic_id, None)
         self.owned += len(owned) - len(before)
-        self.count_materialised(len(owned - before))
+        self._count_materialised(len(owned - before))
         return True
 
     def _confirm(self, topic_id: UUID) -> bool:
@@ -379,7 +403,7 @@ class Catalog:
         if tombstone is None:
             return False
         self._forget_tails(tombstone.keys)
-        self.count_removed(tombstone.owned)
+        self._count_removed(tombstone.owned)
         return True
 
     def _forget_tails(self, keys: Iterable[PartitionKey]) -> None:
@@ -439,7 +463,7 @@ class Catalog:
 
     async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
         found = await find(key)
-        if found is not None and self.follows_acls:
+        if found is not None and self._follows_acls:
             await self.refresh_if_changed()
         # This node may have created or deleted the topic during the query, and then knows better.
         known = self._by_name.get(key) if isinstance(key, str) else self.get_by_id(key)
@@ -489,7 +513,7 @@ class Catalog:
             self.quotas = await Quotas.read(changes.client_quotas)
         if changes.revision != self._revision:
             self._revision = changes.revision
-            self.changed()
+            self._changed()
 
     async def _stage(self, operations: Iterable[Operation]) -> None:
         async for operation in in_pieces(operations):
@@ -498,7 +522,7 @@ class Catalog:
     async def _place(self) -> None:
         """Decide which partitions this node owns: for new and changed topics, or for all topics if the live nodes
         have changed."""
-        leads = self.leads()
+        leads = self._leads()
         topic_ids = list(self._unplaced if leads is self._placed_by else self._by_id)
         async for topic_id in in_pieces(topic_ids):
             held = self._by_id.get(topic_id)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.config.topic import TopicConfig
+from gateway.log.append_listener import AppendListener
 from gateway.log.catalog import Catalog
 from gateway.log.recompression import CODECS, PRODUCER
 from gateway.log.tail import Tail
@@ -72,17 +73,23 @@ class _Target:
 class Relay:
     """`run` is a pass of a supervisor: it relays until the session is lost."""
 
-    def __init__(self, database: Database, catalog: Catalog, tail: Tail, create: CreateTopic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        tail: Tail,
+        create: CreateTopic,
+        *,
+        listener: AppendListener,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._database = database
         self._catalog = catalog
         self._tail = tail
         self._create = create
         self._notified = asyncio.Event()
-        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
-        """Called with a partition's new end when a commit has become durable; must not raise."""
-        self.in_doubt: Callable[[], None] = lambda: None
-        """Called when a commit ended without an outcome."""
-        self.now_ms: Callable[[], int] = lambda: 0
+        self._listener = listener
+        self._now_ms = now_ms
         self.relayed = 0
         """Transactions that this node has appended."""
 
@@ -129,7 +136,7 @@ class Relay:
             session.postpone(error.xid, RETRY_S)
             return True
         except BaseException:
-            self.in_doubt()
+            self._listener.in_doubt()
             raise
         self.relayed += len(transactions)
         now_s = asyncio.get_running_loop().time()
@@ -159,7 +166,7 @@ class Relay:
             )
         else:
             self._tail.heard(batch.partition_key, end_offset)
-        self.appended(batch.partition_key, end_offset)
+        self._listener.appended(batch.partition_key, end_offset)
 
     # --- building -------------------------------------------------------------------------------------------------
 
@@ -180,7 +187,7 @@ class Relay:
                     target = targets[partition.partition_key] = _Target(partition, self._catalog.config(topic), [])
                 target.records.append(Record(0, staged.timestamp_ms, staged.key, staged.value, staged.headers))
                 size_bytes += len(staged.key or b"") + len(staged.value or b"")
-            now_ms = self.now_ms()
+            now_ms = self._now_ms()
             if size_bytes > THREAD_BYTES:
                 yield await asyncio.to_thread(_batches, list(targets.values()), now_ms)
             else:

@@ -37,6 +37,8 @@ ConnectionClosed = Callable[[str, bool], None]
 
 ConnectionWait = Callable[[str], float]
 """Returns how many seconds too early the next connection from an address is; 0 if it is not."""
+ConnectionLimit = Callable[[str], int]
+"""Returns how many connections at once an address may have."""
 MAX_REFUSED = 1_000
 """Connections that came too early and are not yet closed; more are closed at once."""
 MAX_REFUSED_S = 10.0
@@ -76,8 +78,7 @@ class Server:
         self._refused_since_log = 0
         self._connection_wait: ConnectionWait = lambda address: 0.0
         self._too_early = 0
-        self.most_from: Callable[[str], int] = lambda address: sys.maxsize
-        """How many connections at once an address may have."""
+        self._most_from: ConnectionLimit = lambda address: sys.maxsize
         self._from: Counter[str] = Counter()
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
@@ -113,6 +114,7 @@ class Server:
         connection_wait: ConnectionWait = lambda address: 0.0,
         guards: Mapping[str, Callable[[], Guard]] | None = None,
         own_requests: Mapping[str, RequestHandler] | None = None,
+        most_from: ConnectionLimit = lambda address: sys.maxsize,
     ) -> None:
         """Accept connections from here on. Call `connection_closed` for each that ends before the drain, with its
         id, and True if its peer is to blame. `guards` make, by listener, the guard before a connection's requests.
@@ -121,6 +123,7 @@ class Server:
         self._requests, self._connection_closed = requests, connection_closed
         self._own_requests = own_requests or {}
         self._connection_wait = connection_wait
+        self._most_from = most_from
         self._guards = guards or {}
         for bound in self._listeners.values():
             await bound.start_serving()
@@ -131,12 +134,9 @@ class Server:
         loop = asyncio.get_running_loop()
         guard = self._guards[listener]() if listener in self._guards else None
         tls = self._tls.get(listener)
-        kind = Connection if tls is None else TlsConnection
         requests = self._own_requests.get(listener, self._requests)
-        made = kind(requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
-        if isinstance(made, TlsConnection) and tls is not None:
-            made.identify = tls.identify
-        return made
+        given = (requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
+        return Connection(*given) if tls is None else TlsConnection(*given, identify=tls.identify)
 
     @property
     def connections(self) -> frozenset[Connection]:
@@ -220,7 +220,7 @@ class Server:
             self._metrics.protocol_errors.labels("max_connections").inc()
             return 0.0
         address = connection.info.client_host.removeprefix("/")
-        if self._from[address] >= self.most_from(address):
+        if self._from[address] >= self._most_from(address):
             self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
             return 0.0
         wait_s = self._connection_wait(address)

@@ -37,7 +37,12 @@ KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "kafka.network.SocketServer": ("gateway.net", "gateway.security.tls", "gateway.security.failures"),
     "kafka.request.logger": ("gateway.net.request_log",),
     "kafka.server.BrokerLifecycleManager": ("gateway.cluster.membership", "gateway.cluster.reachability"),
-    "kafka.server.BrokerServer": ("gateway.app", "gateway.operate.supervisor", "gateway.operate.workers"),
+    "kafka.server.BrokerServer": (
+        "gateway.app",
+        "gateway.building",
+        "gateway.operate.supervisor",
+        "gateway.operate.workers",
+    ),
     "kafka.server.ControllerServer": ("gateway.cluster",),
     "kafka.server.KafkaApis": ("gateway.apis",),
     "kafka.server.KafkaRequestHandler": ("gateway.net.dispatch",),

@@ -32,13 +32,18 @@ _Shared = tuple[QuotaKey, str | None, str | None]
 class Throttles:
     """The rates of one node, for clients that have a limit."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        throttled: Callable[[QuotaKey, float], None] = lambda key, seconds: None,
+    ) -> None:
+        """`throttled` is called for each wait, with its seconds."""
         self._clock = clock
+        self.throttled = throttled
         self._rates: dict[_Shared, Rate] = {}
         self._buckets: dict[_Shared, TokenBucket] = {}
         self._swept_s = clock()
-        self.throttled: Callable[[QuotaKey, float], None] = lambda key, seconds: None
-        """Called for each wait."""
 
     def __len__(self) -> int:
         """Number of rates that are kept."""

@@ -63,14 +63,21 @@ for a user is that user. Upstream's authorizer does not make this exception."""
 class Authorizer:
     """The authorizer of one node. `acls` returns the ACLs in force."""
 
-    def __init__(self, acls: Callable[[], Acls], super_users: frozenset[str], *, allow_everyone: bool) -> None:
+    def __init__(
+        self,
+        acls: Callable[[], Acls],
+        super_users: frozenset[str],
+        *,
+        allow_everyone: bool,
+        denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None,
+    ) -> None:
         """Take the super users, as `User:name`. `allow_everyone` opens each resource without any ACL to everyone,
-        except users and delegation tokens."""
+        except users and delegation tokens. `denied` is called for each refusal of an operation that a client asked
+        for."""
         self._acls = acls
         self._super_users = super_users
         self._allow_everyone = allow_everyone
-        self.denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None
-        """Called for each refusal of an operation that a client asked for."""
+        self._denied = denied
         self._describing = Describing(Acls(), super_users, allow_everyone=allow_everyone)
         self._second = 0
         self._lines = 0
@@ -105,7 +112,7 @@ class Authorizer:
 
     def refused(self, context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> None:
         """Count the refusal and log it."""
-        self.denied(kind, operation)
+        self._denied(kind, operation)
         second = int(time.monotonic())
         if second != self._second:
             if self._lines > MAX_LINES_PER_S:

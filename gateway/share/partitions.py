@@ -125,9 +125,13 @@ class SharePartitions:
         self._dirty: dict[ShareKey, _Slot] = {}
         self._writer: asyncio.Task[None] | None = None
         self._letting_go: dict[MemberId, asyncio.Task[None]] = {}
-        self.notice_dead_letters: Callable[[ShareKey], None] = lambda key: None
-        """Is called with a partition whose stored state has dead letters."""
+        self._notice_dead_letters: Callable[[ShareKey], None] = lambda key: None
         self._loop = asyncio.get_running_loop()
+
+    def report_dead_letters(self, notice: Callable[[ShareKey], None]) -> None:
+        """Call `notice` with each partition whose stored state has dead letters. Their writer applies its results
+        here, so it comes after the partitions."""
+        self._notice_dead_letters = notice
 
     @property
     def count(self) -> int:
@@ -296,7 +300,7 @@ class SharePartitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition was changed while it was read")
         slot = self._slots[key] = _Slot(key, row, settings)
         if slot.dead_letters:
-            self.notice_dead_letters(key)
+            self._notice_dead_letters(key)
         return slot
 
     def _make_room(self) -> None:
@@ -409,7 +413,7 @@ class SharePartitions:
                     if is_written:
                         slot.dead_letters = _stored_dead_letters(row)
                         if slot.dead_letters and self._slots.get(slot.key) is slot:
-                            self.notice_dead_letters(slot.key)
+                            self._notice_dead_letters(slot.key)
                         for each in waiters:
                             if not each.done():
                                 each.set_result(None)

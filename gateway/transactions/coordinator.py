@@ -20,6 +20,7 @@ from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
 from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
+from gateway.log.append_listener import NO_LISTENER, AppendListener
 from gateway.log.tail import Tail
 from gateway.net.collection import full_collections
 from gateway.net.pieces import PIECE, in_pieces
@@ -76,7 +77,18 @@ class Transactions:
         *,
         overdue_at_a_time: int = OVERDUE_AT_A_TIME,
         first_delay_s: float = FIRST_DELAY_S,
+        listener: AppendListener = NO_LISTENER,
+        offsets_committed: Callable[[str], None] = lambda group_id: None,
+        observe_end: Callable[[str], None] = lambda outcome: None,
+        state_partition: Callable[[str], Partition | None] = lambda transactional_id: None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`listener` receives the markers' appends, `offsets_committed` each group for which a transaction committed
+        offsets, and `observe_end` how each transaction ended: committed, aborted, fenced or timed_out.
+
+        `state_partition` returns the partition in which Kafka keeps an id, if it exists. Clients are sent to its
+        leader, as with Kafka. `now_ms` dates the markers.
+        """
         self._store = store
         self._producers = producers
         self._tail = tail
@@ -89,26 +101,26 @@ class Transactions:
         self.taken_in = TakenIn()
         self.listing = SharedRead(self._list)
         """Every transactional producer there is, for ListTransactions."""
-        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
-        """Called with a partition's new end when a marker has become durable; must not raise."""
-        self.in_doubt: Callable[[], None] = lambda: None
-        """Called when a transaction's end has no known outcome."""
-        self.offsets_committed: Callable[[str], None] = lambda group_id: None
-        """Called for each group of which a transaction has committed offsets."""
-        self.observe_end: Callable[[str], None] = lambda outcome: None
-        """Told how each transaction ended: committed, aborted, fenced or timed_out."""
-        self.changed: Callable[[str], None] | None = None
-        """Called with each id whose row this node has written, while a reader wants to know."""
-        self.state_partition: Callable[[str], Partition | None] = lambda transactional_id: None
-        """Returns the partition in which Kafka keeps the id, if it exists: clients are sent to its leader, as with
-        Kafka."""
-        self.now_ms: Callable[[], int] = wall_ms
-        """By which markers are dated."""
+        self._listener = listener
+        self._offsets_committed = offsets_committed
+        self._observe_end = observe_end
+        self._state_partition = state_partition
+        self._now_ms = now_ms
+        self._changed: Callable[[str], None] | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """True while a reader wants to know which rows this node writes."""
+        return self._changed is not None
 
     @property
     def store(self) -> TransactionStore:
         """For those who only look."""
         return self._store
+
+    def follow(self, changed: Callable[[str], None] | None) -> None:
+        """Call `changed` with each id whose row this node writes from now on, until it is None."""
+        self._changed = changed
 
     async def _list(self) -> list[ListedProducer]:
         found: list[ListedProducer] = []
@@ -121,7 +133,7 @@ class Transactions:
 
     def coordinator_of(self, transactional_id: str) -> Node:
         """The node that clients are sent to."""
-        partition = self.state_partition(transactional_id)
+        partition = self._state_partition(transactional_id)
         if partition is not None:
             leader = self._membership.leader_of_partition(partition)
             if leader is not None:
@@ -374,7 +386,7 @@ class Transactions:
             self._told(read.transactional_id)
             return saved
         assert read.record is not None
-        now_ms = self.now_ms()
+        now_ms = self._now_ms()
         committed = decision.end.committed
         marker = end_marker(
             ControlType.COMMIT if committed else ControlType.ABORT,
@@ -390,7 +402,7 @@ class Transactions:
         if ended is None:
             return False
         self.taken_in.forget(read.record.producer_id)
-        self.observe_end(outcome)
+        self._observe_end(outcome)
         if ended.has_more:
             await self._complete(await self._store.read(read.transactional_id))
         self._told(read.transactional_id)
@@ -420,12 +432,12 @@ class Transactions:
                 if not known:
                     # It may have happened, and then other readers of this node must not miss it.
                     self._tail.doubt(asyncio.get_running_loop().time())
-                    self.in_doubt()
+                    self._listener.in_doubt()
         return ended
 
     def _told(self, transactional_id: str) -> None:
-        if self.changed is not None:
-            self.changed(transactional_id)
+        if self._changed is not None:
+            self._changed(transactional_id)
 
     async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         resume = full_collections.pause() if len(ended.markers) > PIECE else None
@@ -435,7 +447,7 @@ class Transactions:
             if resume is not None:
                 resume()
         for group_id in ended.group_ids:
-            self.offsets_committed(group_id)
+            self._offsets_committed(group_id)
 
     async def _tell_tail(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -454,7 +466,7 @@ class Transactions:
                 last_stable_offset=marker.last_stable_offset,
                 aborted=aborted,
             )
-            self.appended(marker.partition_key, marker.base_offset + 1)
+            self._listener.appended(marker.partition_key, marker.base_offset + 1)
 
 
 def _producer(read: StoredProducer) -> Producer | None:

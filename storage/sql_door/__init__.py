@@ -65,14 +65,16 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
     async def apply(connection: Connection) -> None:
         await connection.execute(statement("lock_migrations"))
         row = await connection.fetchrow(statement("sql_door"))
-        if row is None or row["schema_name"] != schema_name:
-            if await connection.fetchval(statement("schema_exists"), schema_name):
-                raise StorageError(
-                    f"the database already has a schema {schema_name}: choose another name for the SQL door with "
-                    "--set sql.schema=NAME, or turn it off with --set sql.schema="
-                )
+        # A backup holds the private schema only, so the public one may be missing after a restore.
+        is_there = await connection.fetchval(statement("schema_exists"), schema_name)
+        if not is_there:
             await connection.execute(f"create schema {schema_name}")  # a plain identifier: nothing to quote
-        if row is None or (row["version"] <= VERSION and row["digest"] != digest):
+        elif row is None or row["schema_name"] != schema_name:
+            raise StorageError(
+                f"the database already has a schema {schema_name}: choose another name for the SQL door with "
+                "--set sql.schema=NAME, or turn it off with --set sql.schema="
+            )
+        if not is_there or row is None or (row["version"] <= VERSION and row["digest"] != digest):
             for _, sql in known:
                 await connection.execute(sql)
             await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
@@ -17,6 +17,7 @@ from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
+from gateway.log.append_listener import NO_LISTENER
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.recompression import Recompressor
@@ -71,6 +72,36 @@ class LongKnown(Membership):
         return float("-inf")
 
 
+class Relay:
+    """Passes appends on to a listener that a test may replace."""
+
+    def __init__(self) -> None:
+        self.listener = NO_LISTENER
+
+    def appended(self, key: PartitionKey, high_watermark: int) -> None:
+        self.listener.appended(key, high_watermark)
+
+    def in_doubt(self) -> None:
+        self.listener.in_doubt()
+
+
+class Hears:
+    """A listener made of functions."""
+
+    def __init__(
+        self,
+        appended: Callable[[PartitionKey, int], object] = lambda key, high_watermark: None,
+        in_doubt: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._appended, self._in_doubt = appended, in_doubt
+
+    def appended(self, key: PartitionKey, high_watermark: int) -> None:
+        self._appended(key, high_watermark)
+
+    def in_doubt(self) -> None:
+        self._in_doubt()
+
+
 class DataPlane:
     """One node. Two instances on one database are two nodes."""
 
@@ -81,18 +112,30 @@ class DataPlane:
         self.tail = Tail(tail_bytes)
         self.connections: dict[str, ConnectionInfo] = {}
         self.commits: list[tuple[int, int]] = []
+        self.appends, self.markers = Relay(), Relay()
+        self.outcomes: list[str] = []
+        """How transactions ended."""
+        self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: lambda: True
         self.appender = Appender(
             self.log,
             self.tail,
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
+            listener=self.appends,
         )
         self.validator = BatchValidator()
         self.recompressor = Recompressor()
-        self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
+        self.catalog = Catalog(self.topics, self.tail, BrokerConfig(), settled=lambda key: self.settled(key))
         self.membership = LongKnown(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         producers = ProducerStore(database)
-        self.transactions = Transactions(TransactionStore(database), producers, self.tail, self.membership)
+        self.transactions = Transactions(
+            TransactionStore(database),
+            producers,
+            self.tail,
+            self.membership,
+            listener=self.markers,
+            observe_end=self.outcomes.append,
+        )
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,

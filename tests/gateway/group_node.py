@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -60,7 +60,7 @@ from storage.producers import ProducerStore
 from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import NewTopic, Topic
+from storage.types import CoordinatorLease, NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
 REFUSE = {line.api_key: line.refuse for line in SERVED}
@@ -95,6 +95,22 @@ class Clock:
 
 
 @dataclass
+class LeaseNews:
+    """The way from the leases to the groups, which a test may cut."""
+
+    groups: Groups
+    is_cut: bool = False
+
+    def acquired(self, lease: CoordinatorLease) -> None:
+        if not self.is_cut:
+            self.groups.shard_acquired(lease)
+
+    def lost(self, shard: int) -> None:
+        if not self.is_cut:
+            self.groups.shard_lost(shard)
+
+
+@dataclass
 class GroupNode:
     database: Database
     store: GroupStore
@@ -103,7 +119,8 @@ class GroupNode:
     leases: Leases
     groups: Groups
     services: Services
-    lease_clock: Clock = field(default_factory=Clock)
+    lease_clock: Clock
+    lease_news: LeaseNews
 
     def member(self, group_id: str, connection_id: str, **given: Any) -> Member:
         return Member(self.groups, group_id, ConnectionId(connection_id), **given)
@@ -168,7 +185,8 @@ async def group_node(
         leases = Leases(nodes, membership, 60_000, monotonic=clock)
         store, offsets, topics, tail = GroupStore(database), OffsetStore(database), TopicStore(database), Tail(0)
         groups = Groups(store, offsets, leases, settings, **given)
-        leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
+        news = LeaseNews(groups)
+        leases.listen(acquired=news.acquired, lost=news.lost)
         await leases.renew()
         broker = BrokerConfig()
         services = SimpleNamespace(
@@ -184,7 +202,7 @@ async def group_node(
             membership=membership,
             transactions=Transactions(TransactionStore(database), ProducerStore(database), tail, membership),
         )
-        yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock)
+        yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock, news)
         for task in groups.under_way:
             task.cancel()
     finally:

@@ -150,7 +150,7 @@ def test_a_broker_and_its_properties_are_named_by_the_environment(
 def test_an_absent_database_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
+    monkeypatch.setattr("gateway.building.database.DATABASE_PATIENCE_S", 0.0)
     # Otherwise it would bind the suite's loggers to this test's captured stderr.
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
@@ -164,8 +164,8 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
 
 
 def test_wait_for_the_database_is_not_logged_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.3)
-    monkeypatch.setattr("gateway.app.DATABASE_RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.building.database.DATABASE_PATIENCE_S", 0.3)
+    monkeypatch.setattr("gateway.building.database.DATABASE_RETRY_S", 0.01)
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     with structlog.testing.capture_logs() as lines:
         assert main(["serve", "--database-url", "postgresql://me:secret@127.0.0.1:1/none"]) == 1

@@ -66,7 +66,7 @@ class Page {
     this.drawGroup();
     await this.load();
     this.loadLag();
-    this.every(5000, () => this.refresh());
+    this.every(10000, () => this.refresh());
     this.every(1000, () => this.timeline.live && this.drawLag());
     this.end = stream("group", { id: this.id }, {
       group: (group) => { this.group = group; this.drawGroup(); this.later(); },

@@ -164,7 +164,7 @@ async def test_acls_are_known_before_the_topics_that_came_after_them(database_ur
         await create(node, READ)
         topic = await node.create("t")
         seen: list[int] = []
-        other.catalog.changed = lambda: seen.append(len(other.catalog.acls) if other.catalog.get("t") else -1)
+        other.catalog.listen(lambda: seen.append(len(other.catalog.acls) if other.catalog.get("t") else -1))
         await other.catalog.refresh_if_changed()
         assert other.catalog.get("t") == topic
         assert seen[0] == 1

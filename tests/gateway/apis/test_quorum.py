@@ -71,7 +71,7 @@ async def test_lease_holder_leads_the_catalog(database_url: str, version: int) -
     ):
         epoch = await lead(leader.database, leader)
         await leader.create("t")
-        follower.membership.catalog_revision = lambda: 1
+        follower.membership.connect(catalog_revision=lambda: 1)
         await follower.membership.renew()
         answer, partition = await describe(leader, version)
         revision = await leader.topics.revision()
@@ -97,7 +97,7 @@ async def test_caught_up_time_is_that_of_the_last_renewal(
         await lead(leader.database, leader)
         _, partition = await describe(leader)
         assert partition.current_voters[1].log_end_offset == -1, "it has not said"
-        follower.membership.catalog_revision = lambda: 10**6
+        follower.membership.connect(catalog_revision=lambda: 10**6)
         sql = await asyncpg.connect(database_url)
         try:
             # The node was registered and renewed long ago: only the renewal counts.
@@ -122,7 +122,7 @@ async def test_controllers_vote_and_brokers_observe(database_url: str) -> None:
         admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as broker,
     ):
         await lead(controller.database, controller)
-        broker.membership.catalog_revision = lambda: 10**6
+        broker.membership.connect(catalog_revision=lambda: 10**6)
         await broker.membership.renew()
         answer, partition = await describe(broker)
         assert partition.leader_id == 1

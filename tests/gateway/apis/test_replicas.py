@@ -449,7 +449,7 @@ async def test_leader_owns_its_partitions(database_url: str) -> None:
     """State that follows leadership in a node, for example share groups, learns of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
-            node.catalog.leads = lambda node=node: node.membership.leads
+            node.catalog.place_by(lambda node=node: node.membership.leads)
         await assigned(nodes[0], "named", (1, 2))
         await reassign(nodes[0], "named", (0, (2, 1)))
 

@@ -349,8 +349,7 @@ async def test_describe_producers_without_storage_is_retriable(
 
 async def test_an_abort_in_one_partition_ends_all_of_it_and_fences_the_producer(node: DataPlane) -> None:
     topic = await node.create_topic("t", 2)
-    outcomes: list[str] = []
-    node.transactions.observe_end = outcomes.append
+    outcomes = node.outcomes
     producer = await begin(node, "a", keys(topic), ["group"])
     await append(node, *(batch(key, producer) for key in keys(topic)))
     assert await mark(node, producer, topic, 1) == [ErrorCode.NONE]

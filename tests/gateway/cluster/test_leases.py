@@ -40,7 +40,7 @@ class Node:
         self.leases = Leases(self.store, self.membership, ttl_ms, monotonic=lambda: self.now)
         self.acquired: list[CoordinatorLease] = []
         self.lost: list[int] = []
-        self.leases.acquired, self.leases.lost = self.acquired.append, self.lost.append
+        self.leases.listen(acquired=self.acquired.append, lost=self.lost.append)
 
     async def start(self) -> Node:
         await self.membership.join()
@@ -212,7 +212,7 @@ async def test_a_shard_with_a_rebalance_under_way_is_handed_over_last(database: 
     first, second = await Node(database, 9092, 600_000).start(), await Node(database, 9093, 600_000).start()
     await first.membership.renew()
     unrest = set(range(0, SHARDS, 2))
-    first.leases.in_unrest = lambda: unrest
+    first.leases.listen(in_unrest=lambda: unrest)
     for _ in range(SHARDS):
         assert await first.leases.balance()
         await second.leases.renew()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -100,15 +101,24 @@ async def test_replaced_process_counts_as_gone_although_its_node_is_live(databas
     node, killed = Node(database, 9092), Node(database, 9093)
     for each in (node, killed):
         await each.membership.join()
-    gone: list[bool] = []
-    node.membership.seen = lambda alive, missing: gone.append(missing)
+    missing: list[bool] = []
+
+    class Announcements:
+        announced = 0
+
+        def nodes_seen(self, alive: Any, gone: bool) -> None:
+            missing.append(gone)
+
+        def registered(self) -> None: ...
+
+    node.membership.connect(Announcements())
     await node.membership.renew()
     again = Node(database, 9093)
     await again.membership.join()
     assert again.membership.node_id == killed.membership.node_id
     await node.membership.renew()
     await node.membership.renew()
-    assert gone == [False, True, False]
+    assert missing == [False, True, False]
 
 
 async def test_node_that_stops_being_a_broker_changes_the_serving_nodes(database: Database) -> None:

@@ -200,7 +200,7 @@ async def test_1_a_removal_that_must_wait_counts_as_work_until_it_is_confirmed(
 ) -> None:
     topic, under_way = await node.create_topic("t"), True
     await node.fill(topic, [300])
-    node.catalog.settled = lambda key: lambda: not under_way
+    node.settled = lambda key: lambda: not under_way
     passes = Passes(node)
     await passes.run()
     assert await passes.run(), "nothing is left over"
@@ -340,7 +340,7 @@ async def test_10_a_reason_is_taken_before_the_tick_and_several_are_one() -> Non
 async def test_partitions_move_when_the_live_nodes_change(node: DataPlane) -> None:
     await node.create_topic("t", 40)
     leads = Leaders([1])
-    node.catalog.leads = lambda: lead
+    node.catalog.place_by(lambda: lead)
     lead = lambda part: leads.leader(part) == 1  # noqa: E731
     passes = Passes(node)
     await passes.run()
@@ -375,7 +375,7 @@ async def test_converged_tick_reads_the_revision_alone(
     assert passes.seen[-1] == (TICK, False)
     assert node.catalog.get("u") is not None
     await passes.reconciler.converge()
-    node.catalog.leads = lambda: lead
+    node.catalog.place_by(lambda: lead)
     lead = lambda key: False  # noqa: E731
     await passes.reconciler.converge()
     assert passes.seen[-1] == (TICK, False), "the live nodes are others, and who should have said so failed"

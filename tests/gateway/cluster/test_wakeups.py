@@ -11,6 +11,7 @@ import pytest
 
 from gateway.cluster import wakeups as module
 from gateway.cluster.wakeups import Wakeups
+from gateway.log.append_listener import NO_LISTENER
 from storage import notify
 from storage.errors import StorageError
 from storage.nodes import NodeStore
@@ -33,9 +34,8 @@ class Node:
     async def run(self, stack: contextlib.AsyncExitStack) -> None:
         plane = self.plane
         self.wakeups = Wakeups(plane.tail, plane.membership, self._announce, self._states)
-        plane.membership.announced = lambda: self.wakeups.announced
-        plane.membership.seen = self.wakeups.nodes_seen
-        plane.appender.appended, plane.appender.in_doubt = self.wakeups.appended, self.wakeups.in_doubt
+        plane.membership.connect(self.wakeups)
+        plane.appends.listener = self.wakeups
         self.listener = notify.Listener(plane.database, {notify.APPENDS: lambda payload: self.hear(payload)})
         self.hear = self.wakeups.heard
         for run in (self._listen, self.wakeups.announce_all, self.wakeups.look):
@@ -187,7 +187,7 @@ async def test_commit_of_unknown_outcome_becomes_visible_by_itself(database_url:
         assert len(node.queries) <= looks + 1, "while nothing is in doubt nobody looks"
         await plane.log.append([NewBatch(topic.partitions[0].partition_key, bytearray(batch_of(b"1")), 1, 1_000)])
         plane.tail.doubt(asyncio.get_running_loop().time())
-        plane.appender.in_doubt()
+        plane.appends.in_doubt()
         async with asyncio.timeout(DEADLINE_S):
             assert offsets_in((await task).responses[0].partitions[0]) == [1]
 
@@ -241,7 +241,7 @@ async def test_unannounced_appends_of_an_ended_node_are_found(
     a, b = nodes
     topic = await a.plane.create_topic("t")
     await b.plane.catalog.resolve("t")
-    a.plane.appender.appended = lambda key, high_watermark: None
+    a.plane.appends.listener = NO_LISTENER
     task = await parked_fetch(b, topic, 0)
     await a.plane.fill(topic, [100])
     await a.plane.membership.withdraw()

@@ -33,6 +33,9 @@ class Reader:
         self.settings = Settings()
         self.seen: list[Cluster] = []
 
+    def settings_changed(self, settings: Settings) -> None:
+        self.settings = settings
+
     def cluster_changed(self, cluster: Cluster) -> None:
         self.seen.append(cluster)
 
@@ -94,7 +97,8 @@ async def test_acls_arrive_with_the_topics(node: GroupNode) -> None:
     revoked = Describing(Acls(), frozenset(), allow_everyone=False)
     by_turns = iter((revoked, after.describing))
     ClusterFeed(catalog, reader, lambda: next(by_turns))
-    catalog.changed()
+    await node.create_topic("v", 1)
+    await catalog.refresh_if_changed()
     await asyncio.sleep(0)
     assert reader.seen[-1].describing is after.describing, "whatever the revision"
 
@@ -108,6 +112,9 @@ class Topics:
         self.revision = 0
         self.broker, self.group_configs = parse_broker_configs({}), dict[str, dict[str, str]]()
         self.changed: Callable[[], None] = lambda: None
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
 
     def topics(self) -> list[SimpleNamespace]:
         return list(self.by_id.values())

@@ -361,7 +361,7 @@ async def test_state_of_a_former_lease_is_not_used_under_a_new_one(node: GroupNo
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     held = second.join()
-    node.leases.lost, node.leases.acquired = lambda shard: None, lambda lease: None
+    node.lease_news.is_cut = True
     await node.database.hot.fetch("update coordinator_lease set lease_epoch = lease_epoch + 1")
     await node.leases.renew()
     assert node.leases.lease_for(G) is not None

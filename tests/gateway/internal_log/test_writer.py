@@ -358,14 +358,14 @@ async def test_writing_ends_without_readers(followed: Followed, monkeypatch: pyt
     followed.logs.seen(TRANSACTION_STATE)
     await followed.logs.run()
     assert len(readers) == 1
-    assert followed.node.services.transactions.changed is not None
+    assert followed.node.services.transactions.is_followed
     monkeypatch.setattr(writer, "FOLLOWED_S", 0.0)
     followed.logs.heard(f"{CONSUMER_OFFSETS} 600")
     followed.logs.heard(f"{TRANSACTION_STATE} 600")
     followed.logs.shards_moved()
     await followed.logs.run()
     assert readers == []
-    assert followed.node.services.transactions.changed is None
+    assert not followed.node.services.transactions.is_followed
     followed.logs.heard("orders 600")
     followed.logs.heard("__share_group_state 600")
     assert readers == [], "of these nothing is written"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -167,10 +167,10 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def node(**limits: Any) -> AsyncIterator[Node]:
+async def node(most_from: Callable[[str], int] = lambda address: 1_000, **limits: Any) -> AsyncIterator[Node]:
     served = Node(ConnectionLimits(**limits))
     served.port = await served.server.bind("127.0.0.1", 0)
-    await served.server.serve(served.words, served.connection_closed)
+    await served.server.serve(served.words, served.connection_closed, most_from=most_from)
     try:
         yield served
     finally:
@@ -551,9 +551,8 @@ async def test_more_connections_than_allowed_are_refused() -> None:
 
 
 async def test_more_connections_than_an_address_may_have_are_refused_until_one_ends() -> None:
-    async with node() as served:
-        allowed = {"127.0.0.1": 2}
-        served.server.most_from = lambda address: allowed[address]
+    allowed = {"127.0.0.1": 2}
+    async with node(lambda address: allowed[address]) as served:
         first, second = [await served.connect() for _ in range(2)]
         for peer in (first, second):
             peer.send(b"-echo:1")

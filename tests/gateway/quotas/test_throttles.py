@@ -38,9 +38,8 @@ def test_refused_connection_is_not_charged() -> None:
 
 def test_waits_are_returned_and_closed_addresses_are_forgotten() -> None:
     clock = Clock()
-    throttles = Throttles(clock)
     told: list[tuple[QuotaKey, float]] = []
-    throttles.throttled = lambda key, seconds: told.append((key, seconds))
+    throttles = Throttles(clock, throttled=lambda key, seconds: told.append((key, seconds)))
     for number in range(100):
         throttles.connection_wait_s(QUOTAS, f"address-{number}")
     assert not told

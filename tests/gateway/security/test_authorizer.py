@@ -33,9 +33,10 @@ class Time:
 async def test_refusals_are_counted_and_the_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
     monkeypatch.setattr(authorizing, "time", time)
-    nobody = Authorizer(Acls, frozenset(), allow_everyone=False)
     counted: Counter[tuple[ResourceType, AclOperation]] = Counter()
-    nobody.denied = lambda kind, operation: counted.update([(kind, operation)])
+    nobody = Authorizer(
+        Acls, frozenset(), allow_everyone=False, denied=lambda kind, operation: counted.update([(kind, operation)])
+    )
     services = cast("Services", type("Services", (), {"authorizer": nobody}))
     context = RequestContext(ApiKey.FETCH, 12, 1, "c", ConnectionInfo("c", "/10.0.0.1"), services)
 
@@ -97,10 +98,10 @@ async def test_nodes_with_different_authorizers_log_that_once(database_url: str)
     database = await Database.open(database_url, hot_connections=1, cold_connections=1)
     try:
         nodes = [
-            Membership(NodeStore(database), {"PLAINTEXT": ("127.0.0.1", port)}, None, 60_000) for port in (1, 2, 3)
+            Membership(NodeStore(database), {"PLAINTEXT": ("127.0.0.1", port)}, None, 60_000, authorizer=authorizer)
+            for port, authorizer in ((1, STANDARD_AUTHORIZER), (2, ""), (3, STANDARD_AUTHORIZER))
         ]
         first, second, third = nodes
-        first.authorizer = third.authorizer = STANDARD_AUTHORIZER
         with structlog.testing.capture_logs() as lines:
             for node in nodes:
                 await node.join()

@@ -17,7 +17,7 @@ from protocol.records import Record, build_batch
 from storage.errors import StorageUnavailable
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, data_plane, locked_partition, offsets_in, wait_for_blocked_append
+from tests.gateway.data_plane import DataPlane, Hears, data_plane, locked_partition, offsets_in, wait_for_blocked_append
 
 READ_COMMITTED = 1
 
@@ -28,7 +28,8 @@ async def nodes(database_url: str) -> AsyncIterator[tuple[DataPlane, DataPlane]]
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(data_plane(database_url, name="node-1"))
         second = await stack.enter_async_context(data_plane(database_url, name="node-2"))
-        first.transactions.appended, second.transactions.appended = second.tail.heard, first.tail.heard
+        first.markers.listener = Hears(second.tail.heard)
+        second.markers.listener = Hears(first.tail.heard)
         yield first, second
 
 
@@ -186,8 +187,7 @@ async def test_many_markers_are_recorded_in_pieces(node: DataPlane, monkeypatch:
         told.append(key)
         first_told.set()
 
-    node.transactions.appended = tell
-    node.transactions.in_doubt = lambda: doubts.append("in doubt")
+    node.markers.listener = Hears(tell, lambda: doubts.append("in doubt"))
     producer = await begin(node, "a", *keys)
     ending = asyncio.create_task(
         node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)

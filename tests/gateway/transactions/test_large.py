@@ -19,7 +19,7 @@ from protocol.records import Record, build_batch
 from storage.errors import StorageError, StorageUnavailable
 from storage.transactions import MAX_SIZE, EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, data_plane, offsets_in
+from tests.gateway.data_plane import DataPlane, Hears, data_plane, offsets_in
 
 PARTITIONS, AT_A_TIME = 12, 5
 MAX_HELD_S = 2.0
@@ -45,11 +45,15 @@ def transactions(node: DataPlane) -> Transactions:
 def small(node: DataPlane) -> Transactions:
     """Return a coordinator whose transactions are large beyond five partitions, and too large beyond twelve."""
     store = TransactionStore(node.database, max_size=PARTITIONS, marked_at_a_time=AT_A_TIME)
-    made = Transactions(
-        store, node.services.producers, node.tail, node.membership, overdue_at_a_time=2, first_delay_s=3_600.0
+    return Transactions(
+        store,
+        node.services.producers,
+        node.tail,
+        node.membership,
+        overdue_at_a_time=2,
+        first_delay_s=3_600.0,
+        listener=node.markers,
     )
-    made.appended = node.transactions.appended
-    return made
 
 
 def keys_of(topic: Topic, first: int = 0, last: int = PARTITIONS) -> list[PartitionKey]:
@@ -160,7 +164,7 @@ async def test_a_transaction_of_any_size_ends_in_every_partition(
     node: DataPlane, transactions: Transactions, topic: Topic, size: int, *, committed: bool, raise_epoch: bool
 ) -> None:
     told: list[PartitionKey] = []
-    transactions.appended = lambda key, _: told.append(key)
+    node.markers.listener = Hears(lambda key, _: told.append(key))
     keys = keys_of(topic, 0, size)
     producer = await begin(transactions, "a", keys)
     await write_all(node, producer, keys)

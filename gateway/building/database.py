@@ -1,0 +1,88 @@
+"""The database of a node: connected, migrated, and in a known history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
+from gateway.cluster.histories import begin_history
+from gateway.config.settings import Settings, hide_password
+from storage.embedded import EmbeddedPostgres, holds_cluster
+from storage.errors import StorageError, StorageUnavailable
+from storage.history import HistoryStore
+from storage.migrate import has_tables, migrate
+from storage.pool import Database
+
+logger = structlog.get_logger(__name__)
+
+DATABASE_PATIENCE_S = 30.0
+"""How long a start waits for a database that does not answer yet."""
+DATABASE_RETRY_S = 0.5
+DATABASE_REMINDER_S = 10.0
+"""Interval between log lines that the start is still waiting for the database."""
+POSTGRES_STOP_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasePart:
+    """The database, and the history that this node follows."""
+
+    database: Database
+    history: HistoryStore
+
+
+async def open_database(settings: Settings, undo: Undo) -> DatabasePart:
+    """Start the embedded Postgres if no database is named, and open the database. Raise StartError."""
+    url = settings.database_url
+    if url is None:
+        embedded = EmbeddedPostgres(settings.data_dir, programs=settings.postgres_bin)
+        undo.push("embedded postgres", POSTGRES_STOP_TIMEOUT_S, embedded.stop)
+        url = await embedded.start()
+    try:
+        database = await _connect(url, settings)
+        undo.push("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S))
+        if settings.database_url is not None:
+            await _require_moved(database, url, settings.data_dir)
+        place = settings.log_place
+        history = HistoryStore(database, place if isinstance(place, Path) else None)
+        await history.look_back()
+        await migrate(database)
+        await begin_history(history)
+    except StorageError as error:
+        raise StartError(f"cannot use {hide_password(url)}: {error}") from error
+    return DatabasePart(database, history)
+
+
+async def _require_moved(database: Database, url: str, data_dir: Path) -> None:
+    """Refuse to start with an empty database beside an embedded Postgres that holds the data so far."""
+    if not holds_cluster(data_dir) or EmbeddedPostgres(data_dir).running_url() == url or await has_tables(database):
+        return
+    shown = await asyncio.to_thread(data_dir.absolute)
+    raise StartError(
+        f"the database is empty, and {shown} holds the embedded Postgres of an earlier run: move it "
+        "by `sluice backup` and `sluice restore` (docs/operate.md), or begin anew with another "
+        "--data-dir"
+    )
+
+
+async def _connect(url: str, settings: Settings) -> Database:
+    deadline = time.monotonic() + DATABASE_PATIENCE_S
+    last_told, remind_s = "", 0.0
+    while True:
+        try:
+            return await Database.open(
+                url, hot_connections=settings.hot_connections, cold_connections=settings.cold_connections
+            )
+        except StorageUnavailable as error:
+            now, text = time.monotonic(), str(error)
+            if now > deadline:
+                raise
+            if text != last_told or now >= remind_s:
+                logger.warning("waiting for the database", database=hide_password(url), error=text)
+                last_told, remind_s = text, now + DATABASE_REMINDER_S
+            await asyncio.sleep(DATABASE_RETRY_S)

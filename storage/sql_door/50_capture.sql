@@ -1,0 +1,82 @@
+-- Capture: a trigger that turns row changes of a table into events in Debezium's envelope.
+
+create or replace function kafka.capture_row() returns trigger
+language plpgsql volatile security definer
+set search_path = sluice, pg_temp
+as $$
+-- Produce the change of one row. The trigger's arguments are the topic and the columns of the key. As Debezium does, a
+-- deletion is followed by a tombstone, and a changed key becomes a deletion and a creation.
+declare
+    topic   constant text := tg_argv[0];
+    before  jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
+    after   jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;
+    old_key jsonb;
+    new_key jsonb;
+    now_ms  constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    source  constant jsonb := jsonb_build_object(
+        'version', '1', 'connector', 'sluice', 'name', current_database(), 'ts_ms', now_ms, 'db', current_database(),
+        'schema', tg_table_schema, 'table', tg_table_name, 'txId', pg_current_xact_id()::text::bigint);
+begin
+    old_key := (select jsonb_object_agg(k, before -> k) from unnest(tg_argv[1:]) k where before is not null);
+    new_key := (select jsonb_object_agg(k, after -> k) from unnest(tg_argv[1:]) k where after is not null);
+    if tg_op = 'UPDATE' and old_key is not distinct from new_key then
+        perform door_capture(topic, new_key, before, after, 'u', source, now_ms);
+        return null;
+    end if;
+    if before is not null then
+        perform door_capture(topic, old_key, before, null, 'd', source, now_ms);
+        perform kafka.produce(topic, null::bytea, convert_to(old_key::text, 'UTF8'));
+    end if;
+    if after is not null then
+        perform door_capture(topic, new_key, null, after, 'c', source, now_ms);
+    end if;
+    return null;
+end
+$$;
+
+create or replace function sluice.door_capture(
+    p_topic text, p_key jsonb, p_before jsonb, p_after jsonb, p_op text, p_source jsonb, p_ms bigint
+) returns void
+language plpgsql volatile
+as $$
+begin
+    perform kafka.produce(
+        p_topic,
+        convert_to(jsonb_build_object(
+            'before', p_before, 'after', p_after, 'source', p_source, 'op', p_op, 'ts_ms', p_ms)::text, 'UTF8'),
+        convert_to(p_key::text, 'UTF8'));
+end
+$$;
+
+create or replace function kafka.capture(captured regclass, topic text) returns void
+language plpgsql volatile
+as $$
+-- Create the trigger, with the rights of the caller. The table needs a primary key, which becomes the records' key.
+declare
+    columns text;
+begin
+    select string_agg(quote_literal(a.attname), ', ' order by k.place) into columns
+    from pg_catalog.pg_index i
+    cross join lateral unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
+    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    where i.indrelid = capture.captured and i.indisprimary;
+    if columns is null or capture.topic is null then
+        raise exception using
+            errcode = '22023',
+            message = format('table %s cannot be captured to topic %s', capture.captured, coalesce(capture.topic, 'NULL')),
+            hint = 'The table needs a primary key, which becomes the key of the records, and the topic a name.';
+    end if;
+    execute format(
+        'create or replace trigger sluice_capture after insert or update or delete on %s for each row '
+        'execute function kafka.capture_row(%L, %s)', capture.captured, capture.topic, columns);
+end
+$$;
+
+create or replace function kafka.release(captured regclass) returns void
+language plpgsql volatile
+as $$
+-- Drop the trigger of kafka.capture.
+begin
+    execute format('drop trigger if exists sluice_capture on %s', release.captured);
+end
+$$;

@@ -1,0 +1,94 @@
+"""The cost of a console: the statements that it sends to Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import aiohttp
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
+
+from gateway.app import App
+from gateway.config.settings import load
+from storage.pool import Pool
+from tests.gateway_process import free_ports
+from tests.postgres import Databases
+
+LOOK_S = 4.0
+"""Longer than the interval of every page that is kept up to date."""
+
+
+def calls_of_console(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        if "/gateway/console/" in frame.f_code.co_filename:
+            yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def create_topic(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("silent", 1)])["silent"].result(30)
+
+
+def streams() -> int:
+    """Count the open streams of this process."""
+    return sum("_fill" in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_console_asks_postgres_only_while_someone_looks(
+    postgres: Databases, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+):
+    """No statement before the first request, statements while a page is open, none after its reader has left."""
+    asked: list[str] = []
+    run = Pool.run
+
+    async def counted(pool: Pool, work: Any) -> Any:
+        asked.extend(list(calls_of_console(inspect.currentframe()))[:1])
+        return await run(pool, work)
+
+    monkeypatch.setattr(Pool, "run", counted)
+    url = postgres.create()
+    port, console_port = free_ports(2)
+    flags = {"listen": f"127.0.0.1:{port}", "metrics-listen": "off", "database-url": url, "data-dir": str(tmp_path)}
+    app = App(load(flags, [f"console.listen=127.0.0.1:{console_port}"], {}).settings)
+    interval = sys.getswitchinterval()
+    try:
+        await app.start()
+        await asyncio.sleep(LOOK_S)
+        assert asked == []
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{console_port}", cookie_jar=jar) as session:
+            assert (await session.get("/")).status == 200
+            assert (await session.get("/api/session")).status == 200
+            assert asked == []
+            stream = await session.get("/api/live/overview")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    while await stream.content.readline():
+                        pass
+            assert len(asked) > 5
+            stream.close()
+            await asyncio.sleep(0.5)
+            asked.clear()
+            await asyncio.sleep(LOOK_S)
+            assert asked == []
+            await asyncio.to_thread(create_topic, f"127.0.0.1:{port}")
+            # Nothing is written to this stream, so only the closed connection says that its reader has left.
+            stream = await session.get("/api/live/records", params={"topic": "silent"})
+            assert streams() == 1
+            stream.close()
+            for _ in range(int(LOOK_S / 0.01)):
+                if not streams():
+                    break
+                await asyncio.sleep(0.01)
+            assert streams() == 0
+    finally:
+        await app.stop()
+        sys.setswitchinterval(interval)
+        postgres.drop(url)

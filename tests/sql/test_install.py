@@ -1,0 +1,42 @@
+"""Installing the public schema."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageError
+from storage.pool import Database
+from storage.sql_door import DoorSettings, install
+
+SETTINGS = DoorSettings(1_048_588, False, True, False, False, ())
+
+
+async def test_the_schema_is_installed_again_after_a_restore_that_lacks_it(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        for _ in range(2):
+            await install(database, "kafka", SETTINGS)
+            await sql.fetch("select * from kafka.topics")
+            await sql.execute("drop schema kafka cascade")
+    finally:
+        await sql.close()
+        await database.close()
+
+
+async def test_a_schema_of_the_users_is_refused_and_another_name_works(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        await sql.execute("create schema kafka; create table kafka.mine (a integer)")
+        with pytest.raises(StorageError, match="already has a schema kafka: choose another name"):
+            await install(database, "kafka", SETTINGS)
+        await install(database, "events", SETTINGS)
+        async with sql.transaction():
+            await sql.execute("select events.produce('t', 'v', 'k')")
+        assert await sql.fetchval("select count(*) from sluice.staged_commit") == 1
+        assert await sql.fetchval("select count(*) from kafka.mine") == 0
+    finally:
+        await sql.close()
+        await database.close()
