@@ -67,14 +67,14 @@ def _run(name: str, given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has had enough (`| head`); the interpreter must not flush into the void at its end.
+        # The reader closed the pipe (`| head`); the interpreter must not flush into the void at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
         if trace:
             traceback.print_exc()
         if stop.asked and not isinstance(error, PipelineError):
-            # A stop that Spark's JVM was told of as well ends the step that ran.
+            # A stop signal that also reached Spark's JVM ends the step that ran.
             print(f"{name} was stopped in the middle of a step. {GO_ON}", file=sys.stderr, flush=True)
             return INTERRUPTED
         told = explain(error)

@@ -1,4 +1,4 @@
-"""What a person is told when a job cannot go on: the cause, and the next step.
+"""Explain why a job cannot go on: the cause, and the next step.
 
 The one idea: a job raises `PipelineError` for what it foresees; for the rest, `explain` finds in a long trace of the
 JVM the line that says what happened. The trace itself is printed only with --trace.
@@ -139,7 +139,7 @@ def explain(error: BaseException) -> PipelineError:
 
 
 def _told(error: BaseException) -> str:
-    """What an error and its causes say, without the places in the code. Spark keeps the causes back from its words."""
+    """Return the text of an error and its causes, without stack frames. Spark keeps causes out of its message."""
     text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', '')}"
     return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
 
@@ -151,7 +151,7 @@ def _line_around(text: str, position: int) -> str:
 
 
 def _root_cause(text: str) -> str:
-    """What a Python worker raised, else the last cause that a trace names, else its first line."""
+    """Return the error that a Python worker raised, else the last cause in a trace, else its first line."""
     if "thrown from the Python worker" in text:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:

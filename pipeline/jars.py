@@ -1,7 +1,7 @@
 """The jars that Spark lacks: where they lie, whether they are there, and how they come there.
 
 The one idea: `pom.xml` beside this file is the one place for their coordinates. `fetch` lets Maven copy them into a
-folder, from wherever Maven's own settings say; a job starts from that folder and asks nobody.
+folder, from wherever Maven's own settings say; a job starts from that folder without a network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMESPACE = "{http://maven.apache.org/POM/4.0.0}"
 
 
 def folder() -> Path:
-    """Where the jars are looked for: SLUICE_PIPELINE_JARS, or a folder of this Python installation."""
+    """Return the folder of the jars: SLUICE_PIPELINE_JARS, or a folder of this Python installation."""
     named = os.environ.get("SLUICE_PIPELINE_JARS")
     return Path(named) if named else Path(sys.prefix) / "share" / "sluice" / "jars"
 
@@ -42,7 +42,8 @@ def names() -> list[str]:
 
 
 def missing(where: Path) -> list[str]:
-    return [name for name in names() if not (where / name).is_file()]
+    """Return the names of jars that are absent or empty, as an interrupted copy leaves them."""
+    return [name for name in names() if not (where / name).is_file() or not (where / name).stat().st_size]
 
 
 def paths(where: Path) -> list[Path]:
@@ -50,7 +51,7 @@ def paths(where: Path) -> list[Path]:
     lacking = missing(where)
     if lacking:
         raise PipelineError(
-            f"{len(lacking)} of {len(names())} jars are not in {where}, the first of them {lacking[0]}.",
+            f"{len(lacking)} of {len(names())} jars are absent from {where} or empty, the first of them {lacking[0]}.",
             "Run `sluice-pipeline jars` (it needs Maven), or name their folder with --jars or SLUICE_PIPELINE_JARS.",
         )
     return [where / name for name in names()]
@@ -67,6 +68,9 @@ def fetch(where: Path) -> None:
             "Install it (Debian: apt-get install maven), or bring here what `sluice-pipeline jars --names` lists.",
         )
     where.mkdir(parents=True, exist_ok=True)
+    # Maven does not copy over a jar that is there, even if it is empty.
+    for name in missing(where):
+        (where / name).unlink(missing_ok=True)
     command = [
         *(maven, "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"),
         *("-DincludeScope=runtime", f"-DoutputDirectory={where}"),

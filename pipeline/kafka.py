@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
 
 from pipeline.errors import PipelineError
 
@@ -29,8 +29,11 @@ REQUEST_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.1
 MAX_LISTED = 20
 Partition = tuple[str, int]
+_UNREADABLE = frozenset(
+    (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+)
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
-# What a broker says that has lost its storage or its place for a while.
+# Errors of a broker that has lost its storage or its leadership for a while.
 _PASSING = frozenset(
     (
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -143,7 +146,7 @@ class Cluster:
     def offsets(
         self, partitions: Sequence[Partition], spec: OffsetSpec, *, read_committed: bool = True
     ) -> dict[Partition, int]:
-        """The offset of `spec` per partition, -1 where there is none; a partition that has gone is left out."""
+        """Return the offset of `spec` per partition, -1 if no record matches; a deleted partition is left out."""
         if not partitions:
             return {}
         isolation = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
@@ -162,7 +165,7 @@ class Cluster:
         return found
 
     def at_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """The first offset whose timestamp is `timestamp_ms` or later, -1 where there is none."""
+        """Return the first offset whose timestamp is `timestamp_ms` or later, -1 if no record is that young."""
         return self.offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
 
     def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
@@ -232,6 +235,29 @@ class Cluster:
             for resource, future in futures.items()
         }
 
+    def own_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the settings that each topic has of its own, without its broker's defaults.
+
+        A topic whose settings the user may not read, or that has been deleted, is left out.
+        """
+        if not topics:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        found: dict[str, dict[str, str]] = {}
+        for resource, future in self._admin.describe_configs(resources, request_timeout=REQUEST_SECONDS).items():
+            try:
+                entries = future.result(REQUEST_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() in _UNREADABLE:
+                    continue
+                raise self._unreachable(error) from error
+            found[resource.name] = {
+                name: str(entry.value)
+                for name, entry in entries.items()
+                if entry.value is not None and ConfigSource(entry.source) is ConfigSource.DYNAMIC_TOPIC_CONFIG
+            }
+        return found
+
     def partitions_of(self, topic: str) -> int:
         """How many partitions a topic has, 0 if it does not exist."""
         return len(self._metadata().get(topic, ()))
@@ -249,7 +275,7 @@ class Cluster:
 
     @staticmethod
     def _passes(error: KafkaError) -> bool:
-        """Whether the cluster may answer otherwise in a moment."""
+        """Return whether a retry may succeed."""
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False
         return error.retriable() or error.code() in _PASSING

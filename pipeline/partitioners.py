@@ -1,7 +1,7 @@
-"""Which hash puts a key where it lies: the two that Kafka's clients use by default.
+"""Recognise the hash that placed a key, of the two that Kafka's clients use by default.
 
 Java's client, kafka-python and franz-go place by murmur2; librdkafka (and all that is built on it) by CRC32. A topic
-that both write has the events of one key in two partitions, out of order, and nobody notices.
+that both write has the events of one key in two partitions, out of order, without an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a long job says while it runs, and how it is asked to stop.
+"""Report the progress of a long job, and stop it on a signal.
 
 The one idea: a job reports a step (a batch, a phase) when it is done; `Progress` turns that into one line with rows,
 rate, what is left and how long that takes, or, with --json, into the same for machines. SIGINT and SIGTERM ask once
@@ -58,7 +58,7 @@ def clock(seconds: float) -> str:
 
 
 class Stop:
-    """Whether the user asked the job to end. `wait` sleeps, but no longer than until then."""
+    """The user's request to end the job. `wait` sleeps, but no longer than until then."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

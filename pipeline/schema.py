@@ -22,7 +22,8 @@ from pyspark.sql.types import (
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-# A record as it was in its topic. What readers filter by comes first: Delta keeps statistics of the first columns.
+# A record as it was in its topic. Columns that readers filter by come first: Delta keeps statistics of the first
+# columns.
 RECORD = StructType(
     [
         StructField("topic", StringType()),

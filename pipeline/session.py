@@ -32,7 +32,7 @@ LOCAL_SHUFFLE_PARTITIONS = 8
 LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
-# What every job relies on, wherever it runs.
+# Settings that every job needs on every master.
 _ALWAYS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -55,7 +55,7 @@ _ALWAYS = {
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Where a job runs. `master` may be local[N], spark://…, yarn, k8s://…"""
+    """The place where a job runs. `master` may be local[N], spark://…, yarn, k8s://…"""
 
     app_name: str
     master: str = "local[*]"
@@ -65,8 +65,7 @@ class SessionOptions:
     ui: bool = False
     settings: dict[str, str] = field(default_factory=dict)
     nice: int | None = 0
-    """By how much a job on this machine's own cores gives way to whatever else runs here; None: it has what nobody else
-    wants (Linux' SCHED_IDLE)."""
+    """Niceness of a local job; None runs the job under Linux' SCHED_IDLE, which uses only idle time of the cores."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--local-dir", type=Path, metavar="FOLDER", help="Spark's scratch space")
     group.add_argument("--spark-ui", action="store_true", help="serve Spark's own web page")
     group.add_argument(
-        "--nice", type=_nice, default="idle", metavar="N",
-        help="how far a local[…] job gives way to a broker beside it: 0 to 19, or `idle`, which takes of the cores "
-             "what nobody else wants (default %(default)s)",
+        "--nice", type=_nice, default="0", metavar="N",
+        help="how far a local[…] job gives way to a broker beside it: 0 to 19, or `idle` (Linux), which uses only idle "
+             "time of the cores and stands still on a machine that is never idle (default %(default)s)",
     )  # fmt: skip
     group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="any Spark setting")
 
@@ -110,7 +109,7 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
 def open_session(options: SessionOptions, lines: Progress | None = None) -> SparkSession:
     """A session with Delta and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
 
-    `lines` are told before: a JVM takes its time.
+    `lines` announce the start first, because a JVM starts slowly.
     """
     try:
         from pyspark.sql import SparkSession
@@ -142,10 +141,10 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
 
 
 def give_way(nice: int | None) -> None:
-    """This process, and what it starts from here on, behind whatever else runs on the machine.
+    """Put this process and its future children behind all other processes of the machine.
 
-    By weight alone (a niceness) a busy job still keeps a broker that wakes up waiting for its turn to end; behind
-    SCHED_IDLE nobody waits.
+    By weight alone (a niceness) a busy job still keeps a broker that wakes up waiting for its turn to end; under
+    SCHED_IDLE no other process waits.
     """
     if nice is not None:
         os.nice(nice)
@@ -164,12 +163,12 @@ def _nice(text: str) -> int | None:
 
 
 def _log_level() -> str:
-    """Of the JVM: what went wrong is told in words, not as its traces, unless these are asked for."""
+    """Return the JVM's log level: errors are explained in words, and traces appear only on request."""
     return os.environ.get(LOG_LEVEL, "OFF").upper()
 
 
 def submitted() -> bool:
-    """Whether spark-submit started this program: it hands its JVM over by this variable."""
+    """Return whether spark-submit started this program: it passes its JVM by this variable."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -198,9 +197,9 @@ def _own(options: SessionOptions) -> dict[str, str]:
 
 
 def _collector(settings: Mapping[str, str]) -> str:
-    """Nobody waits for an answer of this JVM, so what counts is how little its collector takes in all.
+    """Choose the collector with the least total cost, because pauses of this JVM delay no client.
 
-    Nothing where one is chosen already: a JVM does not start with two.
+    Return nothing if the user chose a collector: a JVM does not start with two.
     """
     chosen = [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
     chosen += [value for name, value in settings.items() if name.endswith("JavaOptions")]
@@ -214,7 +213,7 @@ def java() -> str | None:
 
 
 def java_version() -> int | None:
-    """The major version of `java`, None if there is none."""
+    """Return the major version of `java`, None without Java."""
     found = java()
     if found is None:
         return None

@@ -1,8 +1,7 @@
-"""Delta tables by path: made, appended to exactly once, asked what their last commit said.
+"""Delta tables by path: made, appended to exactly once, and read back by their last commit.
 
 The one idea: an append names its application and a number that rises; Delta refuses to write a number twice, so an
-append whose outcome is unknown is simply done again. What a job must remember travels in the same commit, as its
-metadata.
+append whose outcome is unknown is simply done again. The job's progress travels in the same commit, as its metadata.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def name(path: str) -> str:
 
 
 def exists(spark: SparkSession, path: str) -> bool:
-    """Whether a Delta table is there. PipelineError if something else is."""
+    """Return whether a Delta table exists. PipelineError if the path holds anything else."""
     jvm = spark._jvm
     folder = jvm.org.apache.hadoop.fs.Path(path)
     system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
@@ -82,9 +81,9 @@ def append(
 
 
 def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
-    """What the log still tells, the latest first.
+    """Yield the commits that the log still holds, the latest first.
 
-    Each is read from its own file: a query of the table's history would cost more than many a batch.
+    Each is read from its own file, because a query of the table's history would cost more than many a batch.
     """
     jvm = spark._jvm
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)

@@ -1,1 +1,1 @@
-"""What rebalances did, and what they cost, from the coordinator's journal."""
+"""Measure the effect and the cost of rebalances from the coordinator's journal."""

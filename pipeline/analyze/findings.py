@@ -1,4 +1,4 @@
-"""What the tables say, in words with numbers: the few sentences that a person reads first.
+"""Findings: the few sentences with figures that a person reads first.
 
 The one idea: a finding is a sentence that names its subject, its figures and the next step, made of a small aggregate.
 No rows of the journal come to the driver, and every list is bounded.
@@ -21,7 +21,7 @@ MOST_OF_A_KIND = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`severity` is violation (the gateway or its journal is wrong), warning (somebody should act) or note."""
+    """`severity` is violation (the gateway or its journal is wrong), warning (the operator should act) or note."""
 
     severity: str
     kind: str
@@ -250,7 +250,7 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
 
 
 def delivery_findings(delivered: DataFrame) -> list[Finding]:
-    """What members' own logs say where there is no journal."""
+    """Return findings from members' own logs, if there is no journal."""
     rows = (
         delivered.groupBy("group_id")
         .agg(

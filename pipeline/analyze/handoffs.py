@@ -91,7 +91,8 @@ def _waits(journal: Journal) -> DataFrame:
 
 
 def delivered(delivery: DataFrame) -> DataFrame:
-    """Per partition and owner in turn: records that were processed before already, and records that nobody processed.
+    """Per partition and owner in turn: records that were processed before already, and records that no member
+    processed.
 
     `delivery` is what members logged (journal.DELIVERY): runs of offsets in the order of time.
     """

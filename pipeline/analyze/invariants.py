@@ -1,4 +1,4 @@
-"""What must hold in every journal, whatever clients do: each row found here is a fault of the coordinator or of the
+"""Invariants of every journal, for any client behaviour: each row found here is a fault of the coordinator or of the
 journal, never of a user's consumer.
 
 The one idea: a check is a function of the journal (and of what was made of it) that gives rows of one shape. So the job
@@ -27,7 +27,7 @@ CLASSIC_TRANSITIONS = {
     "CompletingRebalance": ("Stable", "PreparingRebalance", "Dead"),
     "Stable": ("PreparingRebalance", "Dead"),
 }
-"""Where a classic group's states may lead, as Kafka's coordinator has it."""
+"""Allowed successors of each state of a classic group, as in Kafka's coordinator."""
 
 
 def _rows(check: str, found: DataFrame, says: Column) -> DataFrame:
@@ -111,7 +111,7 @@ def state_jumped(journal: Journal) -> DataFrame:
 
 
 def assigned_twice(journal: Journal) -> DataFrame:
-    """No partition is given to two members in one generation, unless the first has let go of it in between."""
+    """No partition is given to two members in one generation, unless the first released it in between."""
     order = Window.partitionBy("era", "group_id", "topic", "partition", "generation_id").orderBy("seq")
     walked = (
         journal.ownership.withColumn("earlier_change", F.lag("change").over(order))
@@ -126,7 +126,7 @@ def assigned_twice(journal: Journal) -> DataFrame:
 
 
 def two_owners(ownership: DataFrame) -> DataFrame:
-    """Nobody holds a partition while another member does: a stretch begins when the one before it has ended."""
+    """No two members hold a partition at the same time: a stretch begins when the one before it has ended."""
     # The greatest end so far, not the last one: a short stretch may lie within a long one.
     so_far = (
         Window.partitionBy("era", "group_id", "topic", "partition")
@@ -196,9 +196,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
 
 
 def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame, tolerance_ms: int) -> DataFrame:
-    """OffsetFetch tells what was committed last, give or take what was being committed in that moment.
-
-    `stretches` say in which partitions another offset was told at all; only their offsets are walked over once more.
+    """OffsetFetch returns the last committed offset, or one that was being committed at that moment. `stretches` name
+    the partitions in which OffsetFetch returned another offset; only their offsets are walked over once more.
     """
     key = ["era", "group_id", "topic", "partition"]
     where = F.broadcast(stretches.where(F.col("told_otherwise") > 0).select(*key).distinct())
@@ -225,7 +224,8 @@ def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame
 
 
 def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
-    """A handoff begins once, ends once, and its target is not told of the partition before it has ended."""
+    """A handoff begins once, ends once, and the coordinator does not assign the partition to the target before the
+    handoff has ended."""
     key = ("era", "group_id", "topic", "partition", "generation_id", "source_member_id", "target_member_id")
     waits = journal.handoff.groupBy(*key).agg(
         F.count_if(F.col("phase") == "begun").alias("begun"),
@@ -260,7 +260,7 @@ def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
 
 
 def assigned_to_nobody(journal: Journal) -> DataFrame:
-    """Who is given a partition in a classic generation is one of its members."""
+    """Every partition of a classic generation is assigned to one of its members."""
     members = journal.member.select("era", "group_id", "generation_id", "member_id").distinct()
     complete = (
         journal.event.where((F.col("kind") == "generation_created") & (F.col("group_type") == "classic"))

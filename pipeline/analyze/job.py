@@ -1,7 +1,8 @@
 """`analyze`: what rebalances did to consumer groups, from the coordinator's journal.
 
-The journal's rows are copied once, turned into tables (docs/analysis.md), put into words and drawn. It also checks what
-must hold whatever clients do, and ends with 3 if something does not: so it is the test of every long run.
+The journal's rows are copied once, turned into tables (docs/analysis.md), put into words and drawn. It also checks
+the invariants that hold for any behaviour of clients, and ends with 3 if one is violated: so it is the test of every
+long run.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ DELIVERY = _table(
     ("first_offset", _LONG),
     ("last_offset", _LONG),
 )
-"""What members really processed, as a test harness logs it: one row per contiguous run of offsets, in order of time."""
+"""Records that members processed, as a test harness logs them: one row per contiguous run, in order of time."""
 
 MAX_DROPS = 1_000
 """rows_dropped events beyond which a journal is too torn to say anything exact about."""

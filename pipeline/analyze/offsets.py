@@ -1,4 +1,4 @@
-"""What commits tell: lag over time, where a new owner began, and how far the old one had come.
+"""Derive from commits: lag over time, where a new owner began, and how far the old one had come.
 
 All of it comes from one walk over the offsets of each partition in the order of `seq`, because the journal may hold
 hundreds of millions of commits and sorting them is what costs.
@@ -80,7 +80,7 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
 
 
 def told_otherwise() -> Column:
-    """Of a row of the walk: whether OffsetFetch told another offset than the one committed before it."""
+    """Return whether OffsetFetch returned another offset than the one committed before it, for a row of the walk."""
     return (
         (F.col("kind") == "fetch")
         & (F.col("error_code") == 0)
@@ -90,7 +90,8 @@ def told_otherwise() -> Column:
 
 
 def takeovers(walked: DataFrame) -> DataFrame:
-    """Per partition and move (and the time before the first): what its owner was told, read, and tried to commit.
+    """Per partition and move (and the time before the first): the offset that its owner received, read, and tried to
+    commit.
 
     Every sum is a number: Spark sorts all rows once more for an aggregate whose state is a struct or a text.
     """

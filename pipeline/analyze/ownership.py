@@ -1,8 +1,8 @@
-"""Who owned which partition when, what moved, and how little could have moved.
+"""Ownership of each partition over time, the moves, and the least moves possible.
 
-Two notions, kept apart. A member *holds* a partition from the moment it was told until it let go: that makes intervals,
-and the time a partition lay idle. A partition *belongs* to whom it was last assigned, also while an eager group has let
-go of everything: that makes moves.
+Two notions, kept apart. A member *holds* a partition from its assignment until its release: that makes intervals,
+and the time a partition lay idle. A partition *belongs* to whom it was last assigned, also while an eager group has
+released everything: that makes moves.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def belongings(journal: Journal) -> DataFrame:
 
 
 def moves(changes: DataFrame) -> DataFrame:
-    """Those of `belongings` that took a partition from somebody."""
+    """Those of `belongings` that took a partition from another member."""
     return changes.where(F.col("source_owner").isNotNull())
 
 
@@ -293,7 +293,7 @@ def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
     """(group_id, rebalance, unowned_partition_ms): how long partitions that had an owner had none, summed.
 
     Counted with the rebalance that gave the partition its next owner, from the later of the release and the start of
-    that chain of rebalances: a group without members waits for nobody.
+    that chain of rebalances: a group without members waits for no member.
     """
     order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("from_seq")
     held = (

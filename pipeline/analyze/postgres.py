@@ -1,6 +1,6 @@
 """A snapshot of the journal, copied from Postgres to Parquet.
 
-The one idea: the writer numbers rows in the order of commits, so whoever has read `next_seq` can read everything below
+The one idea: the writer numbers rows in the order of commits, so a reader of `next_seq` can read everything below
 it over any number of connections (docs/journal.md). Each row is asked for once, however many figures are made of it.
 
 Two ways there. Over TCP Spark reads by JDBC, in parallel parts of equal width, so a cluster can share the work. JDBC
@@ -49,7 +49,7 @@ def _bounds_query(schema: str) -> str:
 
 
 class Source(ABC):
-    """Where the journal is."""
+    """The location of the journal."""
 
     @abstractmethod
     def bounds(self) -> tuple[int, int]:
@@ -209,7 +209,7 @@ def copy_snapshot(
 ) -> tuple[int, int]:
     """Copies a range of the journal to a directory per table. Returns the range.
 
-    PipelineError if there is nothing in it, or if retention dropped rows of it meanwhile.
+    PipelineError if there is nothing in it, or if retention dropped rows of it in the meantime.
     """
     kept_from, known_to = source.bounds()
     first_seq = kept_from if from_seq is None else max(from_seq, kept_from)

@@ -13,7 +13,7 @@ from pipeline.analyze.journal import Journal
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a person may want to see differently."""
+    """Settings of the analysis that a user may change."""
 
     storm_rebalances: int = 5
     storm_within_ms: int = 60_000
@@ -23,7 +23,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Tables:
-    """What analysis writes, by name."""
+    """Tables that analysis writes, by name."""
 
     rebalance: DataFrame
     ownership: DataFrame

@@ -1,4 +1,4 @@
-"""What an archive job shows to Prometheus."""
+"""Prometheus metrics of an archive job."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Topics into a Delta table, exactly once for whoever reads the table.
+"""Archive topics into a Delta table, exactly once for every reader of the table.
 
 The one idea: a batch is a set of offset ranges; it is read by Spark's connector and committed together with the
 progress it makes, so the table is its own checkpoint. A crash leaves files that no commit names, and the next start
-plans from the last commit. Who else archives into the same table is found out by reading that commit back.
+plans from the last commit. Reading that commit back detects another job that archives into the same table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,9 @@ class Archive:
         self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
         self._progress = Progress()
         self._starting: dict[Partition, int] = {}
+        self._settings: dict[str, dict[str, str]] = {}
+        self._asked_settings: set[str] = set()
+        self._planned_before = False
         self._gone: set[str] = set()
 
     def run(self) -> None:
@@ -138,7 +141,7 @@ class Archive:
                 failures += 1
                 continue
             except (PySparkException, Py4JJavaError) as error:
-                # What the log lost meanwhile is found by the next plan; anything else may pass, too.
+                # The next plan finds records that the log lost in the meantime; any other error may pass, too.
                 if failures == len(RETRY_SECONDS):
                     raise
                 self._say_retry(explain(error), failures)
@@ -216,18 +219,46 @@ class Archive:
         ]
         if fresh:
             # Asked once per partition: `latest` must not move away while a first batch is tried again.
-            self._starting |= starting_offsets(self._cluster, fresh, self._arguments.start)
+            self._starting |= self._start_of(fresh)
+        self._planned_before = True
         if until is not None:
             logs = [log for log in logs if (log.topic, log.partition) in until]
         limit = self._arguments.max_batch_records
         if self._arguments.max_rate:
             limit = min(limit, max(1, int(self._arguments.max_rate * max(self._arguments.interval, 1.0))))
         batch = plan(self._progress, logs, self._starting, self._run_id, limit, until)
+        batch = self._with_settings(batch)
         unfinished = self._unfinished(batch)
         if unfinished is not None:
             batch = unfinished
         self._report_lost(batch.lost)
         return Planned(batch, logs)
+
+    def _start_of(self, fresh: Sequence[Log]) -> dict[Partition, int]:
+        """Return where partitions that are new to the archive begin.
+
+        `latest` means the end of a topic at the moment when the archive began. A topic that matches --pattern and
+        appeared later begins at its first record, because every record of it is younger than the archive.
+        """
+        later = self._arguments.start == "latest" and (self._planned_before or self._progress.batch > 0)
+        whole = [log for log in fresh if later and log.topic not in self._topics]
+        rest = [log for log in fresh if log not in whole]
+        found = {(log.topic, log.partition): log.start for log in whole}
+        return found | (starting_offsets(self._cluster, rest, self._arguments.start) if rest else {})
+
+    def _with_settings(self, batch: Batch) -> Batch:
+        """Add the topics' own settings, which the job reads once per topic."""
+        fresh = sorted(batch.after.topic_ids.keys() - self._asked_settings - self._gone)
+        if fresh:
+            self._settings |= self._cluster.own_settings(fresh)
+            self._asked_settings |= set(fresh)
+            for name in sorted(set(fresh) - self._settings.keys()):
+                self._lines.say(
+                    f"the settings of the topic {name} may not be read, so a restore creates it with its broker's "
+                    "defaults; allow DescribeConfigs on the topic to archive them",
+                    event="settings", topic=name,
+                )  # fmt: skip
+        return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
 
     def _unfinished(self, batch: Batch) -> Batch | None:
         """The batch whose dead letters are committed and whose records are not: it is done as it was planned then."""
@@ -304,7 +335,7 @@ class Archive:
         )
 
     def _known(self, batch: Batch) -> bool:
-        """Whether the table already says all that this empty batch would: partitions and where they start."""
+        """Return whether the table already records what this empty batch adds: partitions and their starts."""
         return batch.after.next == self._progress.next and bool(self._progress.batch)
 
     def _records(self, batch: Batch) -> DataFrame:
@@ -348,7 +379,7 @@ class Archive:
             try:
                 self._cluster.commit(self._arguments.group, ends)
             except KafkaException as error:
-                # What is archived is committed; only who looks at the group's lag sees an older state.
+                # The records are committed; only the group's lag shows an older state.
                 self._lines.say(f"the group {self._arguments.group} does not take its offsets: {error}", event="group")
 
     def _pace(self, done: int, left: int, started: float) -> None:
@@ -362,7 +393,7 @@ class Archive:
 
 
 def last_progress(spark: SparkSession, path: str) -> Progress | None:
-    """What the last batch committed says, read from the records if the log has forgotten it; None for a new table."""
+    """Return the progress in the last committed batch; None for a new table."""
     for commit in table.commits(spark, path):
         found = Progress.from_json(commit.metadata) if commit.metadata else None
         if found is not None:

@@ -1,4 +1,4 @@
-"""What the next batch of an archive reads: from positions and logs to ranges, or to the reason why it must not go on.
+"""Plan an archive's next batch: from positions and logs to ranges, or to the reason why it must not go on.
 
 The one idea: a value in, a value out. `Progress` is what the table's last commit says; it is stored with the batch that
 made it true, so the table itself knows how far it is, and a batch that was not committed is planned anew.
@@ -44,6 +44,8 @@ class Progress:
     first: Mapping[Partition, int] = field(default_factory=dict)
     next: Mapping[Partition, int] = field(default_factory=dict)
     lost: tuple[Range, ...] = ()
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Each topic's own settings, so that a restore can create the topic as it was."""
 
     def to_json(self) -> str:
         topics: dict[str, Any] = {
@@ -52,6 +54,8 @@ class Progress:
         for name, offsets in (("first", self.first), ("next", self.next)):
             for (topic, partition), offset in offsets.items():
                 topics[topic][name][str(partition)] = offset
+        for topic, settings in self.settings.items():
+            topics[topic]["settings"] = dict(settings)
         lost = [[each.topic, each.partition, each.start, each.end] for each in self.lost]
         return json.dumps(
             {"sluice_archive": {"batch": self.batch, "run": self.run, "topics": topics, "lost": lost}},
@@ -76,12 +80,14 @@ class Progress:
             first=offsets["first"],
             next=offsets["next"],
             lost=tuple(Range(*each) for each in told["lost"]),
+            # Archives of earlier releases have none.
+            settings={topic: of["settings"] for topic, of in told["topics"].items() if "settings" in of},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What to read, what turned out to be lost before it, and the progress once it is committed."""
+    """The ranges to read, the ranges lost before them, and the progress once the batch is committed."""
 
     ranges: tuple[Range, ...]
     lost: tuple[Range, ...]

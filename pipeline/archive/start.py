@@ -1,4 +1,4 @@
-"""Where an archive begins: `--from` to an offset per partition."""
+"""Turn `--from` into the first offset of each partition."""
 
 from __future__ import annotations
 

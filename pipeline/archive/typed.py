@@ -234,7 +234,7 @@ def cast(value: Column, kind: DataType) -> Column:
 
 
 def fits(value: Column, kind: DataType) -> Column:
-    """Whether nothing of a variant would be lost by `cast`. Null fits everything."""
+    """Return whether `cast` loses nothing of a variant. Null fits everything."""
     own = F.schema_of_variant(value)
     nothing = value.isNull() | (own == "VOID")
     if isinstance(kind, StructType):
@@ -258,7 +258,7 @@ def fits(value: Column, kind: DataType) -> Column:
         return nothing | own.isin("BIGINT", "DOUBLE", "FLOAT") | own.startswith("DECIMAL")
     if isinstance(kind, BooleanType):
         return nothing | (own == "BOOLEAN")
-    # A type that only a given schema has, such as a date: whatever Spark can convert.
+    # A type that only a given schema has, such as a date: any value that Spark can convert.
     return nothing | _get(value, kind.simpleString()).isNotNull()
 
 

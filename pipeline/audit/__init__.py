@@ -1,1 +1,1 @@
-"""What is in a topic, and what its producers could do better."""
+"""Describe a topic's records, and advise its producers."""

@@ -1,4 +1,4 @@
-"""What a topic's records look like: pure transforms of the table that `archive` writes (pipeline/schema.py)."""
+"""Describe a topic's records: pure transforms of the table that `archive` writes (pipeline/schema.py)."""
 
 from __future__ import annotations
 

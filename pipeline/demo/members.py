@@ -43,7 +43,7 @@ class Log:
             self.rows.extend(tuple(run) for run in runs)
 
     def write(self, folder: Path) -> int:
-        """Writes what there is as Parquet; how many rows."""
+        """Write all rows as Parquet, and return their number."""
         folder.mkdir(parents=True, exist_ok=True)
         names = ("group_id", "topic", "partition", "member_id", "at_ms", "first_offset", "last_offset")
         kinds = (pa.string(), pa.string(), pa.int32(), pa.string(), pa.int64(), pa.int64(), pa.int64())
@@ -113,7 +113,7 @@ class Member:
         deadline = time.monotonic() + JOIN_SECONDS
         while self._consumer.assignment():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name} does not let go of its partitions")
+                raise RuntimeError(f"{self.name} does not release its partitions")
             self._consumer.poll(0.05)
         self._consumer.poll(0)
         self._consumer.close()

@@ -1,7 +1,8 @@
-"""An archive into topics, every record once, in order, through any crash.
+"""Replay an archive into topics, every record once, in order, through any crash.
 
 The one idea: the offset map is a table; a batch's rows of it are committed when all its records are stored, with how
-far the replay is. What a crash left in the target behind the map is recognised and not written again (`produce.py`).
+far the replay is. Records that a crash left in the target behind the map are recognised and not written again
+(`produce.py`).
 Group offsets are translated by the map, in a step of its own.
 """
 
@@ -13,11 +14,13 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pipeline import kafka, session, table
 from pipeline.archive.job import RETRY_SECONDS, last_progress
@@ -27,6 +30,7 @@ from pipeline.errors import PipelineError, explain
 from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.replay import topics
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
@@ -51,7 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--until", metavar="WHERE", help="likewise; what is there is left out")
     what.add_argument("--filter", metavar="SQL", help='over the archive\'s columns, e.g. "value IS NOT NULL"')
     what.add_argument("--timestamps", choices=("keep", "now"), default="keep", help="(default %(default)s)")
-    what.add_argument("--create-topics", action="store_true", help="make target topics that do not exist")
+    what.add_argument("--create-topics", action="store_true", help="create missing target topics as their sources were")
+    what.add_argument(
+        "--topic-config", action="append", default=[], metavar="NAME=VALUE",
+        help="with --create-topics: a setting of each created topic. By default a topic gets its source's settings, "
+        "and with --timestamps keep an unlimited retention, because its records are as old as the archive",
+    )  # fmt: skip
+    what.add_argument(
+        "--replication-factor",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="with --create-topics (default %(default)s: the broker decides)",
+    )
     how = parser.add_argument_group("how")
     how.add_argument(
         "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
@@ -134,6 +150,8 @@ class Replay:
             left = sum(each.end - done.following[each.topic, each.partition] for each in done.plan.ranges)
             self._lines.step(f"batch {done.batch}", rows, time.monotonic() - started, left, event="committed",
                              batch=done.batch)  # fmt: skip
+        if not self._stop.asked:
+            self._check_held(done)
         words = "stopped; start it again to go on" if self._stop.asked else "done"
         self._lines.say(f"{words}: the offset map is {self._map}", event="end")
 
@@ -263,7 +281,7 @@ class Replay:
         asked = self._asked_plan(sorted(progress.topic_ids))
         ranges = self._ranges(progress, asked.topics)
         targets = self._targets(asked, ranges, progress)
-        self._make_topics(targets, create=create)
+        self._make_topics(asked, progress, ranges, create=create)
         counts = self._counts(asked, targets)
         if asked.by_key is not None:
             targets = {(topic, partition) for topic, count in counts.items() for partition in range(count)}
@@ -321,19 +339,84 @@ class Replay:
                 found.append(Range(topic, partition, start, stop))
         return found
 
-    def _make_topics(self, targets: set[Partition], *, create: bool) -> None:
+    def _make_topics(self, asked: Plan, progress: Progress, ranges: list[Range], *, create: bool) -> None:
+        """Create the missing target topics. PipelineError if one is missing, or retention would remove its records."""
+        given = kafka.settings_of(self._arguments.topic_config, "--topic-config")
         existing = self._cluster.existing()
-        for topic in sorted({topic for topic, _ in targets} - existing):
-            if create:
-                count = 1 + max(partition for name, partition in targets if name == topic)
-                self._cluster.create(NewTopic(topic, count, 1))
-            elif not self._arguments.dry_run:
-                raise PipelineError(f"The target topic {topic} does not exist.", "Create it, or add --create-topics.")
+        wanted = topics.targets(asked, progress.next, progress.settings, given)
+        missing = [each for each in wanted if each.topic not in existing]
+        needed = {asked.topics[each.topic] for each in ranges}
+        if missing and not create and not self._arguments.dry_run:
+            lacking = [each.topic for each in missing if each.topic in needed]
+            if lacking:
+                raise PipelineError(
+                    f"The target topic {lacking[0]} does not exist.", "Create it, or add --create-topics."
+                )
+        self._check_retention(asked, ranges, [each for each in missing if create], existing)
+        for each in missing if create else ():
+            self._cluster.create(
+                NewTopic(each.topic, each.partitions, self._arguments.replication_factor, config=dict(each.settings))
+            )
+            words = f"created the topic {each.topic} with {each.partitions} partitions"
+            if each.unlimited:
+                before = ", ".join(f"{name}={value or 'default'}" for name, value in sorted(each.unlimited.items()))
+                words += f"; its retention is unlimited (the source had {before}): set it when consumers have caught up"
+            self._lines.say(words, event="created", topic=each.topic, partitions=each.partitions)
+
+    def _check_retention(
+        self, asked: Plan, ranges: list[Range], created: list[topics.Target], existing: set[str]
+    ) -> None:
+        """Refuse a given retention, and warn of an existing topic's, that removes records as soon as they arrive."""
+        if asked.timestamps != "keep" or not ranges:
+            return
+        there = sorted({asked.topics[each.topic] for each in ranges} & existing)
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in there]
+        limits = {resource.name: config for resource, config in self._cluster.configs(resources).items()}
+        limits |= {each.topic: dict(each.settings) for each in created}
+        finite = {
+            name: config
+            for name, config in limits.items()
+            if int(config.get(topics.RETENTION_MS, topics.UNLIMITED)) >= 0
+        }
+        if not finite:
+            return
+        oldest = self._oldest(asked, [each for each in ranges if asked.topics[each.topic] in finite])
+        now = int(time.time() * 1000)
+        for name, config in sorted(finite.items()):
+            limit = config[topics.RETENTION_MS]
+            if not topics.expiring(limit, config.get("cleanup.policy"), oldest.get(name), now):
+                continue
+            words = (
+                f"retention.ms={limit} of the topic {name} removes records of {_day(oldest[name])}, the oldest that "
+                "would be replayed"
+            )
+            if name not in existing:
+                raise PipelineError(f"{words}.", "Leave retention.ms out of --topic-config, or use --timestamps now.")
+            self._lines.say(
+                f"WARNING {words}: set the topic's retention.ms to -1 first, or use --timestamps now",
+                event="retention", topic=name,
+            )  # fmt: skip
+
+    def _oldest(self, asked: Plan, ranges: list[Range]) -> dict[str, int]:
+        """Return the oldest timestamp in milliseconds that each target topic would get."""
+        rows = (
+            select_records(self._records, asked, ranges)
+            .groupBy("topic")
+            .agg(F.min(F.unix_millis("timestamp")).alias("oldest"))
+            .collect()
+        )
+        return {asked.topics[row.topic]: row.oldest for row in rows}
+
+    def _check_held(self, done: Done) -> None:
+        """Compare the targets with the offset map; PipelineError if a replayed record is no longer there."""
+        logs = self._cluster.logs(sorted(done.plan.target_ids), read_committed=False)
+        records = topics.check_held(done.plan.bases, self._written(None), logs)
+        self._lines.say(f"the targets hold all {records:,} records that were replayed", event="held", records=records)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
     def _bases(self, done: Done) -> dict[Partition, int]:
-        """Where each target partition must end when the next batch begins."""
+        """Return the offset at which each target partition must end when the next batch begins."""
         bases = dict(done.plan.bases)
         if done.batch:
             for key, records in self._written(None).items():
@@ -369,12 +452,20 @@ class Replay:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether the same batch would fail the same way again."""
+    """Return whether the same batch would fail the same way again."""
     return isinstance(error, AnalysisException | ParseException) or "ForeignWriterError" in str(error)
 
 
 def _records(ranges: list[Range] | tuple[Range, ...]) -> int:
     return sum(each.records for each in ranges)
+
+
+def _day(timestamp_ms: int) -> str:
+    """Return the day of a timestamp, or the number itself if it is outside of the calendar."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)).date().isoformat()
+    except OverflowError:
+        return f"{timestamp_ms} ms"
 
 
 def _time(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What a replay does, fixed when it begins: which offsets go where, and where each target partition stood.
+"""A replay's plan, fixed when it begins: source and target of each offset, and the end of each target.
 
 The one idea: from the plan and the number of a batch follows the exact sequence of records that each target partition
 gets. So after a crash the end of a target partition says how much of its sequence is there, and the rest is written.
@@ -55,7 +55,7 @@ class Plan:
         return share(backlog, self.batch_records)
 
     def asked(self) -> dict[str, object]:
-        """What the user asked for: it must be the same when a replay goes on."""
+        """Return the user's options, which must be the same when a replay goes on."""
         told = asdict(self)
         # The same for JSON and for us.
         told["partitions"] = {str(source): target for source, target in self.partitions.items()}

@@ -43,7 +43,7 @@ MAP_OUT = pa.schema(
 
 
 class ForeignWriterError(Exception):
-    """Somebody else has written to a target partition."""
+    """Another producer has written to a target partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Writer:
     bases: Mapping[Partition, int]
     keep_timestamps: bool
     settle: bool
-    """Whether a writer that was killed may still have requests on their way."""
+    """True if a killed writer may still have requests in flight."""
     records_per_second: float | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -122,7 +122,7 @@ class _Run:
         base = self._writer.bases[key]
         if end < base:
             raise ForeignWriterError(f"{key[0]}-{key[1]} ends at {end}, before {base}, where the batch began")
-        # What the target's retention has removed already cannot be looked at; its count stands.
+        # Records that the target's retention has removed cannot be read; their count stands.
         visible = base < end and end - 1 >= self._watermarks(key)[0]
         return _Target(key, base, end - base, visible, self._mark_at(key, end - 1) if visible else None)
 
@@ -188,7 +188,8 @@ class _Run:
         return pa.record_batch(columns, schema=MAP_OUT)
 
     def close(self) -> None:
-        # What was not flushed belongs to a try that failed: it must not be written behind the next one's back.
+        # Records that were not flushed belong to a failed attempt. The next attempt writes them, so they must not
+        # arrive later.
         self._producer.purge(in_queue=True, in_flight=False, blocking=True)
         self._consumer.close()
 
@@ -262,7 +263,7 @@ class _Run:
 
 
 def mark(topic: str, partition: int, offset: int, timestamp_ms: int) -> bytes:
-    """Where a record came from, as its header says it."""
+    """Return the header value that names a record's source."""
     return b"%s/%d/%d/%d" % (topic.encode(), partition, offset, timestamp_ms)
 
 

@@ -1,4 +1,4 @@
-"""From archived records to what is produced, and from the offset map to a group's offsets: pure functions of frames."""
+"""Turn archived records into records to produce, and an offset map into a group's offsets: pure functions of frames."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> D
 
 
 def with_targets(records: DataFrame, plan: Plan) -> DataFrame:
-    """Adds target_topic and target_partition."""
-    topic = F.lit(None).cast("string")
-    for source, target in plan.topics.items():
-        topic = F.when(F.col("topic") == source, target).otherwise(topic)
-    partition = F.col("partition")
-    for source, target in plan.partitions.items():
-        partition = F.when(F.col("partition") == source, target).otherwise(partition)
+    """Add the columns target_topic and target_partition."""
+    session = records.sparkSession
+    # Broadcast joins, because a chain of CASE per topic or partition is a tree that overflows the JVM's stack.
+    topics = session.createDataFrame(
+        [(source, target, plan.counts.get(target)) for source, target in plan.topics.items()],
+        "_source string, target_topic string, _count int",
+    )
+    found = records.join(F.broadcast(topics), F.col("topic") == F.col("_source"), "left")
     if plan.by_key is not None:
-        count = F.lit(None).cast("int")
-        for source, target in plan.topics.items():
-            count = F.when(F.col("topic") == source, plan.counts.get(target)).otherwise(count)
-        partition = F.coalesce(_murmur2(F.col("key")), F.col("partition")) % count
-    return records.withColumn("target_topic", topic).withColumn("target_partition", partition.cast(IntegerType()))
+        partition = F.coalesce(_murmur2(F.col("key")), F.col("partition")) % F.col("_count")
+    else:
+        numbers = session.createDataFrame(list(plan.partitions.items()), "_from int, _to int")
+        found = found.join(F.broadcast(numbers), F.col("partition") == F.col("_from"), "left")
+        partition = F.coalesce("_to", "partition")
+    return found.withColumn("target_partition", partition.cast(IntegerType())).drop("_source", "_count", "_from", "_to")
 
 
 def _murmur2(key: Column) -> Column:
@@ -63,13 +65,13 @@ def _murmur2(key: Column) -> Column:
 
 
 def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
-    """Each target partition in one task, its records by source topic, partition and offset."""
-    index = F.lit(None).cast("int")
-    for number, (topic, partition) in enumerate(sorted(plan.bases)):
-        here = (F.col("target_topic") == topic) & (F.col("target_partition") == partition)
-        index = F.when(here, number % tasks).otherwise(index)
+    """Put each target partition into one task, its records ordered by source topic, partition and offset."""
+    places = targeted.sparkSession.createDataFrame(
+        [(topic, partition, number % tasks) for number, (topic, partition) in enumerate(sorted(plan.bases))],
+        "target_topic string, target_partition int, _task int",
+    )
     return (
-        targeted.withColumn("_task", index)
+        targeted.join(F.broadcast(places), ["target_topic", "target_partition"], "left")
         .repartitionById(tasks, F.col("_task"))
         .sortWithinPartitions("target_topic", "target_partition", "topic", "partition", "offset")
         .select(
@@ -82,7 +84,7 @@ def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
 
 
 def summary(targeted: DataFrame) -> DataFrame:
-    """What would be produced, per source and target partition: records, bytes, first and last offset."""
+    """Count records and bytes, and give first and last offset, per source and target partition."""
     size = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
     return (
         targeted.groupBy("topic", "partition", "target_topic", "target_partition")
@@ -102,11 +104,12 @@ def written(offset_map: DataFrame) -> DataFrame:
 
 
 def translate(committed: DataFrame, offset_map: DataFrame) -> DataFrame:
-    """A group's offsets in the source as offsets in the target.
+    """Translate a group's offsets in the source into offsets in the target.
 
-    `committed` has group, topic, partition, offset. The answer is where the first record that the group has not read
-    went; behind the last one if it has read all. Where several source partitions went into one, the lowest is taken:
-    records are read twice rather than missed. Partitions that were not replayed are left out.
+    `committed` has group, topic, partition, offset. The translated offset is the target offset of the first record that
+    the group has not read, or the end if the group has read every record. If several source partitions went into one
+    target partition, the lowest offset wins, so that the group reads records twice rather than misses one. Partitions
+    that were not replayed are left out.
     """
     runs = offset_map.select(
         F.col("source_topic").alias("topic"), F.col("source_partition").alias("partition"),

@@ -1,4 +1,4 @@
-"""What the page and the pictures show, taken from the tables of an analysis: plain values, every list bounded.
+"""Collect the values that page and pictures show from the tables of an analysis; every list is bounded.
 
 Groups are shown in the order of trouble: time without an owner, then records processed twice.
 """
@@ -25,7 +25,7 @@ MOST_MOVES = 200
 
 COSTS = (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
 COSTS_BY_MEMBERS = (("duplicates", "twice, say members' logs"), ("gap_records", "by nobody, say members' logs"))
-"""What a move may cost, by its column: as the journal bounds it, and as members' own logs say it exactly."""
+"""Costs of a move by column: bounds from the journal, exact values from members' own logs."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class GroupData:
     """(topic-partition, [(ms, greatest lag)]), the most behind first."""
     moves: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """What is not shown, in words."""
+    """Sentences about data that is not shown."""
 
 
 def costs_of(moves: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def _by_group(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _first(table: DataFrame, most: int, *order: Column | str) -> list[Row]:
-    """The first `most` rows of each group, and one more where there are more, in one query."""
+    """Return the first `most` rows of each group, and one more if a group has more, in one query."""
     rank = Window.partitionBy("group_id").orderBy(*order)
     return (
         table.withColumn("rank", F.row_number().over(rank))
@@ -212,7 +212,7 @@ def _add_moves(table: DataFrame, groups: dict[str, GroupData], names: Sequence[s
 
 
 def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
-    """What members' own logs show where there is no journal: who processed which partition when, and what twice."""
+    """Collect owners and records processed twice from members' own logs, if there is no journal."""
     rows = delivered.orderBy("group_id", "begins_ms").limit(MOST_INTERVALS).collect()
     groups: list[GroupData] = []
     for name, mine in _by_group(rows):

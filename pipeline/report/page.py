@@ -36,7 +36,7 @@ STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8
 
 FIRST_FINDINGS = 10
 MOST_WIDE = 120
-"""Of a bar that stands for a move; bars so wide have a name."""
+"""Width of a move's bar; a bar this wide has a name."""
 
 TOTALS = (
     ("groups", "groups"),

@@ -23,7 +23,7 @@ PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8
 MOST_GROUPS = 6
 DOTS_PER_INCH = 110
 ROW_INCHES = 0.16
-"""Of a partition, where many are shown."""
+"""Height of a partition among many."""
 
 
 def write_pictures(folder: Path, data: ReportData) -> list[Path]:

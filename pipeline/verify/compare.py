@@ -1,11 +1,11 @@
-"""Where an archive and its topic differ: pure functions of two frames of sums, and of ranges."""
+"""Find differences between an archive and its topic: pure functions of two frames of sums, and of ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.archive.plan import Progress, Range
@@ -17,7 +17,7 @@ PIECE_BLOCKS = 256
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What of a partition can be proved: `ranges`, and in words why not the rest."""
+    """The provable `ranges` of a partition, and remarks on why the rest cannot be proved."""
 
     topic: str
     partition: int
@@ -42,7 +42,10 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
             if (each.topic, each.partition) == key
         ]
         log = held.get(key)
-        if log is None:
+        if log is not None and log.topic_id != progress.topic_ids[topic]:
+            remarks.append("its topic was deleted and created again, so nothing of it can be proved")
+            claimed = []
+        elif log is None:
             remarks.append("its topic has gone, so nothing of it can be proved")
             claimed = []
         elif log.start > progress.first[key]:
@@ -123,6 +126,20 @@ def unequal_records(archive: DataFrame, topic: DataFrame, *, compacted: bool = F
         what = what.when(unlike, f"its {name} is another in the archive than in the topic")
     what = what.when(F.col("copies") > 1, "the archive holds it more than once")
     return joined.withColumn("what", what).where("what IS NOT NULL").select(*keys, "what")
+
+
+def unequal_ranges(records: DataFrame) -> DataFrame:
+    """Merge differing records into ranges of consecutive offsets: topic, partition, what, first, last, records.
+
+    `records` is what `unequal_records` returns. A lost file is then one range instead of thousands of offsets.
+    """
+    alike = Window.partitionBy("topic", "partition", "what").orderBy("offset")
+    return (
+        records.withColumn("_run", F.col("offset") - F.row_number().over(alike))
+        .groupBy("topic", "partition", "what", "_run")
+        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"), F.count(F.lit(1)).alias("records"))
+        .drop("_run")
+    )
 
 
 def unclaimed(archive: DataFrame, progress: Progress) -> DataFrame:

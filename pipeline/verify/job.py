@@ -1,8 +1,8 @@
-"""Proves that an archive is what its topics hold.
+"""Prove that an archive equals its topics.
 
 The one idea: the table is read by Spark, the topics by librdkafka in Spark's workers, and both are summed per block of
-offsets; where two sums differ the block is compared record by record, and the first difference is named. What can be
-proved is what the archive claims and the topic still holds; the rest is said.
+offsets; where two sums differ the block is compared record by record, and the first difference is named. Offsets that
+the archive claims and the topic still holds can be proved; the report names the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka.admin import ConfigResource, ResourceType
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import kafka, session, table
@@ -24,7 +24,16 @@ from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.ticker import Ticker
-from pipeline.verify.compare import Scope, pieces, rounds, scopes, unclaimed, unequal_blocks, unequal_records
+from pipeline.verify.compare import (
+    Scope,
+    pieces,
+    rounds,
+    scopes,
+    unclaimed,
+    unequal_blocks,
+    unequal_ranges,
+    unequal_records,
+)
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
 from pipeline.verify.topic import TopicReader
 
@@ -69,14 +78,15 @@ class Verification:
         progress = last_progress(self._spark, self._path)
         if progress is None:
             raise PipelineError(f"{self._path} holds no archive yet.", "Run `sluice-pipeline archive` first.")
-        logs = self._cluster.logs(sorted(progress.topic_ids), read_committed=self._read_committed)
-        for log in logs:
-            if log.topic_id != progress.topic_ids[log.topic]:
-                raise PipelineError(
-                    f"The topic {log.topic} was deleted and created again since it was archived.",
-                    "There is nothing left to compare the archive with; leave it out with --topics.",
-                )
-        told = [each for each in scopes(progress, logs) if not self._only or each.topic in self._only]
+        unknown = sorted(set(self._only) - progress.topic_ids.keys())
+        if unknown:
+            raise PipelineError(
+                f"The archive does not hold the topic {unknown[0]}.",
+                f"It holds {', '.join(sorted(progress.topic_ids)) or 'no topic'}; check --topics.",
+            )
+        chosen = sorted(self._only or progress.topic_ids)
+        logs = self._cluster.logs(chosen, read_committed=self._read_committed)
+        told = [each for each in scopes(progress, logs) if each.topic in chosen]
         compacted = self._compacted({each.topic for each in told})
         differences = self._unclaimed(records, progress) if not self._only else []
         whole = [each for each in told if each.topic not in compacted]
@@ -138,17 +148,17 @@ class Verification:
     def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
         archived = record_sums(self._within(inside, work))
         rows = (
-            unequal_records(archived, self._topic(work, per_record=True), compacted=compacted)
-            .orderBy("topic", "partition", "offset")
+            unequal_ranges(unequal_records(archived, self._topic(work, per_record=True), compacted=compacted))
+            .orderBy("topic", "partition", "first")
             .limit(MAX_SHOWN)
             .collect()
         )
-        return [f"{row.topic}-{row.partition} offset {row.offset:,}: {row.what}" for row in rows]
+        return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
         rows = [(each.topic, each.partition, each.start, each.end) for each in work]
         cores = self._spark.sparkContext.defaultParallelism
-        # A task per piece, so that no core waits long for the last; several pieces where there are many.
+        # A task per piece, so that no core waits long for the last; several pieces per task if there are many.
         slices = max(1, min(len(rows), max(TASKS_PER_CORE * cores, len(rows) // 4)))
         frame = self._spark.createDataFrame(
             self._spark.sparkContext.parallelize(rows, slices), "topic string, partition int, start long, end long"
@@ -185,7 +195,7 @@ class Verification:
         if differences:
             self._lines.say(f"the archive is NOT what the topics hold; first: {differences[0]}", event="different")
             return DIFFERENT
-        if not proved and any(each.remarks for each in told):
+        if not proved and (any(each.remarks for each in told) or not told):
             raise PipelineError(
                 "Nothing of the archive can be proved: its topics no longer hold what it does.",
                 "Keep records in the topic until they are verified: a longer retention, or verify more often.",
@@ -195,6 +205,13 @@ class Verification:
             event="proved", offsets=proved,
         )  # fmt: skip
         return 0
+
+
+def _offsets(row: Row) -> str:
+    """Name the offsets of a row of `unequal_ranges`."""
+    if row.records == 1:
+        return f"offset {row.first:,}"
+    return f"offsets {row.first:,} to {row.last:,}, {row.records:,} records"
 
 
 def _overlap(work: Sequence[Range], block: Range) -> list[Range]:

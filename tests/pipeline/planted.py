@@ -22,7 +22,7 @@ ILLEGAL_GENERATION = 22
 
 @dataclass
 class Truth:
-    """What must be found in one group."""
+    """Findings that the analysis must report for one group."""
 
     rebalances: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class Truth:
     """(first rebalance, how many) of each."""
     times_last: Counter[str] = field(default_factory=Counter)
     owned: dict[Partition, str] = field(default_factory=dict)
-    """Who holds what at the end."""
+    """Owner of each partition at the end."""
 
 
 class Clock:
@@ -122,7 +122,7 @@ class Group:
         return names
 
     def leave(self, member: str | None = None, *, expire: bool = False, **plan: Any) -> None:
-        """A member goes; if it was the last, the group is empty and nobody rebalances."""
+        """A member leaves; if it was the last, the group is empty and does not rebalance."""
         member = member or self._random.choice(self.members)
         left = [name for name in self.members if name != member]
         self.members = left
@@ -141,7 +141,7 @@ class Group:
             self._in_chain = False
 
     def rejoin(self, **plan: Any) -> None:
-        """The leader joins again, for no reason of the assignment."""
+        """The leader joins again without a change of the assignment."""
         self._rebalance("leader_rejoined", self.members[0], list(self.members), **plan)
 
     def interrupted(self, **plan: Any) -> None:

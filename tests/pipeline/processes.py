@@ -57,7 +57,7 @@ class Job:
 
     @property
     def niceness(self) -> set[int]:
-        """Of Python and of its JVM."""
+        """Return the niceness of Python and of its JVM."""
         whole = psutil.Process(self._process.pid)
         return {process.nice() for process in (whole, *whole.children(recursive=True))}
 

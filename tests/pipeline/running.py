@@ -1,4 +1,4 @@
-"""A job that runs on the tests' session in a thread of its own, so that something can happen to it meanwhile."""
+"""A job that runs on the tests' session in a thread of its own, so that the test can disturb it in the meantime."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Lines:
 
 
 class Running:
-    """What runs is stopped at the end of the block, unless it has ended."""
+    """Stop the job at the end of the block, unless it has ended."""
 
     def __init__(self, job: Callable[[Progress, Stop], None], name: str) -> None:
         self.said: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ class Running:
         return [line for line in self.said if line.get("event") == name]
 
     def stop(self) -> None:
-        """Ask for a stop and wait for the end. What ended it, if that was an error."""
+        """Ask for a stop and wait for the end. Return the error that ended the job, or None."""
         self._stop.ask()
         self.finish()
 
@@ -98,7 +98,8 @@ class Running:
             raise self._error
 
     def failure(self) -> PipelineError:
-        """How a person is told why the job ended. AssertionError if it ended well, or is told of Java."""
+        """Return the explanation of why the job ended. AssertionError if it ended well, or if the explanation names
+        Java."""
         self._thread.join(SECONDS)
         assert self._error is not None, f"it did not fail; said {self.said[-3:]}"
         told = explain(self._error)

@@ -146,7 +146,7 @@ class _Page(HTMLParser):
 
 def test_what_people_see(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, truths = journal(21, groups=2)
-    # What a client says may be anything; it must not become markup.
+    # A client may send any text; it must not become markup.
     hostile = "<script>alert(1)</script>"
     for table in rows.values():
         for row in table:

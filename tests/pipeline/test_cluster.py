@@ -1,4 +1,4 @@
-"""What a job makes of a cluster that does not lead its partitions yet."""
+"""Jobs against a cluster that does not lead its partitions yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor` says of a machine that lacks something: which, and what to do."""
+"""`doctor` on an incomplete machine names the missing part and the next step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import session
+from pipeline import jars, session
 from pipeline.doctor import job as doctor
 from pipeline.progress import Progress, Stop
 from tests.gateway_process import GatewayProcess
@@ -72,7 +72,7 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_no_jars(tmp_path: Path) -> None:
     ((check, cause, step),) = missing("--jars", str(tmp_path))
     assert check == "jars"
-    assert f"12 of 12 jars are not in {tmp_path}" in cause
+    assert f"12 of 12 jars are absent from {tmp_path}" in cause
     assert "sluice-pipeline jars" in step
 
 
@@ -100,3 +100,11 @@ def test_a_place_that_takes_no_table(tmp_path: Path) -> None:
     (told,) = [line for line in job.said if line.get("event") == "missing"]
     assert told["check"] == "Spark and Delta"
     assert told["cause"] == f"{tmp_path / 'file'} is not a folder."
+
+
+def test_an_empty_jar_is_missing(tmp_path: Path) -> None:
+    for name in jars.names():
+        (tmp_path / name).write_bytes(b"PK")
+    (tmp_path / jars.names()[3]).write_bytes(b"")
+    ((check, cause, _),) = missing("--jars", str(tmp_path))
+    assert (check, cause.endswith(f"{jars.names()[3]}.")) == ("jars", True)

@@ -1,4 +1,4 @@
-"""What a person is told of errors that come from elsewhere: one line for the cause, one for what to do."""
+"""Explanations of foreign errors: one line for the cause, one for the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JAVA = """An error occurred while calling o68.sql.
 
 
 class Py4JJavaError(Exception):
-    """As py4j's own, told with the whole trace."""
+    """An error like py4j's own, with the whole trace."""
 
 
 def java(outer: str, *causes: str) -> Py4JJavaError:
@@ -23,7 +23,7 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
 
 
 class CapturedError(Exception):
-    """As Spark's own: the causes are in the trace alone."""
+    """An error like Spark's own: only the trace has the causes."""
 
     def __init__(self, words: str, trace: str) -> None:
         super().__init__(words)

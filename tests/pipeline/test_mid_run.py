@@ -1,4 +1,4 @@
-"""What happens to a job while it runs: topics that go, come again and grow, retention, Postgres, the gateway, the disk.
+"""Disturb a running job: topics that are deleted, created again and grow, retention, Postgres, the gateway, the disk.
 
 Afterwards the archive verifies, or the error says why not and what to do.
 """

@@ -1,6 +1,8 @@
-"""What an archive reads next, and what a replay writes: values in, values out."""
+"""Plans of archive, verify and replay: values in, values out."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +10,7 @@ from pipeline.archive.plan import Progress, Range, plan, share
 from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
+from pipeline.replay import topics
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
 from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes, without
 from pipeline.verify.sums import BLOCK
@@ -69,6 +72,8 @@ def test_a_batch_has_no_more_than_it_may_and_every_partition_its_share() -> None
 def test_progress_is_read_back_as_it_was_written() -> None:
     progress = Progress(7, "run", {"a": "id-a"}, {A0: 0, A1: 3}, {A0: 10, A1: 5}, (Range("a", 0, 4, 7),))
     assert Progress.from_json(progress.to_json()) == progress
+    with_settings = replace(progress, settings={"a": {"retention.ms": "-1"}})
+    assert Progress.from_json(with_settings.to_json()) == with_settings
     assert Progress.from_json('{"other": 1}') is None
     assert Progress.from_json("no json") is None
 
@@ -105,6 +110,14 @@ def test_what_can_be_proved_is_what_both_hold() -> None:
     assert "offsets before 15 have been removed" in " ".join(told[0].remarks)
     assert told[1].ranges == ()
     assert "has gone" in told[1].remarks[0]
+
+
+def test_a_topic_made_again_is_not_proved_and_does_not_hinder_others() -> None:
+    progress = Progress(3, "run", {"a": "id-a", "b": "id-b"}, {A0: 0, ("b", 0): 0}, {A0: 50, ("b", 0): 5})
+    told = scopes(progress, [Log("a", "other", 0, 0, 60), Log("b", "id-b", 0, 0, 5)])
+    assert told[0].ranges == ()
+    assert told[0].remarks == ("its topic was deleted and created again, so nothing of it can be proved",)
+    assert told[1].ranges == (Range("b", 0, 0, 5),)
 
 
 def test_pieces_end_at_borders_of_blocks() -> None:
@@ -163,3 +176,50 @@ def test_maps_of_topics_and_partitions() -> None:
             topic_map(text, ["a", "c"])
     with pytest.raises(PipelineError):
         partition_map("0-1")
+
+
+def test_a_created_target_has_its_sources_settings_and_every_partition() -> None:
+    archived = [("a", partition) for partition in range(6)]
+    sources = {"a": {"retention.ms": "60000", "max.message.bytes": "9000"}}
+    (made,) = topics.targets(a_plan(partitions={}), archived, sources, {"segment.bytes": "1048576"})
+    assert (made.topic, made.partitions) == ("b", 6)
+    assert made.settings == {
+        "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "9000", "segment.bytes": "1048576",
+    }  # fmt: skip
+    assert made.unlimited == {"retention.ms": "60000", "retention.bytes": ""}
+
+
+def test_a_created_target_keeps_a_retention_that_cannot_expire_records() -> None:
+    sources = {"a": {"retention.ms": "60000"}}
+    (now,) = topics.targets(a_plan(timestamps="now"), [A0], sources, {})
+    assert now.settings == {"retention.ms": "60000"}
+    compacted = {"a": {"cleanup.policy": "compact", "retention.ms": "60000"}}
+    assert topics.targets(a_plan(), [A0], compacted, {})[0].settings == compacted["a"]
+    (given,) = topics.targets(a_plan(), [A0], sources, {"retention.ms": "5"})
+    assert given.settings == {"retention.ms": "5", "retention.bytes": "-1"}
+
+
+def test_the_partitions_of_a_created_target_follow_the_map() -> None:
+    assert topics.targets(a_plan(partitions={1: 8}), [A0, A1], {}, {})[0].partitions == 9
+    assert topics.targets(a_plan(by_key=12), [A0, A1], {}, {})[0].partitions == 12
+    assert topics.targets(a_plan(by_key=0), [A0, A1], {}, {})[0].partitions == 2
+
+
+def test_retention_expires_only_records_older_than_its_limit() -> None:
+    assert topics.expiring("1000", "delete", 5_000, 10_000)
+    assert topics.expiring("1000", "compact,delete", 5_000, 10_000)
+    assert not topics.expiring("1000", "compact", 5_000, 10_000)
+    assert not topics.expiring("-1", "delete", 5_000, 10_000)
+    assert not topics.expiring("6000", "delete", 5_000, 10_000)
+    assert not topics.expiring("1000", "delete", None, 10_000)
+
+
+def test_a_target_that_lost_replayed_records_is_refused() -> None:
+    key = ("b", 0)
+    assert topics.check_held({key: 3}, {key: 10}, [Log("b", "id", 0, 3, 13)]) == 10
+    with pytest.raises(PipelineError, match="no longer holds 4 of the 10 records"):
+        topics.check_held({key: 3}, {key: 10}, [Log("b", "id", 0, 7, 13)])
+    with pytest.raises(PipelineError, match="ends at offset 12"):
+        topics.check_held({key: 3}, {key: 10}, [Log("b", "id", 0, 0, 12)])
+    with pytest.raises(PipelineError, match="has been deleted"):
+        topics.check_held({key: 3}, {key: 10}, [])

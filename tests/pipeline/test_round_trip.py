@@ -72,10 +72,35 @@ def test_an_archive_goes_on_where_it_was_and_takes_new_partitions_and_topics(
     topics.grow(gateway.bootstrap, topic, 2)
     topics.make(gateway.bootstrap, f"{topic}-more", 1)
     topics.fill(gateway.bootstrap, topic, [(1, None, b"new", topics.START_MS, [])])
+    topics.fill(gateway.bootstrap, f"{topic}-more", topics.records(7, 1))
     jobs.archive(spark, gateway.bootstrap, out, *given)
     jobs.archive(spark, gateway.bootstrap, out, *given)
-    assert held(spark, out) == 31
+    assert held(spark, out) == 38
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_a_restore_of_old_records_keeps_them_settings_partitions_and_empty_topics(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 4, retention_ms="-1", max_message_bytes="900000")
+    empty = topics.fresh(gateway.bootstrap, 3)
+    old_ms = topics.START_MS - 400 * 86_400_000
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"%d" % index, old_ms + index, []) for index in range(20)])
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", f"{topic},{empty}")
+    mapping = ("--topic-map", f"{topic}={topic}-2,{empty}={empty}-2", "--create-topics")
+    with pytest.raises(PipelineError, match=r"retention\.ms=60000 .* removes records"):
+        jobs.replay(spark, gateway.bootstrap, out, *mapping, "--name", "short", "--topic-config", "retention.ms=60000")
+    told = jobs.replay(spark, gateway.bootstrap, out, *mapping)
+    assert told.events("held")[0]["records"] == 20
+    cluster = Cluster(gateway.bootstrap)
+    assert (cluster.partitions_of(f"{topic}-2"), cluster.partitions_of(f"{empty}-2")) == (4, 3)
+    settings = cluster.own_settings([f"{topic}-2"])[f"{topic}-2"]
+    assert settings == {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "900000"}
+    topics.make(gateway.bootstrap, f"{topic}-3", 4, retention_ms="60000")
+    warned = jobs.replay(
+        spark, gateway.bootstrap, out, "--topic-map", f"{topic}={topic}-3", "--name", "warned", "--dry-run"
+    )
+    assert f"retention.ms=60000 of the topic {topic}-3 removes records" in warned.words
 
 
 def test_progress_is_committed_as_a_groups_offsets(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
@@ -118,8 +143,10 @@ def test_a_topic_made_again_or_deleted_is_refused_in_words(
     topics.fill(gateway.bootstrap, topic, topics.records(30, 1))
     with pytest.raises(PipelineError, match="deleted and created again"):
         jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
-    with pytest.raises(PipelineError, match="deleted and created again"):
+    with pytest.raises(PipelineError, match="Nothing of the archive can be proved"):
         jobs.verify(spark, gateway.bootstrap, out)
+    with pytest.raises(PipelineError, match="does not hold the topic typo"):
+        jobs.verify(spark, gateway.bootstrap, out, "--topics", "typo")
     assert held(spark, out) == 20
 
 
@@ -324,7 +351,7 @@ def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
         jobs.replay(spark, gateway.bootstrap, out, *options)
     with pytest.raises(PipelineError, match="another condition"):
         jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", "offset > 3")
-    # Its first batch is written and not committed, and somebody else has written since.
+    # Its first batch is written and not committed, and another producer has written since.
     assert len(topics.read(gateway.bootstrap, target, 0, 25)) == 25
     topics.fill(gateway.bootstrap, target, topics.records(1, 1))
     with pytest.raises(Exception, match="ForeignWriterError"):

@@ -1,4 +1,4 @@
-"""What verify makes of what librdkafka hands it: records, the end of a log, and errors in between."""
+"""Messages of librdkafka as verify reads them: records, the end of a log, and errors in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.verify.sums import time_sum
 from pipeline.verify.topic import Chunk, _read
 
 END_OF_PARTITION, OUT_OF_RANGE = -191, -140
-"""As librdkafka numbers its own errors."""
+"""An error as librdkafka numbers its own."""
 
 
 @dataclass(frozen=True)

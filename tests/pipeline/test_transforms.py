@@ -22,7 +22,7 @@ from pipeline.partitioners import murmur2
 from pipeline.replay.plan import Plan
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
 from pipeline.schema import DATA, HEADERS, OFFSET_MAP, RECORD, RESCUED, conform
-from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_records
+from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_ranges, unequal_records
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, COLUMNS, block_sums, bytes_sum, headers_sum, record_sums, time_sum
 from pipeline.verify.topic import Chunk, _add
 
@@ -229,6 +229,13 @@ def test_differences_are_named_record_by_record(spark: SparkSession) -> None:
     assert {row.offset for row in unequal_records(archive, topic, compacted=True).collect()} == {2, 3, 4}
 
 
+def test_differences_of_consecutive_offsets_are_one_range(spark: SparkSession) -> None:
+    topic = sums_of(spark, [record(offset) for offset in range(20)])
+    archive = sums_of(spark, [record(offset) for offset in range(20) if offset != 2 and not 5 <= offset < 15])
+    found = unequal_ranges(unequal_records(archive, topic)).orderBy("first").collect()
+    assert [(row.first, row["last"], row.records) for row in found] == [(2, 2, 1), (5, 14, 10)]
+
+
 def test_records_outside_of_the_claim_are_counted(spark: SparkSession) -> None:
     frame = records_of(spark, [record(1), record(5), record(6), record(6, partition=3)])
     progress = Progress(1, "r", {"a": "i"}, {("a", 0): 2}, {("a", 0): 6})
@@ -269,6 +276,17 @@ def test_each_target_partition_is_in_one_task_and_in_order(spark: SparkSession) 
         [("b", 0, partition, offset) for partition in (0, 1) for offset in (1, 2, 3)],
         [("b", 2, 2, offset) for offset in (1, 2, 3)],
     ]
+
+
+def test_a_thousand_target_partitions_and_topics_are_placed(spark: SparkSession) -> None:
+    topics = {f"a{number}": f"b{number}" for number in range(1000)}
+    plan = a_plan(
+        topics=topics, partitions={number: number for number in range(1000)},
+        bases={(topic, partition): 0 for topic in ("b7", "b999") for partition in range(1000)},
+    )  # fmt: skip
+    rows = [record(1, topic="a999", partition=999), record(2, topic="a7", partition=3)]
+    found = in_order(with_targets(records_of(spark, rows), plan), plan, 2).collect()
+    assert {(row.target_topic, row.target_partition, row.offset) for row in found} == {("b999", 999, 1), ("b7", 3, 2)}
 
 
 def test_a_key_goes_where_the_java_client_puts_it_and_what_has_none_stays(spark: SparkSession) -> None:

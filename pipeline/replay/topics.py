@@ -1,0 +1,101 @@
+"""Plan the target topics of a replay: partitions, settings, and whether retention would remove what is replayed.
+
+Replayed records keep their timestamps by default, so a restored topic is as old as its archive. A retention that suited
+the source then empties the target minutes after the replay. Created topics therefore keep everything until the operator
+sets a retention, and a retention that the operator asked for is refused if it would remove records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import PipelineError
+from pipeline.kafka import Log, Partition
+from pipeline.replay.plan import Plan
+
+UNLIMITED = "-1"
+RETENTION_MS = "retention.ms"
+RETENTIONS = (RETENTION_MS, "retention.bytes")
+# These settings describe the source cluster's nodes, not the topic.
+_PLACED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A topic to create: its partition count and its settings. `unlimited` names the retentions that were lifted."""
+
+    topic: str
+    partitions: int
+    settings: Mapping[str, str]
+    unlimited: Mapping[str, str]
+    """Each lifted retention and the source's own value, empty if the source used its broker's default."""
+
+
+def targets(
+    asked: Plan,
+    archived: Iterable[Partition],
+    sources: Mapping[str, Mapping[str, str]],
+    given: Mapping[str, str],
+) -> list[Target]:
+    """Return the topics that a replay needs, as they would be created.
+
+    `archived` holds every partition of the archive, empty ones too. `sources` holds each source topic's own settings.
+    `given` holds the operator's settings, which win.
+    """
+    highest: dict[str, int] = dict.fromkeys(asked.topics, 0)
+    for source, partition in archived:
+        if source in highest:
+            highest[source] = max(highest[source], asked.target(source, partition)[1], 0)
+            if asked.by_key is not None:
+                highest[source] = asked.by_key - 1 if asked.by_key else max(highest[source], partition)
+    found: list[Target] = []
+    for source, topic in sorted(asked.topics.items(), key=lambda pair: pair[1]):
+        settings = {name: value for name, value in sources.get(source, {}).items() if name not in _PLACED}
+        policy = given.get("cleanup.policy", settings.get("cleanup.policy", "delete"))
+        lifted: dict[str, str] = {}
+        if "delete" in policy and asked.timestamps == "keep":
+            lifted = {name: settings.get(name, "") for name in RETENTIONS if name not in given}
+        settings |= dict.fromkeys(lifted, UNLIMITED)
+        found.append(Target(topic, highest[source] + 1, {**settings, **given}, lifted))
+    return found
+
+
+def expiring(retention_ms: str | None, policy: str | None, oldest_ms: int | None, now_ms: int) -> bool:
+    """Return whether retention by time removes a record of `oldest_ms`. `policy` is the topic's cleanup.policy."""
+    if oldest_ms is None or retention_ms is None or "delete" not in (policy or "delete"):
+        return False
+    limit = int(retention_ms)
+    return limit >= 0 and oldest_ms < now_ms - limit
+
+
+def check_held(bases: Mapping[Partition, int], records: Mapping[Partition, int], logs: Iterable[Log]) -> int:
+    """Return how many replayed records the targets hold; PipelineError if a partition no longer holds all of them.
+
+    `bases` are the ends of the target partitions before the replay, `records` what it wrote to each.
+    """
+    held = {(log.topic, log.partition): log for log in logs}
+    for key, count in sorted(records.items()):
+        if not count:
+            continue
+        log, base = held.get(key), bases[key]
+        name = f"{key[0]}-{key[1]}"
+        if log is None:
+            raise PipelineError(
+                f"The target {name} has been deleted after {count:,} records were written to it.",
+                "Replay again under another --name.",
+            )
+        if log.end < base + count:
+            raise PipelineError(
+                f"The target {name} ends at offset {log.end:,}, but the replay wrote up to {base + count:,}.",
+                "Look at the brokers' logs; then replay again under another --name, into a new topic.",
+            )
+        if log.start > base:
+            gone = min(log.start, base + count) - base
+            raise PipelineError(
+                f"The target {name} no longer holds {gone:,} of the {count:,} records that were replayed: it begins "
+                f"at offset {log.start:,}, the replay began at {base:,}.",
+                "Set the topic's retention.ms and retention.bytes to -1, and replay again under another --name, "
+                "into a new topic.",
+            )
+    return sum(records.values())
