@@ -36,6 +36,7 @@ from bench import (
     consumer_groups,
     depth,
     distance,
+    fixture,
     floor,
     frames,
     handoff,
@@ -469,6 +470,25 @@ def measure_sql() -> list[Row]:
     ]
 
 
+def measure_fixture() -> list[Row]:
+    found = fixture.measure()
+    return [
+        Row(
+            "a test server is ready (sluice.testing)",
+            "≤ 1.0 s",
+            f"{found.start_s:.2f} s; the first of the machine {found.first_start_s:.2f} s",
+            found.start_s <= 1.0,
+        ),
+        Row("its reset between two tests", "≤ 30 ms", f"{found.reset_s * 1000:.1f} ms", found.reset_s <= 0.030),
+        Row(
+            "its memory after 1,000 records of 1 KB",
+            "≤ 200 MB",
+            f"{found.used_bytes / MEGABYTE:.0f} MB",
+            found.used_bytes <= 200 * MEGABYTE,
+        ),
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -480,6 +500,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
     "sql": measure_sql,
+    "fixture": measure_fixture,
     "distance": measure_distance,
     "cluster": measure_cluster,
     "snapshot": measure_snapshot,
