@@ -386,7 +386,7 @@ def owner_of(key: Buffer) -> str:
     _int16(raw)
     (length,) = _INT16.unpack_from(raw, 2) if len(raw) >= 4 else (-1,)
     if not 0 <= length <= len(raw) - 4:
-        raise ProtocolError("a key that names nobody")
+        raise ProtocolError("a key without a name")
     try:
         return raw[4 : 4 + length].decode()
     except UnicodeDecodeError as error:

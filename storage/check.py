@@ -32,12 +32,12 @@ _MISTAKES = {
     "group_not_under_way": "group {group_id!r}: producer {producer_id} is in a transaction that is not under way",
     "offsets_not_under_way": "group {group_id!r}: offsets of producer {producer_id} are pending in no transaction",
 }
-"""What a transaction may leave behind if its end was incomplete."""
+"""Sentences about rows that an incompletely ended transaction leaves behind."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What was examined and what is wrong; `wrong` has one sentence per problem."""
+    """Counts of examined things; `wrong` has one sentence per problem."""
 
     chunks: int = 0
     batches: int = 0

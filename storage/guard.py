@@ -28,7 +28,7 @@ log."""
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was known of the accepted history when a question was asked."""
+    """The accepted history as it was known when a question was asked."""
 
     history: int
     flushed_lsn: int = 0

@@ -13,7 +13,7 @@ from storage.pool import Database
 from storage.queries import statement
 
 BLOCK_SIZE = 1000
-"""As in upstream's ProducerIdsBlock."""
+"""Ids per block, the number of upstream's ProducerIdsBlock."""
 
 _LOOKED_AT = 10_000
 """Producers that one statement examines."""

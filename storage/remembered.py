@@ -1,4 +1,4 @@
-"""What nodes remember of their database's history from one run to the next, in files beside the log's bytes.
+"""Keep a node's knowledge of its database's history from one run to the next, in files beside the log's bytes.
 
 The one idea: a database whose files were put back while no node ran looks like itself. So the evidence is kept where it
 is not put back too: how long the write-ahead log had been, and which transactions were acknowledged last. Each node has
@@ -27,7 +27,7 @@ _NAME = "sluice-history-{}.json"
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was known of a history, and which database it belongs to."""
+    """The known state of a history, and the database to which it belongs."""
 
     identity: str
     known: Known

@@ -290,11 +290,11 @@ class TopicStore:
     async def set_broker_configs(
         self, set: Mapping[str, str], unset: Collection[str] = (), *, broker: str = ALL_BROKERS
     ) -> None:
-        """Remove `unset`, then set `set`, for one broker or for all. A change of the catalog, with its revision."""
+        """Remove `unset`, then set `set`: on one broker, or on all. The change raises the catalog's revision."""
         await self._set_configs("set_broker_configs", broker, set, unset)
 
     async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """Remove `unset`, then set `set`, for one group."""
+        """Remove `unset`, then set `set` in one group."""
         await self._set_configs("set_group_configs", group_id, set, unset)
 
     async def _set_configs(self, how: str, of: str, set: Mapping[str, str], unset: Collection[str]) -> None:

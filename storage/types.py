@@ -295,7 +295,7 @@ class ReadResult:
 
 
 class LeaseKind(Enum):
-    """What a lease permits its holder to coordinate. Each kind has shards of its own."""
+    """The things that the holder of a lease coordinates. Each kind has shards of its own."""
 
     GROUPS = "groups"
     TRANSACTIONS = "transactions"

@@ -1,4 +1,4 @@
-"""What a machine may know of the cluster: topics as values, the same for all decisions of one step.
+"""The cluster as a machine may see it: topics as values, the same for all decisions of one step.
 
 The one idea: a step receives what it needs and asks no other module. The runner passes the current snapshot, and sends
 `ClusterChanged` to groups whose machine watches the cluster when a new snapshot replaces it.

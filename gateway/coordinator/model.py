@@ -78,7 +78,7 @@ class ConsumerSettings:
     """The first assignor is used if no member asks for one."""
     handoff: HandoffSettings = DEFAULTS
     cooperative_guard: bool = False
-    """Of the classic group of that id (`Settings.group_cooperative_guard`)."""
+    """The setting of the classic group with this id (`Settings.group_cooperative_guard`)."""
     migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
 
 
@@ -107,10 +107,10 @@ class ShareSettings:
     """Most records of one partition that are neither settled nor waiting for their first delivery."""
     delivery_count_limit: int = 5
     auto_offset_reset: str = "latest"
-    """Where a group begins in a partition: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""
+    """The position at which a group begins in a partition: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""
     read_committed: bool = False
     renews: bool = True
-    """Whether members may extend their locks."""
+    """True if members may extend their locks."""
     dead_letter_topic: str = ""
     """Topic for records that are rejected or were delivered too often (KIP-1191). Empty: none."""
     copies_dead_letters: bool = False
@@ -291,7 +291,7 @@ class JoinGroup(ClientRequest[JoinReply]):
     its own."""
     reason: str | None = None
     connection_number: int = -1
-    """Rises with every connection that the node accepts, so a late request can be told from a new one."""
+    """Rises with every connection that the node accepts, which separates a late request from a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +393,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the observer remembers of a group from one generation to the next."""
+    """Observations that are kept of a group from one generation to the next."""
 
     absent: Mapping[MemberId, frozenset[tuple[str, int]]] = field(
         default_factory=dict[MemberId, frozenset[tuple[str, int]]]

@@ -154,7 +154,7 @@ class Journal:
         self._closing = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    # --- what is told -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """A step is settled; without facts: the group was read."""

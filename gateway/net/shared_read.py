@@ -41,7 +41,6 @@ class SharedRead(Generic[T]):
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve a failure, which all waiting callers receive, so that asyncio does not report it as lost if none is
-    left."""
+    """Retrieve a failure. Waiting callers receive it; if all have gone, asyncio must not report it as lost."""
     if not task.cancelled():
         task.exception()

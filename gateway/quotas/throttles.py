@@ -130,7 +130,7 @@ class Throttles:
 
 
 class Mutations:
-    """What one request may still create or delete."""
+    """The number of changes that one request may still make."""
 
     def __init__(self, throttles: Throttles, context: RequestContext, *, strict: bool) -> None:
         self._throttles = throttles

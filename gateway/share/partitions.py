@@ -281,7 +281,7 @@ class SharePartitions:
             if self._loading.get(key) is loading:
                 del self._loading[key]
             if not loading.cancelled():
-                loading.exception()  # Who waited for it has it, if anyone still did.
+                loading.exception()  # Callers that still wait receive the failure.
 
         return done
 

@@ -282,7 +282,7 @@ class Transactions:
                 raises_epoch=True,
             )
         except KafkaError as error:
-            if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
+            if error.code is not ErrorCode.INVALID_TXN_STATE:  # the transaction has ended by itself
                 logger.warning(
                     "an overdue transaction was not aborted",
                     transactional_id=overdue.transactional_id,

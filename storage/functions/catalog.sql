@@ -165,7 +165,7 @@ $$;
 create function set_broker_configs(p_broker text, p_names text[], p_values text[], p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- Removes `p_unset`, then sets `p_names`, for one broker or for all (the empty name).
+-- Remove `p_unset`, then set `p_names`: on one broker, or on all (the empty name).
 declare
     this_revision constant bigint := next_revision();
 begin
