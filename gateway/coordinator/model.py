@@ -107,7 +107,7 @@ class ShareSettings:
     """Most records of one partition that are neither settled nor waiting for their first delivery."""
     delivery_count_limit: int = 5
     auto_offset_reset: str = "latest"
-    """The position at which a group begins in a partition: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""
+    """The offset at which a group begins: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""
     read_committed: bool = False
     renews: bool = True
     """True if members may extend their locks."""
