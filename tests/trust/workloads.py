@@ -34,6 +34,8 @@ from tests.trust.history import (
 )
 
 CALL_S = 10.0
+STUCK_S = 75.0
+"""A life of a transactional worker without a return from its client for so long is abandoned."""
 FINISH_S = 180.0
 """How long a workload may take to finish after the last fault has ended."""
 PATIENT: Mapping[str, Any] = {
@@ -319,8 +321,19 @@ class Transfers(Workload):
             self._thread(lambda number=number: self._run(number), f"{self.group}-w{number}")
 
     def _run(self, number: int) -> None:
+        """Run one life of the worker after another. Abandon a life whose client does not return from a call.
+
+        librdkafka 2.16 loses the FindCoordinator of send_offsets_to_transaction if its connection breaks, and waits far
+        beyond the timeout of the call. The next life has the same transactional id and fences the abandoned one.
+        """
         while not self._stopping.is_set():
-            _Worker(self, number, self._partitions).work(self._stopping)
+            worker = _Worker(self, number, self._partitions)
+            life = threading.Thread(target=worker.work, args=(self._stopping,), name=self.group, daemon=True)
+            life.start()
+            while life.is_alive() and time.monotonic() < worker.returned_s + STUCK_S:
+                life.join(0.5)
+            if not life.is_alive() and worker.failure is not None:
+                raise worker.failure
 
 
 class _Worker:
@@ -328,6 +341,9 @@ class _Worker:
 
     def __init__(self, transfers: Transfers, number: int, partitions: int) -> None:
         self._transfers, self._partitions = transfers, partitions
+        self.returned_s = time.monotonic()
+        """The time at which the client last returned from a call."""
+        self.failure: BaseException | None = None
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": transfers.bootstrap,
@@ -346,7 +362,8 @@ class _Worker:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": 45_000,
+                "session.timeout.ms": 15_000,
+                "max.poll.interval.ms": 20_000,  # an abandoned life leaves the group
                 "heartbeat.interval.ms": 500,
                 **PATIENT,
             }
@@ -359,10 +376,14 @@ class _Worker:
             self._producer.init_transactions(CALL_S * 3)
             while not stopping.is_set():
                 messages = [message for message in self._consumer.consume(50, 0.2) if message.error() is None]
+                self.returned_s = time.monotonic()
                 if messages and not self._transfer(messages):
                     return
         except KafkaException:
             return  # fenced, timed out or fatal: another life begins at the committed offsets
+        except BaseException as error:
+            self.failure = error
+            raise
         finally:
             close(self._consumer, lambda: self._consumer.poll(0.1))
 
