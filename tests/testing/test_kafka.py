@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -272,14 +272,20 @@ def test_a_wrong_action_is_refused_in_words(kafka: Kafka, ask: Callable[[Kafka],
 # --- the end of a server ----------------------------------------------------------------------------------------------
 
 
+def data_of(processes: Sequence[psutil.Process]) -> str:
+    """Return the data directory that a server's Postgres names on its command line. Parallel tests have others."""
+    commands = [" ".join(process.cmdline()) for process in processes]
+    (data,) = [path for path in glob.glob(DATA) if any(f"{path}/" in command for command in commands)]
+    return data
+
+
 def test_a_stopped_server_leaves_nothing_and_can_be_started_again() -> None:
-    before = set(glob.glob(DATA))
     kafka = Kafka()
     for _ in range(2):
         kafka.start()
         assert kafka.pid is not None
         processes = [psutil.Process(kafka.pid), *psutil.Process(kafka.pid).children(recursive=True)]
-        (data,) = set(glob.glob(DATA)) - before
+        data = data_of(processes)
         kafka.stop()
         assert not os.path.exists(data)
         assert not [process for process in processes if process.is_running()]
@@ -300,14 +306,13 @@ time.sleep(600)
 
 
 def test_a_server_ends_when_its_process_is_killed() -> None:
-    before = set(glob.glob(DATA))
     with subprocess.Popen([sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         pid = int(holder.stdout.readline())
         server = psutil.Process(pid)
         processes = [server, *server.children(recursive=True)]
         (orphan,) = [each for each in psutil.Process(holder.pid).children() if each.pid != pid]
-        (data,) = set(glob.glob(DATA)) - before
+        data = data_of(processes)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     try:
@@ -318,12 +323,11 @@ def test_a_server_ends_when_its_process_is_killed() -> None:
 
 
 def test_the_leftovers_of_a_killed_server_are_removed_by_the_next_one() -> None:
-    before = set(glob.glob(DATA))
     kafka = Kafka()
     kafka.start()
     assert kafka.pid is not None
-    (data,) = set(glob.glob(DATA)) - before
     children = psutil.Process(kafka.pid).children(recursive=True)
+    data = data_of(children)
     os.kill(kafka.pid, signal.SIGKILL)
     with pytest.raises(KafkaTestError, match="has ended with exit code -9"):
         kafka.reset()
