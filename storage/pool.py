@@ -10,7 +10,8 @@ defaults nor a session pooler that drops start-up parameters change it. A pooler
 different servers cannot work, and is refused when the database is opened.
 
 The pools do not retry what may have taken effect. Only serialization failures and deadlocks are retried, because
-Postgres has rolled them back. After a lost connection the next call gets a new one.
+Postgres has rolled them back. After a lost connection the next call gets a new one, and first ends the server process
+of the lost one (`LostSessions`).
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ _CONNECTION_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSErr
 _ATTEMPTS = 4
 _RETRY_DELAY_S = 0.02
 
+_END_SESSION_MS = 1_000
+"""How long one attempt waits for a server process to end. A process in a commit ends behind the commit."""
+
 
 class Connection(Protocol):
     """The part of an asyncpg connection that other modules use."""
@@ -87,6 +91,7 @@ class Connection(Protocol):
 
 class _PooledConnection(Connection, Protocol):
     def is_closed(self) -> bool: ...
+    def add_termination_listener(self, callback: Callable[[object], None]) -> None: ...
 
 
 class _AsyncpgPool(Protocol):
@@ -137,6 +142,40 @@ def _retried(error: StorageError) -> bool:
     return str(getattr(error.__cause__, "sqlstate", "")) in _RETRIED_SQLSTATES
 
 
+class LostSessions:
+    """Server processes whose connections this process has lost.
+
+    Such a server process may not have read its last statement yet, for example because the network or the machine is
+    slow. It would execute the statement after later ones of this process: an offset would go back to an older commit,
+    or a batch would be written after its producer has been refused the next one and has numbered it anew. So the server
+    processes are ended before any pool sends another statement, and an unknown outcome cannot change any more.
+    """
+
+    def __init__(self) -> None:
+        self._process_ids: set[int] = set()
+        self._ending = asyncio.Lock()
+
+    def watch(self, connection: _PooledConnection, process_id: int) -> None:
+        """Remember the server process as soon as its connection is closed, for any reason."""
+        connection.add_termination_listener(lambda _: self._process_ids.add(process_id))
+
+    @property
+    def any(self) -> bool:
+        return bool(self._process_ids)
+
+    async def end(self, connection: Connection) -> None:
+        """End the server processes. `connection` is a healthy one. Raise StorageUnavailable if a process still runs."""
+        async with self._ending:
+            for _ in range(_ATTEMPTS):
+                if not self._process_ids:
+                    return
+                asked = list(self._process_ids)
+                running: list[int] = await connection.fetchval(statement("end_sessions"), asked, _END_SESSION_MS)
+                self._process_ids.difference_update(set(asked) - set(running))
+        if self._process_ids:
+            raise StorageUnavailable(f"Postgres does not end the processes of lost connections: {self._process_ids}")
+
+
 class Pool:
     """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else they raise StorageUnavailable.
 
@@ -144,9 +183,10 @@ class Pool:
     as a small statement.
     """
 
-    def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float) -> None:
+    def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float, lost: LostSessions) -> None:
         self._pool = pool
         self._acquire_timeout_s = acquire_timeout_s
+        self._lost = lost
         self._at_hand: list[_PooledConnection] = []
         self._waiting = 0
         """Calls that wait in asyncpg's pool; a freed connection belongs to them."""
@@ -202,6 +242,17 @@ class Pool:
             raise
 
     async def _take(self) -> _PooledConnection:
+        connection = await self._acquire()
+        if self._lost.any:
+            try:
+                async with asyncio.timeout(self._acquire_timeout_s):
+                    await self._lost.end(connection)
+            except BaseException:
+                await self._let_go(connection)
+                raise
+        return connection
+
+    async def _acquire(self) -> _PooledConnection:
         while self._at_hand:
             connection = self._at_hand.pop()
             try:
@@ -288,12 +339,15 @@ async def _no_reset(_connection: object) -> None:
     round trip."""
 
 
-def _prepare_session(settings: Mapping[str, str], guard: HistoryGuard) -> Callable[[Connection], Awaitable[None]]:
+def _prepare_session(
+    settings: Mapping[str, str], guard: HistoryGuard, lost: LostSessions
+) -> Callable[[_PooledConnection], Awaitable[None]]:
     """Pins `settings`, those that this Postgres knows. An acknowledged write must be on disk: undoes an installation's
     synchronous_commit = off too, and keeps stronger values."""
 
-    async def prepare(connection: Connection) -> None:
+    async def prepare(connection: _PooledConnection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+        lost.watch(connection, await connection.fetchval(statement("backend")))
         known = guard.known()
         server = await connection.fetchrow(statement("history_witness"))
         assert server is not None
@@ -314,6 +368,7 @@ async def _open_pool(
     acquire_timeout_s: float,
     connect_timeout_s: float,
     guard: HistoryGuard,
+    lost: LostSessions,
 ) -> Pool:
     settings = {
         **SESSION_SETTINGS,
@@ -333,7 +388,7 @@ async def _open_pool(
             max_size=connections,
             max_queries=2**62,
             max_inactive_connection_lifetime=0,
-            init=_prepare_session(settings, guard),
+            init=_prepare_session(settings, guard, lost),
             reset=_no_reset,
             timeout=connect_timeout_s,
             # The server cancels first and reports it. This timeout catches a server that does not answer at all.
@@ -342,7 +397,7 @@ async def _open_pool(
             server_settings={"application_name": APPLICATION_NAME},
         ),
     )
-    return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s)
+    return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +426,7 @@ class Database:
         front of it does not keep sessions."""
         pools: list[Pool] = []
         guard = HistoryGuard()
+        lost = LostSessions()
         try:
             for connections in (hot_connections, cold_connections, control_connections):
                 async with translated_errors():
@@ -381,6 +437,7 @@ class Database:
                         acquire_timeout_s=acquire_timeout_s,
                         connect_timeout_s=connect_timeout_s,
                         guard=guard,
+                        lost=lost,
                     )
                 pools.append(pool)
             await _require_sessions(pools[0], pools[1])

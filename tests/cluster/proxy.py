@@ -37,6 +37,9 @@ class PostgresProxy:
         self.swallowed = 0
         """Number of notifications that the proxy dropped."""
         self._writers: set[asyncio.StreamWriter] = set()
+        self._to_node: set[asyncio.StreamWriter] = set()
+        self._held: list[asyncio.Event] = []
+        self._holding = asyncio.Event()
         self._server = loop.run(self._listen())
 
     async def _listen(self) -> asyncio.Server:
@@ -54,10 +57,12 @@ class PostgresProxy:
             return
         ends = {writer, upstream[1]}
         self._writers |= ends
+        self._to_node.add(writer)
         try:
             await asyncio.gather(self._pump(reader, upstream[1]), self._pump(upstream[0], writer, _Messages()))
         finally:
             self._writers -= ends
+            self._to_node.discard(writer)
             for end in ends:
                 end.close()
 
@@ -66,13 +71,16 @@ class PostgresProxy:
     ) -> None:
         """Pass bytes on. With `messages`, split the server's bytes into messages, so that single ones can be
         dropped."""
+        passing = self._passing
         with contextlib.suppress(OSError, RuntimeError):
             while data := await source.read(READ_BYTES):
                 if messages is not None:
                     data = self._heard(messages.feed(data))
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
-                await self._passing.wait()
+                if messages is None and not passing.is_set():
+                    self._holding.set()
+                await passing.wait()
                 sink.write(data)
                 await sink.drain()
         with contextlib.suppress(OSError, RuntimeError):
@@ -95,11 +103,40 @@ class PostgresProxy:
         """Hold all bytes back in both directions. Connections stay open."""
         self._loop.run(self._call(self._passing.clear))
 
+    def hold_open_connections(self) -> None:
+        """Hold back the bytes of all connections that are open now. Later connections work."""
+
+        def hold() -> None:
+            self._holding.clear()
+            self._passing.clear()
+            self._held.append(self._passing)
+            self._passing = asyncio.Event()
+            self._passing.set()
+
+        self._loop.run(self._call(hold))
+
+    async def lose_held_statement(self) -> None:
+        """Wait until a held connection has sent a statement, then cut the node's ends of all connections. `heal`
+        still passes the statement to Postgres, as a slow network does. Call this from any loop."""
+
+        async def lose() -> None:
+            await self._holding.wait()
+            for writer in list(self._to_node):
+                writer.transport.abort()
+
+        await asyncio.to_thread(self._loop.run, lose())
+
     def heal(self) -> None:
         """Pass all bytes again, those that were held back first."""
         self._delay_s = 0.0
         self._silent = False
-        self._loop.run(self._call(self._passing.set))
+
+        def passed() -> None:
+            for event in (self._passing, *self._held):
+                event.set()
+            self._held.clear()
+
+        self._loop.run(self._call(passed))
 
     def silence(self) -> None:
         """Drop notifications from now on and pass everything else, so that a listener believes it still listens."""

@@ -1,0 +1,112 @@
+"""Statements that Postgres reads only after their connection was lost: they take no effect behind later ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.log import LogStore
+from storage.offsets import OffsetStore
+from storage.pool import Database
+from storage.types import CoordinatorLease, OffsetCommit, PartitionKey, Refusal
+from tests.cluster.proxy import PostgresProxy, proxied
+from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.conftest import MakeTopic
+
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[PostgresProxy]:
+    with proxied(database_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def distant(proxy: PostgresProxy) -> AsyncIterator[Database]:
+    """The database, reached through the proxy."""
+    opened = await Database.open(proxy.url)
+    yield opened
+    await opened.close()
+
+
+async def _server_process(database: Database) -> int:
+    return await database.hot.fetch_value("select pg_backend_pid()")
+
+
+async def _until_ended(sql: asyncpg.Connection, process_id: int) -> None:
+    """Wait until a server process has read everything that its connection held, and has ended."""
+    async with asyncio.timeout(DEADLINE_S):
+        while await sql.fetchval("select exists (select from pg_stat_activity where pid = $1)", process_id):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_batch_read_late_is_not_written_after_its_successor_was_refused(
+    distant: Database, proxy: PostgresProxy, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """librdkafka numbers its batches anew, from a new epoch, when one of them is refused for its sequence. It does so
+    because the batch before it has failed and, as far as it knows, cannot be written any more.
+    """
+    log = LogStore(distant)
+    await append(log, new_batch(key, producer=(7, 0, 0)))
+    process_id = await _server_process(distant)
+    proxy.hold_open_connections()
+    lost = asyncio.create_task(log.append([new_batch(key, producer=(7, 0, 1))]))
+    await proxy.lose_held_statement()
+    with pytest.raises(StorageUnavailable):
+        await lost
+    assert await log.append([new_batch(key, producer=(7, 0, 2))]) == [Refusal.OUT_OF_ORDER_SEQUENCE]
+    proxy.heal()
+    await _until_ended(sql, process_id)
+    assert await append(log, new_batch(key, producer=(7, 1, 0))) == [1]
+    assert offsets((await read(log, key)).batches) == [(0, 0), (1, 1)]
+
+
+async def test_commit_read_late_does_not_replace_a_later_one(
+    distant: Database,
+    proxy: PostgresProxy,
+    make_topic: MakeTopic,
+    leases: list[CoordinatorLease],
+    sql: asyncpg.Connection,
+) -> None:
+    store = OffsetStore(distant)
+    topic = await make_topic("orders", 1)
+
+    def commit(offset: int) -> OffsetCommit:
+        return OffsetCommit(leases[0], "simple", -1, topic.topic_id, 0, offset, -1, "")
+
+    assert await store.commit([commit(100)]) == [None]
+    process_id = await _server_process(distant)
+    proxy.hold_open_connections()
+    lost = asyncio.create_task(store.commit([commit(200)]))
+    await proxy.lose_held_statement()
+    with pytest.raises(StorageUnavailable):
+        await lost
+    assert await store.commit([commit(300)]) == [None]
+    proxy.heal()
+    await _until_ended(sql, process_id)
+    assert [found.committed_offset for found in await store.fetch("simple")] == [300]
+
+
+async def test_server_process_that_does_not_end_keeps_later_statements_back(
+    distant: Database, proxy: PostgresProxy, sql: asyncpg.Connection
+) -> None:
+    """Such a process may still execute its statement. SIGSTOP stands for a process that Postgres cannot end."""
+    process_id = await _server_process(distant)
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        proxy.reset()
+        with pytest.raises(StorageUnavailable):
+            await distant.hot.fetch("select 1")
+        with pytest.raises(StorageUnavailable, match="does not end"):
+            await distant.hot.fetch("select 1")
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    await _until_ended(sql, process_id)
+    assert await distant.hot.fetch_value("select 1") == 1
