@@ -234,7 +234,7 @@ as $$
     select kafka.produce_many(
         topic,
         case when "values" is not null then array(
-            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
+            select pg_catalog.convert_to(u.v, 'UTF8')
             from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
         ) end,
         case when keys is not null then array(
@@ -254,15 +254,5 @@ create or replace function kafka.produce_many(
 ) returns integer
 language sql volatile parallel unsafe
 as $$
-    select kafka.produce_many(
-        topic,
-        case when "values" is not null then array(
-            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
-            from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
-        ) end,
-        case when keys is not null then array(
-            select pg_catalog.convert_to(u.v, 'UTF8') from pg_catalog.unnest(keys) with ordinality u (v, n) order by u.n
-        ) end,
-        headers, partition, "timestamp"
-    )
+    select kafka.produce_many(topic, "values"::pg_catalog.text[], keys, headers, partition, "timestamp")
 $$;
