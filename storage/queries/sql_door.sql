@@ -11,9 +11,14 @@ on conflict (singleton) do update set
 -- name: save_sql_door_settings
 -- The brokers' settings that the public functions apply. Unchanged ones write nothing.
 update sql_door d
-set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6
-where (d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users)
-    is distinct from ($1::bigint, $2::boolean, $3::boolean, $4::boolean, $5::boolean, $6::text[]);
+set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6,
+    log_append_time = $7, timestamp_before_max_ms = $8, timestamp_after_max_ms = $9
+where (
+    d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users, d.log_append_time,
+    d.timestamp_before_max_ms, d.timestamp_after_max_ms
+) is distinct from (
+    $1::bigint, $2::boolean, $3::boolean, $4::boolean, $5::boolean, $6::text[], $7::boolean, $8::bigint, $9::bigint
+);
 
 -- name: try_own_staged
 -- Whether this session relays staged records from now on. The lock ends with the session.

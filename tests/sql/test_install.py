@@ -11,7 +11,7 @@ from storage.errors import StorageError
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
-SETTINGS = DoorSettings(1_048_588, False, True, False, False, ())
+SETTINGS = DoorSettings(1_048_588, False, True, False, False, (), False, 2**63 - 1, 3_600_000)
 
 
 async def test_the_schema_is_installed_again_after_a_restore_that_lacks_it(database_url: str) -> None:
