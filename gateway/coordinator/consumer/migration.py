@@ -79,7 +79,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     The partitions of the members are known in every state: the leader assigned them, or cooperative members claimed
     them when they last joined. A held request is answered REBALANCE_IN_PROGRESS, so its client rejoins.
     """
-    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(group.group_id)
     if (
         consumer_settings.migration_policy not in UPGRADES
         or group.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -229,7 +229,7 @@ def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Set
     """Return whether this step removed the last member of the consumer protocol, and the rest may go on as a classic
     group."""
     after: ConsumerGroup = taken.group
-    consumer_settings = settings.consumer_of.get(after.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(after.group_id)
     return (
         any(isinstance(fact, MemberLeft) for fact in taken.facts)
         and consumer_settings.migration_policy in DOWNGRADES
@@ -250,7 +250,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
     prepare_rebalance(draft, Trigger.MIGRATED)
     begun = draft.seal()
     changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
-    before = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    before = Draft(group, now_ms, settings.consumer_for(group.group_id), cluster)
     handoff.superseded(before)
     return Step(begun.group, taken.replies, (*taken.facts, *before.facts, changed, *begun.facts))
 
@@ -323,7 +323,7 @@ def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
 def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings) -> bool:
     """Return whether a static member comes back with the classic protocol and no other member speaks the consumer
     protocol."""
-    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(group.group_id)
     owner_id = group.instances.get(event.group_instance_id or "")
     return (
         owner_id is not None
@@ -341,7 +341,7 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     owner_id = group.instances[event.group_instance_id or ""]
     if event.version >= SKIP_ASSIGNMENT and _is_settled(group, owner_id, cluster) and _goes_on(group, owner_id, event):
         return _taken_over(group, owner_id, event, cluster, now_ms, settings)
-    draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    draft = Draft(group, now_ms, settings.consumer_for(group.group_id), cluster)
     draft.lose(owner_id, Departure.LEFT, event.reason)
     left = draft.seal()
     if draft.members:
