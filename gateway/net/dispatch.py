@@ -62,7 +62,7 @@ _ALONE = Admission()
 _KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
 
 S_contra = TypeVar("S_contra", contravariant=True)
-"""The services that handlers or stages ask for. Whoever has more services can also call them."""
+"""The services that handlers or stages ask for. A caller with more services can call them too."""
 
 Handler = Callable[[Any, RequestContext[S_contra]], Coroutine[Any, Any, Any]]
 

@@ -105,7 +105,7 @@ class Throttles:
         return self._buckets.setdefault((QuotaKey.CONTROLLER_MUTATION_RATE, *limit.shared_by), TokenBucket())
 
     def limit_of(self, context: RequestContext[object], key: QuotaKey) -> Limit | None:
-        """Return the limit that applies to the client; None: there is none."""
+        """Return the limit that applies to the client, or None."""
         quotas = self._quotas()
         if not quotas.limits(key):
             return None
