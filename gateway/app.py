@@ -249,7 +249,7 @@ class App:
             groups.groups.connection_closed(connection_id, by_peer)
             share.connection_closed(connection_id)
 
-        stages = Stages[HandlerServices](
+        stages: Stages[HandlerServices] = Stages(
             prepare=prepare,
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
