@@ -1,8 +1,8 @@
 """DescribeGroups, ListGroups and DeleteGroups: groups as administrators see them.
 
 The one idea: a group is shown as it was last settled, so a crash cannot undo any generation or assignment that is
-visible here. `gateway/coordinator/views.py` decides what is shown of a classic group. Consumer groups are listed and
-deleted here, and described by `consumer_groups.py`.
+visible here. `gateway/coordinator/classic/views.py` decides what is shown of a classic group. Consumer groups are
+listed and deleted here, and described by `consumer_groups.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Protocol
 
 from gateway.apis.services import HasShare
 from gateway.apis.visibility import ViewsGroups, group_views
+from gateway.coordinator.classic.views import describe
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import DeleteGroup, Group
-from gateway.coordinator.views import describe
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations

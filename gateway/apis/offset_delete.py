@@ -7,7 +7,7 @@ from uuid import UUID
 
 from gateway.apis.offset_topics import has_partition
 from gateway.apis.services import FindsTopics, HasGroups, HasOffsets
-from gateway.coordinator.views import offset_delete_refusal, subscribes_to
+from gateway.coordinator.classic.views import offset_delete_refusal, subscribes_to
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may_topic

@@ -14,7 +14,7 @@ from uuid import UUID
 from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve, topic_of
 from gateway.apis.services import FindsTopics, HasGroups, HasIdleOwners, HasOffsets
 from gateway.apis.visibility import ViewsGroups
-from gateway.coordinator.classic_handoff import awaited_by, member_on
+from gateway.coordinator.classic.handoff import awaited_by, member_on
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal

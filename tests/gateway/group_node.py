@@ -27,7 +27,7 @@ from gateway.building.services import Services
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.machine import StoredGroup
 from gateway.coordinator.model import (
     ConnectionId,

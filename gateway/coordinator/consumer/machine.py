@@ -1,7 +1,7 @@
 """The consumer group coordinator (KIP-848) as a whole, and the `Machine` that the runner plays.
 
-The one idea: values in, values out, as in `gateway.coordinator.classic`. But here the coordinator assigns partitions,
-so a step reads the cluster's topics, and the group gets an event when they change.
+The one idea: values in, values out, as in the classic machine. But here the coordinator assigns partitions, so a step
+reads the cluster's topics, and the group gets an event when they change.
 """
 
 from __future__ import annotations

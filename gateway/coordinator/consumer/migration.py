@@ -15,7 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from gateway.coordinator.classic_handoff import tell_if_pending
+from gateway.coordinator.classic.draft import Draft as ClassicDraft
+from gateway.coordinator.classic.handoff import tell_if_pending
+from gateway.coordinator.classic.join import SKIP_ASSIGNMENT, join
+from gateway.coordinator.classic.observer import is_cooperative
+from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
@@ -31,10 +35,8 @@ from gateway.coordinator.consumer.model import (
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.consumer.views import has_news, names_read
-from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
-from gateway.coordinator.join import SKIP_ASSIGNMENT, join
 from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
 from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import (
@@ -48,9 +50,7 @@ from gateway.coordinator.model import (
     Settings,
     SyncReply,
 )
-from gateway.coordinator.observer import is_cooperative
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
-from gateway.coordinator.rebalance import prepare_rebalance
 from protocol.consumer import Subscription, decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.sessions import Deadlines
@@ -54,7 +55,6 @@ from gateway.coordinator.model import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.share.heartbeat import expire, heartbeat
 from gateway.coordinator.share.model import (
     BeginShareGroup,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
@@ -53,7 +54,6 @@ from gateway.coordinator.model import (
     TxnOffsetCommit,
 )
 from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
-from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, tick
 from gateway.coordinator.streams.model import (
     MemberState,

@@ -17,6 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from gateway.coordinator.classic.observer import (
+    Claims,
+    Partition,
+    claimants,
+    claims_of,
+    is_cooperative,
+    partitions_or_none,
+)
 from gateway.coordinator.facts import Departure, Fact, MemberId, MemberSynced
 from gateway.coordinator.handoff import (
     LONGEST_HOLD_MS,
@@ -32,7 +40,6 @@ from gateway.coordinator.handoff import (
     by_pair,
 )
 from gateway.coordinator.model import Group, GroupState, Member, Reply, RequestId, Settings, SyncReply, Watch
-from gateway.coordinator.observer import Claims, Partition, claimants, claims_of, is_cooperative, partitions_or_none
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
 
