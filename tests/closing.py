@@ -22,14 +22,16 @@ OWN_ID_LENGTH = 22
 ids, which begin with the client's id."""
 
 
-def close(consumer: confluent_kafka.Consumer, poll: Callable[[], object] | None = None) -> None:
-    """Leave the group, then close the consumer.
+def close(
+    consumer: confluent_kafka.Consumer, poll: Callable[[], object] | None = None, *, patience_s: float = PATIENCE_S
+) -> None:
+    """Leave the group, then close the consumer. Raise AssertionError if it has not left after `patience_s`.
 
     `poll` receives records that still arrive until the partitions are revoked; the default discards them. A static
     member leaves too, although closing alone would not make it leave.
     """
     consumer.unsubscribe()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not _has_left(consumer):
         assert time.monotonic() < deadline, "the consumer does not leave its group"
         if poll is None:

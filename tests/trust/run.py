@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,10 +79,18 @@ class _Work:
         return [*self.producers, self.transfers, self.churn, *self.groups, self.observer]
 
 
-def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], None] = print) -> Verdict:
+def run(
+    seed: int,
+    seconds: float,
+    *,
+    root: Path = ROOT,
+    faults: Collection[str] = NEMESES,
+    say: Callable[[str], None] = print,
+) -> Verdict:
     """Attack a cluster for `seconds` and judge it.
 
-    `root`: sources of the nodes. `say` receives a line for each fault.
+    `root`: sources of the nodes. `faults`: names in NEMESES from which the seed chooses. `say` receives a line for each
+    fault.
     """
     chance = random.Random(seed)
     history = History()
@@ -94,7 +102,7 @@ def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], No
             workload.start()
         violations: dict[str, list[str]] = {"every workload finishes": []}
         try:
-            _attack(attacked, history, chance, began_s + seconds, say)
+            _attack(attacked, history, chance, sorted(faults), began_s + seconds, say)
             attacked.heal()
             say("All faults have ended; workloads finish.")
             _finish(work, history)
@@ -139,16 +147,31 @@ def _work(history: History, bootstrap: str, chance: random.Random) -> _Work:
         Group(history, bootstrap, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
         for protocol in GROUPS
     ]
-    transfers = Transfers(bootstrap, SOURCE, TARGET, workers=2, partitions=TOPICS[TARGET])
+    groups.append(
+        Group(
+            *(history, bootstrap, TARGET),
+            protocol="cooperative",
+            members=2,
+            seed=chance.randrange(2**31),
+            isolation="read_committed",
+        )
+    )
+    transfers = Transfers(
+        *(bootstrap, SOURCE, TARGET), workers=2, partitions=TOPICS[TARGET], seed=chance.randrange(2**31)
+    )
     watched = {group.group: group.topic for group in groups}
     observer = Observer(history, bootstrap, {topic: TOPICS[topic] for topic in (PLAIN, IDEMPOTENT, TARGET)}, watched)
     return _Work(producers, groups, transfers, TopicChurn(bootstrap, seed=chance.randrange(2**31)), observer)
 
 
 def _attack(
-    attacked: World, history: History, chance: random.Random, until_s: float, say: Callable[[str], None]
+    attacked: World,
+    history: History,
+    chance: random.Random,
+    names: Sequence[str],
+    until_s: float,
+    say: Callable[[str], None],
 ) -> None:
-    names = sorted(NEMESES)
     while time.monotonic() < until_s:
         time.sleep(chance.uniform(0.5, 5.0))  # the pause between two faults, in which the cluster may settle or not
         name = chance.choice(names)

@@ -38,6 +38,10 @@ STUCK_S = 75.0
 """A life of a transactional worker without a return from its client for so long is abandoned."""
 FINISH_S = 180.0
 """How long a workload may take to finish after the last fault has ended."""
+LEAVE_S = 120.0
+"""How long a consumer may take to leave its group, because its coordinator may be gone in the meantime."""
+ABORTED = 0.03
+"""Share of the transactions that a worker aborts after everything was sent."""
 PATIENT: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 500,
@@ -173,6 +177,7 @@ class Group(Workload):
         members: int,
         seed: int,
         session_ms: int = 45_000,
+        isolation: str = "read_uncommitted",
     ) -> None:
         """`protocol`: eager, cooperative, static (cooperative with instance ids) or consumer (KIP-848)."""
         self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
@@ -180,6 +185,7 @@ class Group(Workload):
         self.protocol, self.topic = protocol, topic
         self._history, self._bootstrap = history, bootstrap
         self._session_ms = session_ms
+        self._isolation = isolation
         self._seed = seed
         self._draining = threading.Event()
         for number in range(members):
@@ -195,6 +201,7 @@ class Group(Workload):
             "group.id": self.group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            "isolation.level": self._isolation,
             **PATIENT,
         }
         if self.protocol == "consumer":
@@ -247,7 +254,7 @@ class _Member:
                     self._commit()
                     processed = 0
         finally:
-            close(self._consumer, self._take)
+            close(self._consumer, self._take, patience_s=LEAVE_S)
 
     def _take(self) -> int:
         message = self._consumer.poll(0.1)
@@ -312,7 +319,8 @@ class _Member:
 class Transfers(Workload):
     """Consume-process-produce: each source record becomes one result, in one transaction with the offsets."""
 
-    def __init__(self, bootstrap: str, source: str, target: str, *, workers: int, partitions: int) -> None:
+    def __init__(self, bootstrap: str, source: str, target: str, *, workers: int, partitions: int, seed: int) -> None:
+        self.chance = random.Random(seed)
         self.group = f"transfer-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.source, self.target, self.bootstrap = source, target, bootstrap
@@ -385,7 +393,7 @@ class _Worker:
             self.failure = error
             raise
         finally:
-            close(self._consumer, lambda: self._consumer.poll(0.1))
+            close(self._consumer, lambda: self._consumer.poll(0.1), patience_s=LEAVE_S)
 
     def _transfer(self, messages: Sequence[confluent_kafka.Message]) -> bool:
         """Return False if this worker cannot go on: what it consumed is then read again after the committed offsets."""
@@ -403,6 +411,9 @@ class _Worker:
                 ends[partition] = max(ends.get(partition, 0), offset + 1)
             offsets = [TopicPartition(self._transfers.source, part, at) for part, at in ends.items()]
             self._producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), CALL_S)
+            if self._transfers.chance.random() < ABORTED:
+                self._producer.abort_transaction(CALL_S * 3)
+                return False
             self._commit()
         except KafkaException:
             # The position has moved past records that are not committed, so only a new life reads them again.
@@ -525,6 +536,7 @@ class TopicChurn(Workload):
         )
         failed: list[str] = []
         sent: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
+        self._until_known(producer, topic, partitions)
         for number in range(self._chance.randint(1, 50)):
             index, value = number % partitions, f"{self.rounds}-{number}".encode()
             sent[index].append(value)
@@ -536,6 +548,19 @@ class TopicChurn(Workload):
         if producer.flush(FINISH_S) or failed:
             raise WorkloadError(f"{topic}: records were not acknowledged: {failed[:3]}")
         return sent
+
+    @staticmethod
+    def _until_known(producer: confluent_kafka.Producer, topic: str, partitions: int) -> None:
+        """Wait until the producer knows the topic's partitions. It refuses a partition that it does not know, and a
+        node may still describe the topic of that name that was deleted before."""
+        deadline_s = time.monotonic() + FINISH_S
+        while time.monotonic() < deadline_s:
+            try:
+                if len(producer.list_topics(topic, CALL_S).topics[topic].partitions) == partitions:
+                    return
+            except KafkaException:
+                continue
+        raise WorkloadError(f"{topic} does not get its {partitions} partitions within {FINISH_S:.0f} s")
 
     def _read(self, topic: str, partitions: int) -> dict[int, list[bytes]]:
         consumer = confluent_kafka.Consumer(

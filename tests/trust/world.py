@@ -30,8 +30,9 @@ SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "500",
     "group.consumer.min.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",
+    "log.cleaner.backoff.ms": "1000",
 }
-"""Settings of every node. Heartbeats are frequent, so that a short run has many rebalances."""
+"""Settings of every node. Heartbeats and compactions are frequent, so that a short run has many of them."""
 
 
 @dataclass

@@ -1,0 +1,23 @@
+"""A short run of each target: valid messages are read, and inputs near them break nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.__main__ import fuzz
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
+
+RUNS = 20_000
+SECONDS = 20
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_reader_raises_documented_errors_only(target: str) -> None:
+    executions, ended = fuzz(target, SECONDS, RUNS)
+    assert ended == 0
+    assert executions > 1_000
+
+
+def test_a_compressed_batch_is_among_the_seeds() -> None:
+    assert len(list(seeds("batches"))) == 6

@@ -1,0 +1,254 @@
+"""Prove the checker: plant defects in copies of the product, and see that each one is found.
+
+`python -m tests.trust.mutants [--only NAME …] [--seconds 20] [--attempts 4]`
+
+The one idea: a mutant is a text edit in a copy of the sources, so the product has no switch for it. A mutant whose text
+is no longer in the sources is an error. The faults that expose a mutant are named, because a short run with all of them
+may miss the one that matters; the seed still chooses their order, length and target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.gateway_process import ROOT
+from tests.trust.run import Verdict, run
+
+PACKAGES = ("gateway", "protocol", "sluice", "storage")
+HARMLESS = ("reset_clients", "delay_clients")
+"""Faults for mutants that need none. Clients repeat requests, so that every path is used."""
+
+
+class MutantError(Exception):
+    """A mutant cannot be made, because the sources have changed."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old` with `new` in one file, wherever it stands."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    edits: Sequence[Edit]
+    faults: Sequence[str] = HARMLESS
+
+
+MUTANTS: Sequence[Mutant] = (
+    Mutant(
+        "the sequence of an idempotent producer is ignored",
+        [
+            Edit(
+                "storage/functions/log.sql",
+                "        if s > 0 then\n            last_sequence",
+                "        if s > 0 and p_transactional[i] then\n            last_sequence",
+            )
+        ],
+    ),
+    Mutant(
+        "one in fifty appends is forgotten",
+        [
+            Edit(
+                "storage/functions/log.sql",
+                "append_chunks.inline_slot, false\n    from generate_series(1, chunk_total) i;",
+                "append_chunks.inline_slot, false\n    from generate_series(1, chunk_total) i where random() > 0.02;",
+            )
+        ],
+    ),
+    Mutant(
+        "an append leaves a gap of one offset",
+        [
+            Edit(
+                "storage/functions/log.sql",
+                "next_offsets[k] := next_offsets[k] + p_record_counts[i];",
+                "next_offsets[k] := next_offsets[k] + p_record_counts[i] + (random() < 0.002)::integer;",
+            )
+        ],
+    ),
+    Mutant(
+        "a read of the tail skips a batch",
+        [
+            Edit(
+                "gateway/log/tail.py",
+                "for index in range(bisect_left(entries, offset, lo=first, key=_last_offset), len(entries)):",
+                "for index in range(bisect_left(entries, offset, lo=first, key=_last_offset)"
+                " + (offset % 97 == 5), len(entries)):",
+            )
+        ],
+    ),
+    Mutant(
+        "a known high watermark is believed for ever",
+        [
+            Edit(
+                "gateway/log/tail.py",
+                "        if now_s >= self._trusted_until_s:\n            return DOUBTFUL_AGE_S\n",
+                '        return float("inf")\n',
+            )
+        ],
+        ("lose_notifications", "cut_a_node_off_postgres", "break_postgres_connections"),
+    ),
+    Mutant(
+        "an append is acknowledged before it is on disk",
+        [
+            Edit("storage/pool.py", '    "jit": "off",\n', '    "jit": "off",\n    "synchronous_commit": "off",\n'),
+            Edit(
+                "storage/queries/pool.sql",
+                "where current_setting('synchronous_commit') = 'off'",
+                "where current_setting('synchronous_commit') = 'never'",
+            ),
+        ],
+        ("kill_postgres",),
+    ),
+    Mutant(
+        "the last stable offset is the high watermark",
+        [
+            Edit(
+                "storage/functions/log.sql",
+                "last_stable_offset := greatest(coalesce(last_stable_offset, high_watermark), log_start_offset);",
+                "last_stable_offset := high_watermark;",
+            ),
+            Edit(
+                "gateway/log/tail.py",
+                "end_offset = min(known.last_stable_offset, partition.held_stable_offset)",
+                "end_offset = known.high_watermark",
+            ),
+            Edit(
+                "gateway/log/tail.py",
+                "            if offset >= known.last_stable_offset:\n",
+                "            if offset >= known.high_watermark:\n",
+            ),
+        ],
+        ("kill_a_node", "reset_clients", "cut_clients_off"),
+    ),
+    Mutant(
+        "an aborted transaction is forgotten",
+        [
+            Edit(
+                "storage/functions/transactions.sql",
+                "where not p_committed and m.first_offset is not null\n",
+                "where not p_committed and m.first_offset is not null and false\n",
+            )
+        ],
+        ("kill_a_node", "kill_all_nodes", "reset_clients", "cut_clients_off"),
+    ),
+    Mutant(
+        "the offsets of an aborted transaction are committed",
+        [
+            Edit(
+                "storage/functions/transactions.sql",
+                "begin\n    if p_committed then\n        -- A later commit",
+                "begin\n    if true then\n        -- A later commit",
+            )
+        ],
+        ("kill_a_node", "reset_clients", "cut_clients_off"),
+    ),
+    Mutant(
+        "a commit stores the offset before",
+        [
+            Edit(
+                "storage/functions/groups.sql",
+                "        committed_offset    = excluded.committed_offset,\n",
+                "        committed_offset    = greatest(excluded.committed_offset - 1, 0),\n",
+            )
+        ],
+    ),
+    Mutant(
+        "a partition is given to its new owner too early",
+        [
+            Edit(
+                "gateway/coordinator/consumer/current_assignment.py",
+                "    if not any(topic_id in owners for topic_id in wanted):\n",
+                "    if wanted is not None:\n",
+            )
+        ],
+    ),
+    Mutant(
+        "compaction drops the newest record of a key",
+        [
+            Edit(
+                "gateway/log/compactor.py",
+                "index.newest(record.key) > record.offset",
+                "index.newest(record.key) >= record.offset",
+            )
+        ],
+    ),
+    Mutant(
+        "the statement of a lost connection may still run",
+        [Edit("storage/pool.py", "        if self._lost.any:\n", "        if self._lost.any and False:\n")],
+        ("cut_a_node_off_postgres", "break_postgres_connections", "freeze_postgres"),
+    ),
+)
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[Path]:
+    """Provide a directory with the sources of the mutant. Raise MutantError if an edit finds nothing to replace."""
+    with tempfile.TemporaryDirectory(prefix="sluice-mutant-") as name:
+        root = Path(name)
+        root.chmod(0o755)
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for edit in mutant.edits:
+            path = root / edit.path
+            text = path.read_text()
+            if edit.old not in text:
+                raise MutantError(f"{mutant.name}: {edit.path} does not contain {edit.old!r}")
+            path.write_text(text.replace(edit.old, edit.new))
+        yield root
+
+
+def hunt(mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1) -> Verdict | None:
+    """Run the checker on the mutant until a promise is broken; return that verdict, or None after `attempts` runs."""
+    with mutated(mutant) as root:
+        for seed in range(first_seed, first_seed + attempts):
+            verdict = run(seed, seconds, root=root, faults=mutant.faults, say=lambda _: None)
+            if not verdict.passed:
+                return verdict
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trust.mutants", description="See whether the checker finds planted defects."
+    )
+    parser.add_argument("--only", nargs="+", help="mutants whose name contains one of these texts")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the faults of one run (20)")
+    parser.add_argument("--attempts", type=int, default=4, help="runs, each with another seed, per mutant (4)")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed (1)")
+    arguments = parser.parse_args()
+    chosen = [each for each in MUTANTS if not arguments.only or any(text in each.name for text in arguments.only)]
+    missed = 0
+    for mutant in chosen:
+        began_s = time.monotonic()
+        verdict = hunt(mutant, arguments.seconds, arguments.attempts, arguments.seed)
+        took = f"{time.monotonic() - began_s:.0f} s"
+        if verdict is None:
+            missed += 1
+            _say(f"MISSED {mutant.name} ({took})")
+            continue
+        name, sentences = next((name, found) for name, found in verdict.violations.items() if found)
+        _say(f"found  {mutant.name} (seed {verdict.seed}, {took}): {name}: {sentences[0][:160]}")
+    _say(f"{len(chosen) - missed} of {len(chosen)} found")
+    return 1 if missed else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
