@@ -291,6 +291,8 @@ class Summing:
         self._generation = -1
         self._member = ""
         self._rewind = False
+        self._was_late = False
+        """True once this consumer has tried to commit with an old generation."""
         self._consumer = Consumer(
             {
                 **PATIENT,
@@ -388,6 +390,8 @@ class Summing:
         log: list[Record] = [record_of(message) for message in messages]
         ends = {(each.topic(), each.partition()): each.offset() + 1 for each in messages}
         held = self._chance.choice(["before", "after"]) if self._chance.random() < 0.005 else ""
+        if self._generation > 0 and (not self._was_late or self._chance.random() < 0.02):
+            held, self._was_late = "late", True
         try:
             self._sql(self._commit(sums_of(log), ends, held))
         except asyncpg.PostgresError as error:
@@ -400,12 +404,14 @@ class Summing:
             self._rewind = True
         else:
             self._findings.counts["commits of offsets"] += 1
+            if held == "late":
+                self._findings.broke("a commit of an old generation is fenced", f"generation {self._generation} - 1")
 
     async def _commit(
         self, sums: Mapping[tuple[str, str], tuple[int, int]], ends: Mapping[tuple[str, int], int], held: str
     ) -> None:
         connection = await self._open()
-        generation, member = self._generation, self._member
+        generation, member = self._generation - (held == "late"), self._member
         try:
             async with connection.transaction():
                 if held == "before":
@@ -451,12 +457,14 @@ class Faults:
         self._attacked = attacked
         self._loop = loop
         self._chance = chance
+        self._next: list[Callable[[], str]] = [self._gateway, self._postgres, self._dump]
 
     def any(self) -> str:
-        """Cause a fault and return a sentence about it."""
+        """Cause a fault and return a sentence about it. Every run begins with a dump and a kill of Postgres and of a
+        node."""
         # Killed sessions are the most frequent fault, because they leave the rest at work.
-        faults: list[Callable[[], str]] = [self._sessions] * 5 + [self._gateway] * 2 + [self._postgres, self._dump]
-        return self._chance.choice(faults)()
+        self._next = self._next or [self._sessions] * 5 + [self._gateway] * 2 + [self._postgres, self._dump]
+        return self._next.pop(self._chance.randrange(len(self._next)))()
 
     def _sessions(self) -> str:
         async def end() -> int:
