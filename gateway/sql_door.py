@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.apis.topics import make_automatic_topic
+from gateway.building.services import Services
 from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import BrokerConfig, principals
 from gateway.log.relay import Relay
-from gateway.net.context import Services
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
