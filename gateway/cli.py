@@ -82,6 +82,18 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
 
 
+def _produce(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_produce
+
+    add_produce(parser)
+
+
+def _consume(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_consume
+
+    add_consume(parser)
+
+
 def _transactions(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_transactions
 
@@ -137,6 +149,8 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", _topics),
         _Command("groups", "consumer groups: list, describe, lag, reset-offsets, delete", _groups),
         _Command("transactions", "transactions: list, describe, abort", _transactions),
+        _Command("produce", "append the lines of stdin to a topic", _produce),
+        _Command("consume", "print the records of a topic", _consume),
         _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),

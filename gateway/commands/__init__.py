@@ -58,6 +58,26 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     cluster_info.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
 
 
+def add_produce(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import produce
+
+    _add_alone(parser, produce.add_arguments)
+
+
+def add_consume(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import consume
+
+    _add_alone(parser, consume.add_arguments)
+
+
+def _add_alone(parser: argparse.ArgumentParser, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
+    from gateway.commands.arguments import add_common
+
+    parser.set_defaults(run=_run)
+    add_common(parser)
+    add_arguments(parser)
+
+
 def _run(given: argparse.Namespace) -> int:
     from gateway.commands.client import Cluster
     from gateway.commands.errors import CommandError

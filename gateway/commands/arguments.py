@@ -20,6 +20,12 @@ class Commands(Protocol):
 def common() -> argparse.ArgumentParser:
     """Return a parent of each command's parser: which broker to ask, how long to wait, how to show the answer."""
     parser = argparse.ArgumentParser(add_help=False)
+    add_common(parser)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `common` to a command that has no verbs."""
     parser.add_argument(
         "-b",
         "--bootstrap",
@@ -37,7 +43,6 @@ def common() -> argparse.ArgumentParser:
         help="Kafka's client properties, for a listener with TLS or SASL (default: $SLUICE_COMMAND_CONFIG)",
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
-    return parser
 
 
 def _addresses(text: str) -> tuple[Address, ...]:

@@ -225,7 +225,7 @@ class Cluster:
         def attempt() -> Any:
             return self.ask(request, node_id=self._coordinator(key, kind), at_most=at_most)
 
-        return self._until_settled(attempt, code)
+        return self.until_settled(attempt, code)
 
     def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
         """Return brokers and topics, all topics if `topics` is None, without creating any."""
@@ -243,7 +243,7 @@ class Cluster:
         def unsettled(response: MetadataResponse) -> int:
             return next((topic.error_code for topic in response.topics if topic.error_code), 0)
 
-        response = self._until_settled(lambda: self.metadata(names), unsettled)
+        response = self.until_settled(lambda: self.metadata(names), unsettled)
         for topic in response.topics:
             if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise CommandError(self.no_topic(topic.name or ""))
@@ -269,7 +269,7 @@ class Cluster:
             return response.coordinators[0].error_code if response.coordinators else response.error_code
 
         request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=(key,))
-        response: FindCoordinatorResponse = self._until_settled(lambda: self.ask(request), code)
+        response: FindCoordinatorResponse = self.until_settled(lambda: self.ask(request), code)
         if code(response):
             what = "group" if kind is Coordinated.GROUP else "transactional id"
             raise CommandError(f"{what} {key} has no coordinator: {_name(code(response))}")
@@ -277,7 +277,8 @@ class Cluster:
         self._brokers[found.node_id] = (found.host, found.port)
         return found.node_id
 
-    def _until_settled(self, attempt: Callable[[], T], code: Callable[[T], int]) -> T:
+    def until_settled(self, attempt: Callable[[], T], code: Callable[[T], int]) -> T:
+        """Return the first response of `attempt` that has no error which passes by itself, or the last in time."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             response = attempt()

@@ -182,22 +182,29 @@ def tail_topic(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def _print_record(given: argparse.Namespace, partition: int, record: Record) -> None:
     if given.json:
-        fields = {
-            "topic": given.topic,
-            "partition": partition,
-            "offset": record.offset,
-            "timestamp_ms": record.timestamp,
-            "key": _text(record.key),
-            "value": _text(record.value),
-            "headers": [[name, _text(value)] for name, value in record.headers],
-        }
-        print(json.dumps(fields, ensure_ascii=False), flush=given.follow)
+        print_json(given.topic, partition, record)
+        if given.follow:
+            sys.stdout.flush()
         return
     moment = datetime.fromtimestamp(record.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
     head = f"{partition}:{record.offset}  {moment.removesuffix('+00:00')}Z  {_shown(record.key)}"
     sys.stdout.write(f"{head}  {_shown(record.value)}\n")
     if given.follow:
         sys.stdout.flush()
+
+
+def print_json(topic: str, partition: int, record: Record) -> None:
+    """Print a record as one line of JSON."""
+    fields = {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp,
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "headers": [[name, _text(value)] for name, value in record.headers],
+    }
+    print(json.dumps(fields, ensure_ascii=False))
 
 
 def _text(value: bytes | None) -> str | None:

@@ -24,6 +24,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.recompression import CODECS, PRODUCER
 from gateway.log.tail import Tail
 from protocol.compression import Compression
+from protocol.murmur import murmur2
 from protocol.records import Record, TimestampType, build_batch
 from storage.pool import Database
 from storage.staged import StagedRecord, StagedRecords
@@ -210,6 +211,8 @@ class Relay:
         count = len(topic.partitions)
         index = staged.partition_index
         if index is None:
+            # Only records for a topic that is still to be created are placed here. `sluice.door_murmur2` places the
+            # others.
             index = staged.xid % count if staged.key is None else murmur2(staged.key) % count
         elif index >= count:
             await self._catalog.refresh_if_changed()
@@ -261,21 +264,3 @@ def _batches_of(target: _Target, now_ms: int) -> list[NewBatch]:
     if held:
         finish()
     return batches
-
-
-_SEED, _MIX, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
-
-
-def murmur2(key: bytes) -> int:
-    """Return the murmur2 of Kafka's Java client, with its sign bit cleared. Only records for a topic that is still to
-    be created are placed here; `sluice.door_murmur2` places the others."""
-    value = (_SEED ^ len(key)) & _MASK
-    whole = len(key) // 4 * 4
-    for start in range(0, whole, 4):
-        block = int.from_bytes(key[start : start + 4], "little") * _MIX & _MASK
-        block = (block ^ block >> 24) * _MIX & _MASK
-        value = (value * _MIX & _MASK) ^ block
-    if len(key) > whole:
-        value = (value ^ int.from_bytes(key[whole:], "little")) * _MIX & _MASK
-    value = (value ^ value >> 13) * _MIX & _MASK
-    return (value ^ value >> 15) & 0x7FFFFFFF

@@ -1,0 +1,152 @@
+"""`sluice produce`: append the lines of stdin to a topic, by Kafka's protocol, with any broker.
+
+The one idea: the command appends at once what a read of stdin yields, so a slow pipe is not delayed and a file is
+appended in batches. Lines with a key go to the partition that Kafka's Java client would choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import cast
+
+from gateway.commands import log
+from gateway.commands.client import Cluster, refuse
+from gateway.commands.errors import CommandError
+from protocol.errors import ErrorCode
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from protocol.murmur import murmur2
+from protocol.records import Record, build_batch
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+ACKS = {"1": 1, "all": -1}
+
+_READ_BYTES = 256 * 1024
+_PRODUCE_BY_NAME = 12
+_APPEND_WAIT_MS = 30_000
+
+Pair = tuple[bytes | None, bytes]
+"""Key and value of a line."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic")
+    parser.add_argument("-p", "--partition", type=int, metavar="P", help="default: by the key, else in turn")
+    parser.add_argument("-k", "--key-separator", metavar="TEXT", help="a line is KEY, this text and VALUE")
+    parser.add_argument(
+        "-H", "--header", action="append", default=[], metavar="KEY=VALUE", help="for each record; may be repeated"
+    )
+    parser.add_argument("--acks", choices=tuple(ACKS), default="all", help="replicas that acknowledge (all)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print PARTITION@OFFSET of each record")
+    parser.set_defaults(command=produce)
+
+
+def produce(cluster: Cluster, given: argparse.Namespace) -> int:
+    headers = tuple(_header(text) for text in given.header)
+    separator: bytes | None = None
+    if given.key_separator is not None:
+        separator = given.key_separator.encode(errors="surrogateescape")
+        if not separator:
+            raise CommandError("--key-separator wants a text, e.g. --key-separator :")
+    (topic,) = cluster.topics((given.topic,))
+    present = sorted(partition.partition_index for partition in topic.partitions)
+    if given.partition is not None and given.partition not in present:
+        raise CommandError(f"topic {given.topic} has partitions {present[0]} to {present[-1]}")
+    turns = itertools.cycle(present)
+    appended = 0
+    try:
+        for lines in _lines():
+            keyless = next(turns)
+            by_partition: defaultdict[int, list[Pair]] = defaultdict(list)
+            for number, line in enumerate(lines, appended + 1):
+                key, value = _split(line, separator, number)
+                partition = keyless if key is None else present[murmur2(key) % len(present)]
+                by_partition[partition if given.partition is None else given.partition].append((key, value))
+            for partition, pairs in sorted(by_partition.items()):
+                now_ms = time.time_ns() // 1_000_000
+                batch = build_batch(
+                    [Record(offset, now_ms, key, value, headers) for offset, (key, value) in enumerate(pairs)]
+                )
+                first = _append(cluster, given, partition, batch)
+                appended += len(pairs)
+                _report(given, partition, first, len(pairs))
+    except CommandError as error:
+        raise CommandError(f"{error}; {appended} records were appended before") from error
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CommandError(f"--header {text}: write KEY=VALUE, e.g. source=import")
+    return name, value.encode(errors="surrogateescape")
+
+
+def _split(line: bytes, separator: bytes | None, number: int) -> Pair:
+    if separator is None:
+        return None, line
+    key, found, value = line.partition(separator)
+    if not found:
+        raise CommandError(f"line {number} has no key separator between a key and a value")
+    return key, value
+
+
+def _lines() -> Iterator[list[bytes]]:
+    """Yield the lines that each read of stdin completes, without their line ends."""
+    stream = cast("BufferedReader", sys.stdin.buffer)
+    rest = b""
+    while part := stream.read1(_READ_BYTES):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise CommandError(f"a line of stdin is longer than {MAX_LINE_BYTES} bytes")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def _append(cluster: Cluster, given: argparse.Namespace, partition: int, batch: bytes) -> int:
+    """Return the offset of the batch's first record."""
+    where = f"{given.topic}[{partition}]"
+    request = ProduceRequest(
+        acks=ACKS[given.acks],
+        timeout_ms=_APPEND_WAIT_MS,
+        topic_data=(
+            TopicProduceData(name=given.topic, partition_data=(PartitionProduceData(index=partition, records=batch),)),
+        ),
+    )
+
+    def attempt() -> ProduceResponse | None:
+        leaders = log.by_leader(cluster, [(given.topic, partition)])
+        return cluster.ask(request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME) if leaders else None
+
+    def code(response: ProduceResponse | None) -> int:
+        if response is None:
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        return response.responses[0].partition_responses[0].error_code
+
+    response = cluster.until_settled(attempt, code)
+    if response is None:
+        raise CommandError(f"{where} has no leader: repeat the command when a broker leads the partition")
+    result = response.responses[0].partition_responses[0]
+    if result.error_code and result.error_message:
+        raise CommandError(f"{where}: {result.error_message}")
+    refuse(result.error_code, where)
+    return result.base_offset
+
+
+def _report(given: argparse.Namespace, partition: int, first: int, count: int) -> None:
+    for offset in range(first, first + count) if given.json or given.verbose else ():
+        if given.json:
+            print(json.dumps({"topic": given.topic, "partition": partition, "offset": offset}))
+        else:
+            print(f"{partition}@{offset}")
+    sys.stdout.flush()
