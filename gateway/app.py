@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from gateway.apis import SERVED
+from gateway.apis import SERVED, HandlerServices
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.internal_topics import InternalTopics, prepare
 from gateway.apis.permissions import authorize
@@ -34,6 +34,7 @@ from gateway.building.listeners import (
 )
 from gateway.building.log import LogPart, build_log
 from gateway.building.readers import SharePart, build_share, build_transactions
+from gateway.building.services import Services
 from gateway.building.stores import open_stores
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.clock import ClusterClock
@@ -47,7 +48,7 @@ from gateway.config.settings import Settings
 from gateway.console.start import start_console
 from gateway.groups.groups import Groups
 from gateway.log.tail import Tail
-from gateway.net.context import Role, Services
+from gateway.net.context import Role
 from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server
 from gateway.operate.exporter import Exporter
@@ -67,7 +68,6 @@ from storage.topics import TopicStore
 
 if TYPE_CHECKING:
     from gateway.operate.http import HttpServer
-    from gateway.testing.faults import Faults
 
 __all__ = ["App", "StartError"]
 
@@ -80,10 +80,16 @@ REMEMBER_INTERVAL_MS = 5_000
 """Interval at which a node writes down what it knows of its history, for its next run."""
 
 
+class StagesWithFaults(Protocol):
+    """The faults of a node that a test starts."""
+
+    def within(self, stages: Stages[HandlerServices]) -> Stages[HandlerServices]: ...
+
+
 class App:
     """One node. `start` once, `stop` once; both on the same event loop."""
 
-    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+    def __init__(self, settings: Settings, faults: StagesWithFaults | None = None) -> None:
         """Take the settings and, in a node that a test starts, the faults of its requests."""
         self.settings = settings
         self._faults = faults
@@ -158,7 +164,10 @@ class App:
         await leases.renew()
         undo.push("leases", STEP_TIMEOUT_S, leases.release)
 
-        throttles = Throttles(throttled=lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds))
+        throttles = Throttles(
+            lambda: log.catalog.quotas,
+            throttled=lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds),
+        )
         services = Services(
             settings=settings,
             catalog=log.catalog,
@@ -192,7 +201,17 @@ class App:
             certificates=listeners.certificates,
         )
         start("internal topics", transactions.internal_logs.run, interval_ms=0, regular=False)
-        dead_letters = DeadLetters(services, lambda name: make_dead_letter_topic(name, services))
+        dead_letters = DeadLetters(
+            share.partitions,
+            log.catalog,
+            stores.log,
+            log.appender,
+            settings_of=lambda group_id: groups.groups.settings.share_for(group_id),
+            make_topic=lambda name: make_dead_letter_topic(name, services),
+            now_ms=clock.now_ms,
+            count_written=metrics.share_dead_letters.inc,
+            count_failed=metrics.share_dead_letters_failed.inc,
+        )
         share.partitions.report_dead_letters(dead_letters.notice)
         start("dead letters", dead_letters.run, interval_ms=0, regular=False)
         if broker.sql_schema:
@@ -224,13 +243,13 @@ class App:
         share: SharePart,
     ) -> None:
         """Accept clients."""
-        settings, metrics, catalog, throttles = self.settings, self.metrics, services.catalog, services.throttles
+        settings, metrics, throttles = self.settings, self.metrics, services.throttles
 
         def connection_closed(connection_id: str, by_peer: bool) -> None:
             groups.groups.connection_closed(connection_id, by_peer)
             share.connection_closed(connection_id)
 
-        stages = Stages(
+        stages: Stages[HandlerServices] = Stages(
             prepare=prepare,
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
@@ -246,15 +265,16 @@ class App:
             listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
             for listener in settings.listeners
         }
-        console = await start_console(by_role[Role.BROKER], services, database, self._undo.push)
+        users = Users(services.users, services.delegation)
+        console = await start_console(by_role[Role.BROKER], services, users, database, self._undo.push)
         self.console_url = console.url if console is not None else ""
         await listeners.server.serve(
             by_role[Role.BROKER],
             connection_closed,
-            lambda address: throttles.connection_wait_s(catalog.quotas, address),
-            guards(build_sasl(settings, requests, Users(services.users, services.delegation), metrics, self._undo)),
+            throttles.connection_wait_s,
+            guards(build_sasl(settings, requests, users, metrics, self._undo)),
             requests,
-            connections_from(catalog),
+            connections_from(services.catalog),
         )
         self.groups = groups.groups
         self.bootstrap = services.membership.address

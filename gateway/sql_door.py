@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.apis.topics import make_automatic_topic
+from gateway.building.services import Services
 from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import BrokerConfig, principals
 from gateway.log.relay import Relay
-from gateway.net.context import Services
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
@@ -34,4 +34,7 @@ def _settings(broker: BrokerConfig) -> DoorSettings:
         authorizer=bool(broker.authorizer_class_name),
         allow_if_no_acl=broker.allow_everyone_if_no_acl_found,
         super_users=sorted(principals(broker.super_users)),
+        log_append_time=broker.log_message_timestamp_type == "LogAppendTime",
+        timestamp_before_max_ms=broker.log_message_timestamp_before_max_ms,
+        timestamp_after_max_ms=broker.log_message_timestamp_after_max_ms,
     )

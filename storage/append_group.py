@@ -137,8 +137,8 @@ class AppendGroup:
 
     @property
     def is_plain(self) -> bool:
-        """True if Postgres need only decide the offsets: one chunk per partition, and no batch has a producer id."""
-        return len(self.candidates) == len(self._keys) and not self._producers
+        """True if `append_inline` takes the group: one entry per partition, and no batch is transactional."""
+        return len(self._entries) == len(self._keys) and not any(entry.is_transactional for entry in self._entries)
 
     def plain_arguments(self, records: Sequence[bytes | bytearray | memoryview]) -> tuple[object, ...]:
         """Return the parameters of `append_inline` for a plain group."""
@@ -150,6 +150,9 @@ class AppendGroup:
             [entry.max_timestamp_ms for entry in entries],
             self.candidate_bytes,
             records,
+            [self.batches[entry.indexes[0]].producer_id for entry in entries],
+            [entry.producer_epoch for entry in entries],
+            [entry.base_sequence for entry in entries],
         )
 
     def settle(self, decided: Row) -> list[Appended | Refusal]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -86,7 +86,6 @@ class StagedRecords:
         self._last_seq = 0
         self._gaps: dict[int, _Gap] = {}
         self._waiting: dict[int, StagedTransaction] = {}
-        self._sizes_unknown: list[tuple[int, int]] = []
         self._postponed: dict[int, float] = {}
         self._deep_until: int | None = None
         self._deep_s = 0.0
@@ -148,17 +147,13 @@ class StagedRecords:
     async def look(self) -> Sequence[StagedTransaction]:
         """Return the next transactions to append, in the order of their commits, within the bounds of one append."""
         now_s = asyncio.get_running_loop().time()
+        wanted = self._due_gaps(now_s)
+        behind = self._last_seq
+        if (self._deep_until is not None and now_s - self._deep_s >= DEEP_LOOK_INTERVAL_S) or behind == 0:
+            behind, self._deep_s = 0, now_s
         async with translated_errors():
-            wanted = self._due_gaps(now_s)
-            horizon: Row | None = None
-            if self._gaps or self._deep_until is not None:
-                horizon = await self._connection.fetchrow(statement("staged_horizon"))
-            behind = self._last_seq
-            if (self._deep_until is not None and now_s - self._deep_s >= DEEP_LOOK_INTERVAL_S) or behind == 0:
-                behind, self._deep_s = 0, now_s
             rows = await self._connection.fetch(statement("staged_commits"), behind, wanted, TRANSACTIONS_AT_ONCE)
-            self._note(rows, wanted, horizon, now_s, deep=behind == 0)
-            await self._measure()
+        self._note(rows, wanted, now_s, deep=behind == 0)
         return self._next()
 
     def _due_gaps(self, now_s: float) -> list[int]:
@@ -169,27 +164,26 @@ class StagedRecords:
                 due.append(seq)
         return due
 
-    def _note(
-        self, rows: Sequence[Row], wanted: Sequence[int], horizon: Row | None, now_s: float, *, deep: bool
-    ) -> None:
-        """Take over what a look has found. `horizon` was read before the look."""
-        found = {row["seq"] for row in rows}
+    def _note(self, rows: Sequence[Row], wanted: Sequence[int], now_s: float, *, deep: bool) -> None:
+        """Take over what a look has found. Each row shows the look's snapshot, also if it shows no transaction."""
+        xmin, xmax = rows[0]["xmin"], rows[0]["xmax"]
+        found: set[int] = set()
         for row in rows:
             seq = row["seq"]
-            if seq not in self._waiting:
-                self._sizes_unknown.append((seq, row["xid"]))
-            self._gaps.pop(seq, None)
-        if horizon is not None:
-            for seq in wanted:
-                gap = self._gaps.get(seq)
-                if gap is None:
-                    continue
-                if gap.bound is None:
-                    gap.bound = horizon["xmax"]
-                elif gap.bound <= horizon["xmin"]:
-                    del self._gaps[seq]
-            if deep and self._deep_until is not None and self._deep_until <= horizon["xmin"]:
-                self._deep_until = None
+            if seq is not None:
+                found.add(seq)
+                self._waiting[seq] = StagedTransaction(seq, row["xid"], row["record_count"], row["size_bytes"])
+                self._gaps.pop(seq, None)
+        for seq in wanted:
+            gap = self._gaps.get(seq)
+            if gap is None:
+                continue
+            if gap.bound is None:
+                gap.bound = xmax
+            elif gap.bound <= xmin:
+                del self._gaps[seq]
+        if deep and self._deep_until is not None and self._deep_until <= xmin:
+            self._deep_until = None
         last = max(found, default=0)
         if last > self._last_seq:
             # A session that has just begun looks up the places below its first one by itself.
@@ -202,15 +196,6 @@ class StagedRecords:
             # The oldest are most probably those of transactions that failed. A look at all places finds the others.
             del self._gaps[next(iter(self._gaps))]
             self._deep_until = 2**62
-
-    async def _measure(self) -> None:
-        if not self._sizes_unknown:
-            return
-        rows = await self._connection.fetch(statement("staged_sizes"), [xid for _, xid in self._sizes_unknown])
-        sizes = {row["xid"]: (row["record_count"], int(row["size_bytes"])) for row in rows}
-        for seq, xid in self._sizes_unknown:
-            self._waiting[seq] = StagedTransaction(seq, xid, *sizes[xid])
-        self._sizes_unknown.clear()
 
     def _next(self) -> list[StagedTransaction]:
         chosen: list[StagedTransaction] = []
@@ -233,12 +218,12 @@ class StagedRecords:
         """Leave a transaction out of what `look` returns for some time."""
         self._postponed[xid] = asyncio.get_running_loop().time() + for_s
 
-    async def pieces(self, transactions: Sequence[StagedTransaction]) -> AsyncGenerator[list[StagedRecord]]:
-        """Yield the records of the transactions in order: all at once, or those of one large transaction in pieces."""
-        if len(transactions) > 1 or _is_small(transactions[0]):
+    async def _pieces(self, transactions: Sequence[StagedTransaction]) -> AsyncGenerator[list[StagedRecord]]:
+        """Yield the records of the transactions in order, and delete them. One large transaction comes in pieces."""
+        if _is_small(transactions):
             xids = list(dict.fromkeys(each.xid for each in transactions))
             async with translated_errors():
-                rows = await self._connection.fetch(statement("staged_records"), xids)
+                rows = await self._connection.fetch(statement("take_staged"), xids, [each.seq for each in transactions])
             by_xid: dict[int, list[StagedRecord]] = {}
             for row in rows:
                 by_xid.setdefault(row["xid"], []).append(_staged_record(row))
@@ -251,9 +236,11 @@ class StagedRecords:
             async with translated_errors():
                 rows = await self._connection.fetch(statement("staged_records_behind"), large.xid, position, limit)
             if not rows:
-                return
+                break
             yield [_staged_record(row) for row in rows]
             position = rows[-1]["position"]
+        async with translated_errors():
+            await self._connection.execute(statement("delete_staged"), large.xid, large.seq)
 
     # --- appending ------------------------------------------------------------------------------------------------
 
@@ -268,23 +255,19 @@ class StagedRecords:
         asked = self._guard.history
         outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
         decided: Row | None = None
-        is_small = len(transactions) > 1 or _is_small(transactions[0])
+        is_small = _is_small(transactions)
         async with translated_errors(), self._connection.transaction():
-            async for batches in build(self.pieces(transactions)):
+            async for batches in build(self._pieces(transactions)):
                 if not batches:
                     continue
                 group = AppendGroup(batches)
                 records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
-                if is_small:
-                    await self._delete(transactions)
                 decided = await self._connection.fetchrow(
                     statement("append_chunks"), *group.arguments(wait=True, records=records)
                 )
                 assert decided is not None
                 for batch, outcome in zip(batches, group.settle(decided), strict=True):
                     outcomes.append((batch if is_small else batch._replace(records=bytearray()), outcome))
-            if decided is None or not is_small:
-                await self._delete(transactions)
         if decided is not None and decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         for transaction in transactions:
@@ -292,13 +275,11 @@ class StagedRecords:
             self._postponed.pop(transaction.xid, None)
         return outcomes
 
-    async def _delete(self, transactions: Iterable[StagedTransaction]) -> None:
-        await self._connection.execute(statement("delete_staged_records"), [each.xid for each in transactions])
-        await self._connection.execute(statement("delete_staged_commits"), [each.seq for each in transactions])
 
-
-def _is_small(transaction: StagedTransaction) -> bool:
-    return transaction.record_count <= RECORDS_AT_ONCE and transaction.size_bytes <= BYTES_AT_ONCE
+def _is_small(transactions: Sequence[StagedTransaction]) -> bool:
+    """Return True if one piece holds all records. Only a single transaction can be larger."""
+    first = transactions[0]
+    return len(transactions) > 1 or (first.record_count <= RECORDS_AT_ONCE and first.size_bytes <= BYTES_AT_ONCE)
 
 
 def _staged_record(row: Row) -> StagedRecord:

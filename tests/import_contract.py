@@ -1,4 +1,4 @@
-"""Import contracts: what a room may import, and which modules may import each other in a circle.
+"""Import contracts: what a room may import, and that no module imports itself through others.
 
 The one idea: a list of forbidden imports forgets later modules, while a list of allowed imports asks for a decision.
 The contract also reports what is allowed and not imported (any more), so the list stays true.
@@ -52,29 +52,19 @@ class Knows(Contract):
 
 
 class NoCircles(Contract):
-    """No module imports itself through others, counting imports for types alone, except the modules in `known`.
+    """No module imports itself through others, counting imports for types alone.
 
     An import under TYPE_CHECKING does no harm when modules load, but neither module can be understood without the
-    other. The contract also reports a known module that is in no circle any more, so the list shrinks.
+    other.
     """
 
-    packages = fields.SetField(subfield=fields.StringField())
-    known = fields.SetField(subfield=fields.StringField())
-
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
-        packages: set[str] = self.packages  # pyright: ignore[reportAssignmentType]
-        known: set[str] = self.known  # pyright: ignore[reportAssignmentType]
-        # The linter's graph has no imports for types alone.
-        found = circles(grimp.build_graph(*sorted(packages), exclude_type_checking_imports=False))
-        fresh = [circle for circle in found if not known.issuperset(circle)]
-        unused = sorted(known.difference(*found))
-        return ContractCheck(kept=not fresh and not unused, metadata={"circles": fresh, "unused": unused})
+        found = circles(graph)
+        return ContractCheck(kept=not found, metadata={"circles": found})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         for circle in check.metadata["circles"]:
             output.print_error(f"these modules import each other in a circle: {', '.join(circle)}", bold=False)
-        for name in check.metadata["unused"]:
-            output.print_error(f"{name} is in no circle any more; remove it from `known`", bold=False)
 
 
 def circles(graph: grimp.ImportGraph) -> list[list[str]]:

@@ -355,9 +355,7 @@ def test_docker_compose_resolves_the_cluster_profile_as_documented() -> None:
         assert service["depends_on"]["postgres"]["condition"] == "service_healthy"
     (database_url, log_store), *others = shared
     assert not others
-    assert (
-        database_url == f"postgresql://sluice:sluice@postgres:5432/{services['postgres']['environment']['POSTGRES_DB']}"
-    )
+    assert database_url == f"postgresql://sluice@postgres:5432/{services['postgres']['environment']['POSTGRES_DB']}"
     assert log_store is None, "no container reaches what another keeps in its own files"
     up = "docker compose --profile cluster up"
     first, second, third = sorted(set(ports))
@@ -385,7 +383,7 @@ def test_every_variable_of_image_and_compose_file_is_a_setting_of_the_gateway(co
     assert settings.listeners[0].advertised == ("localhost", 9092)
     postgres = compose["services"]["postgres"]["environment"]
     assert settings.database_url is not None
-    assert f"{postgres['POSTGRES_USER']}:sluice@postgres:5432/{postgres['POSTGRES_DB']}" in settings.database_url
+    assert f"{postgres['POSTGRES_USER']}@postgres:5432/{postgres['POSTGRES_DB']}" in settings.database_url
     assert compose["services"]["gateway"]["ports"] == ["9092:9092"]
 
 

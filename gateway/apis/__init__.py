@@ -5,6 +5,8 @@ page docs/apis.md are derived from it. The versions are those of Kafka 4.4. `rol
 listener serves: those of Kafka's controllers, except the messages that controllers send to each other.
 """
 
+from typing import Protocol
+
 from gateway.apis import (
     acls,
     api_versions,
@@ -32,6 +34,7 @@ from gateway.apis import (
     replicas,
     sasl,
     scram_credentials,
+    services,
     share_fetch,
     share_group_offsets,
     share_groups,
@@ -41,9 +44,12 @@ from gateway.apis import (
     transactions,
     txn_offset_commit,
 )
+from gateway.apis.described_topics import HasDescribedTopics
+from gateway.apis.internal_topics import HasInternalTopics
 from gateway.net.context import Role
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
+from gateway.security.authorizer import HasAuthorizer
 from protocol.api_keys import ApiKey
 
 MAX_ADMIN_ELEMENTS = 20_000
@@ -69,7 +75,45 @@ MAX_SHARED_COMMIT_BYTES = 64 * 1024
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""
 
-SERVED: tuple[Served, ...] = (
+
+class HandlerServices(
+    services.HasAppender,
+    HasAuthorizer,
+    services.HasBrokerConfigs,
+    services.HasCatalog,
+    services.HasCertificates,
+    services.HasClock,
+    services.HasClusterId,
+    services.HasDelegation,
+    HasDescribedTopics,
+    services.HasGroups,
+    services.HasHistory,
+    services.HasIdleOwners,
+    services.HasInternalLogs,
+    HasInternalTopics,
+    services.HasLog,
+    services.HasMarks,
+    services.HasMembership,
+    services.HasMetrics,
+    services.HasOffsets,
+    services.HasProducers,
+    services.HasRecompressor,
+    services.HasSettings,
+    services.HasShare,
+    services.HasShareSessions,
+    services.HasShareStore,
+    services.HasTail,
+    services.HasThrottles,
+    services.HasTopics,
+    services.HasTransactions,
+    services.HasUsers,
+    services.HasValidator,
+    Protocol,
+):
+    """The services of all handlers."""
+
+
+SERVED: tuple[Served[HandlerServices], ...] = (
     # librdkafka tests whether Produce v0 is inside the range before it uses compression (KAFKA-18659).
     Served(
         ApiKey.PRODUCE,

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
+from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from gateway.security.acls import AclFilter, network_of
+from gateway.security.authorizer import HasAuthorizer
 from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, Permission, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, AclCreationResult, CreateAclsRequest, CreateAclsResponse
@@ -46,7 +48,10 @@ MAX_ACLS = 20_000
 E = TypeVar("E", bound=IntEnum)
 
 
-def _require_authorizer(context: RequestContext, text: str) -> None:
+class AclServices(ChangesCatalog, HasAuthorizer, Protocol): ...
+
+
+def _require_authorizer(context: RequestContext[HasAuthorizer], text: str) -> None:
     if context.services.authorizer is None:
         raise KafkaError(ErrorCode.SECURITY_DISABLED, text)
 
@@ -59,7 +64,7 @@ def _named(kind: type[E], code: int) -> E:
 # --- CreateAcls ---------------------------------------------------------------------------------------------------
 
 
-async def create_acls(request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
+async def create_acls(request: CreateAclsRequest, context: RequestContext[AclServices]) -> CreateAclsResponse:
     """Create each ACL by itself, in the order of the request. An ACL that already exists counts as created."""
     _require_authorizer(context, "No Authorizer is configured.")
     services = context.services
@@ -132,7 +137,7 @@ def _checked(creation: AclCreation) -> Acl:
 # --- DeleteAcls ---------------------------------------------------------------------------------------------------
 
 
-async def delete_acls(request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
+async def delete_acls(request: DeleteAclsRequest, context: RequestContext[AclServices]) -> DeleteAclsResponse:
     """Delete all ACLs that the filters match, or none. An ACL that several filters match is listed for each of them."""
     _require_authorizer(context, "No Authorizer is configured.")
     services = context.services
@@ -209,7 +214,7 @@ def _filter(asked: DeleteAclsFilter | DescribeAclsRequest) -> AclFilter:
     return given
 
 
-async def _matching(wanted: AclFilter, context: RequestContext) -> list[Acl]:
+async def _matching(wanted: AclFilter, context: RequestContext[HasCatalog]) -> list[Acl]:
     acls = context.services.catalog.acls
     only = wanted.only
     candidates: Iterable[Acl] = acls if only is None else (only,) if only in acls else ()
@@ -219,7 +224,7 @@ async def _matching(wanted: AclFilter, context: RequestContext) -> list[Acl]:
 # --- DescribeAcls -------------------------------------------------------------------------------------------------
 
 
-async def describe_acls(request: DescribeAclsRequest, context: RequestContext) -> DescribeAclsResponse:
+async def describe_acls(request: DescribeAclsRequest, context: RequestContext[FindsTopics]) -> DescribeAclsResponse:
     """Describe the ACLs that the filter matches, grouped by pattern."""
     _require_authorizer(context, "No Authorizer is configured on the broker")
     await context.services.catalog.refresh_if_changed()

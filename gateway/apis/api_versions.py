@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from gateway.apis.features import finalized, supported
+from gateway.apis.services import HasClusterId, HasMembership, HasSettings
 from gateway.net.context import RequestContext, Role
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import (
@@ -22,7 +24,12 @@ FIRST_VERSION_WITH_NODE = 5
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 
-async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> ApiVersionsResponse:
+class ApiVersionsServices(HasClusterId, HasMembership, HasSettings, Protocol): ...
+
+
+async def api_versions(
+    request: ApiVersionsRequest, context: RequestContext[ApiVersionsServices]
+) -> ApiVersionsResponse:
     """Remember the client's software on its connection (KIP-511).
 
     Features whose lowest level is 0 are listed from version 4 on, because earlier clients reject a 0 (KAFKA-17011).
@@ -55,7 +62,7 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
     )
 
 
-def _is_misrouted(request: ApiVersionsRequest, context: RequestContext) -> bool:
+def _is_misrouted(request: ApiVersionsRequest, context: RequestContext[ApiVersionsServices]) -> bool:
     """Return whether the client means another cluster or another broker (KIP-1242).
 
     A client that has just begun names neither. A controller does not look, as upstream.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import structlog
 
+from gateway.apis.services import HasMembership
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
@@ -17,7 +18,9 @@ from storage.types import NodeId
 logger = structlog.get_logger(__name__)
 
 
-async def unregister_broker(request: UnregisterBrokerRequest, context: RequestContext) -> UnregisterBrokerResponse:
+async def unregister_broker(
+    request: UnregisterBrokerRequest, context: RequestContext[HasMembership]
+) -> UnregisterBrokerResponse:
     """Forget a node that is not alive.
 
     A live node must be stopped first. Upstream removes it from the cluster while it runs on, fenced; here it would
@@ -34,7 +37,7 @@ def refuse_unregister_broker(
 
 
 async def unregister_controller(
-    request: UnregisterControllerRequest, context: RequestContext
+    request: UnregisterControllerRequest, context: RequestContext[HasMembership]
 ) -> UnregisterControllerResponse:
     """Unregister a controller as UnregisterBroker does: brokers and controllers both register as nodes."""
     await _unregister(request.controller_id, "Controller", ErrorCode.CONTROLLER_ID_NOT_REGISTERED, context)
@@ -47,7 +50,7 @@ def refuse_unregister_controller(
     return UnregisterControllerResponse(error_code=code, error_message=message)
 
 
-async def _unregister(node_id: int, role: str, unknown: ErrorCode, context: RequestContext) -> None:
+async def _unregister(node_id: int, role: str, unknown: ErrorCode, context: RequestContext[HasMembership]) -> None:
     match await context.services.membership.unregister(NodeId(node_id)):
         case Unregistered.UNKNOWN:
             raise KafkaError(unknown, f"{role} ID {node_id} is not currently registered.")

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 
 from gateway.apis.leaving import farewell
+from gateway.apis.services import HasGroups
 from gateway.coordinator.model import (
     ConnectionId,
     Heartbeat,
@@ -37,7 +38,7 @@ which takes ten milliseconds. Kafka's brokers accept a megabyte for a whole grou
 way."""
 
 
-async def join_group(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+async def join_group(request: JoinGroupRequest, context: RequestContext[HasGroups]) -> JoinGroupResponse:
     """Answer JoinGroup; the request is held until the join phase ends.
 
     A refused join changes nothing, and its answer names the member id of the request.
@@ -114,7 +115,7 @@ def _absent_protocol(version: int) -> str | None:
     return None if version >= FIRST_VERSION_WITH_NULL_PROTOCOL else ""
 
 
-async def sync_group(request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+async def sync_group(request: SyncGroupRequest, context: RequestContext[HasGroups]) -> SyncGroupResponse:
     """Answer SyncGroup; the request is held until the leader's assignment is stored. The code is 27 if a new rebalance
     begins first."""
     if context.version >= FIRST_VERSION_WITH_PROTOCOL_FIELDS and None in (request.protocol_type, request.protocol_name):
@@ -155,7 +156,7 @@ def refuse_sync_group(
     return SyncGroupResponse(error_code=code)
 
 
-async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+async def heartbeat(request: HeartbeatRequest, context: RequestContext[HasGroups]) -> HeartbeatResponse:
     """Answer from memory, without a task switch, unless the group is being read or stored."""
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -188,7 +189,7 @@ def refuse_heartbeat(
     return HeartbeatResponse(error_code=code)
 
 
-async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
+async def leave_group(request: LeaveGroupRequest, context: RequestContext[HasGroups]) -> LeaveGroupResponse:
     """Remove members. Versions 0-2 name one member, whose code is the response's own; later ones have a code per
     member."""
     if not request.group_id:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway.apis.services import ChangesCatalog, HasCatalog
 from gateway.config.java_order import bucket, in_java_order, java_hash
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
@@ -76,7 +77,9 @@ class _Named(Protocol):
 # --- AlterClientQuotas --------------------------------------------------------------------------------------------
 
 
-async def alter_client_quotas(request: AlterClientQuotasRequest, context: RequestContext) -> AlterClientQuotasResponse:
+async def alter_client_quotas(
+    request: AlterClientQuotasRequest, context: RequestContext[ChangesCatalog]
+) -> AlterClientQuotasResponse:
     """Change each entry by itself: all its quotas are set or removed, or none. They apply on this node once this is
     answered."""
     services = context.services
@@ -182,7 +185,7 @@ def _value(key: QuotaKey, value: float) -> float:
 
 
 async def describe_client_quotas(
-    request: DescribeClientQuotasRequest, context: RequestContext
+    request: DescribeClientQuotasRequest, context: RequestContext[HasCatalog]
 ) -> DescribeClientQuotasResponse:
     """Describe the entities that every component matches. With `strict`, only entities without further parts."""
     wanted: dict[EntityType, ComponentData] = {}

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from gateway.apis.offset_topics import has_partition
+from gateway.apis.services import HasGroups, HasOffsets, HasSettings
 from gateway.coordinator.facts import OffsetsCommitted
 from gateway.coordinator.model import ConnectionId, MemberId, OffsetCommitReply
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
@@ -28,6 +29,9 @@ from storage.errors import StorageConflict, StorageUnavailable
 from storage.types import OffsetCommit, Refusal, Topic
 
 FENCED = frozenset({Refusal.ILLEGAL_GENERATION, Refusal.UNKNOWN_MEMBER, Refusal.STALE_MEMBER_EPOCH})
+
+
+class CommitServices(HasGroups, HasOffsets, HasSettings, Protocol): ...
 
 
 class AskedPartition(Protocol):
@@ -86,7 +90,7 @@ async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unkno
     ]
 
 
-async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> None:
+async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext[CommitServices]) -> None:
     """Give every commit in `surviving`, none of which has an error yet, its error or ErrorCode.NONE."""
     async with context.place:
         reply = await _ask(surviving, committer, context)
@@ -108,7 +112,9 @@ async def set_all(commits: Iterable[Commit], error: ErrorCode) -> None:
         one.error = error
 
 
-async def _ask(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> OffsetCommitReply:
+async def _ask(
+    surviving: Sequence[Commit], committer: Committer, context: RequestContext[HasGroups]
+) -> OffsetCommitReply:
     groups = context.services.groups
     request_id = groups.next_request_id()
     connection_id = ConnectionId(context.connection.connection_id)
@@ -157,7 +163,7 @@ async def _queue(
     surviving: Sequence[Commit],
     reply: OffsetCommitReply,
     committer: Committer,
-    context: RequestContext,
+    context: RequestContext[CommitServices],
     number: int | None = None,
 ) -> _Queued:
     """Queue every commit that may be stored, and give the others their errors. `number` is the position of the first
@@ -213,7 +219,7 @@ async def _queue(
 
 
 async def _store(
-    queued: _Queued, reply: OffsetCommitReply, committer: Committer, context: RequestContext
+    queued: _Queued, reply: OffsetCommitReply, committer: Committer, context: RequestContext[HasGroups]
 ) -> list[Commit]:
     """Give every queued commit its error or ErrorCode.NONE. Return the commits that were refused because of their
     committer."""
@@ -234,7 +240,10 @@ async def _store(
 
 
 async def _tell(
-    rows: Sequence[OffsetCommit], results: Sequence[Refusal | None], committer: Committer, context: RequestContext
+    rows: Sequence[OffsetCommit],
+    results: Sequence[Refusal | None],
+    committer: Committer,
+    context: RequestContext[HasGroups],
 ) -> None:
     committed = tuple(
         [

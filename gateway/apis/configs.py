@@ -15,10 +15,21 @@ from contextlib import nullcontext
 from dataclasses import replace
 from enum import IntEnum
 from functools import cache, partial
+from typing import Protocol
 
 import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
+from gateway.apis.features import ChecksFeatures
+from gateway.apis.services import (
+    ChangesCatalog,
+    FindsTopics,
+    HasBrokerConfigs,
+    HasCatalog,
+    HasCertificates,
+    HasMembership,
+    HasSettings,
+)
 from gateway.cluster.reconciler import RENEWALS_PER_TTL
 from gateway.config.broker import (
     BROKER_CONFIGS,
@@ -47,11 +58,11 @@ from gateway.config.topic import (
 )
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.log.topic_names import why_illegal
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.ids import MAX_ID_BYTES
 from gateway.net.pieces import first_of_each, in_pieces, tally
-from gateway.security.authorizer import require
+from gateway.security.authorizer import HasAuthorizer, require
 from gateway.security.kinds import AclOperation
 from gateway.security.kinds import ResourceType as ResourceTypes
 from protocol.errors import ErrorCode, KafkaError
@@ -80,6 +91,14 @@ MAX_GROUPS_WITH_CONFIGS = 10_000
 """Groups with settings. Every node reads the settings of all of them when one has changed."""
 
 
+class DescribeConfigsServices(FindsTopics, HasMembership, HasSettings, Protocol): ...
+
+
+class AlterConfigsServices(
+    ChangesCatalog, HasAuthorizer, HasBrokerConfigs, HasCertificates, HasMembership, HasSettings, Protocol
+): ...
+
+
 class ResourceType(IntEnum):
     """Upstream's ConfigResource.Type."""
 
@@ -106,7 +125,9 @@ Inherited = dict[tuple[DescribeEntry, str], DescribeConfigsResourceResult]
 """Settings that come from the broker or are defaults, as one answer describes them: by kind of resource and name."""
 
 
-async def describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+async def describe_configs(
+    request: DescribeConfigsRequest, context: RequestContext[DescribeConfigsServices]
+) -> DescribeConfigsResponse:
     """Describe each resource; each succeeds or fails alone, and a resource that is named twice alike is described once.
 
     As upstream, a node describes itself and the settings of all brokers.
@@ -151,7 +172,7 @@ def refuse_describe_configs(
     )
 
 
-def _require(context: RequestContext, operation: AclOperation, kind: int, name: str) -> None:
+def _require(context: RequestContext[HasAuthorizer], operation: AclOperation, kind: int, name: str) -> None:
     """Raise KafkaError if the client lacks the permission. Unknown resource types pass; the caller rejects them."""
     if kind in _OF_CLUSTER:
         require(context, operation, ResourceTypes.CLUSTER)
@@ -164,7 +185,7 @@ def _require(context: RequestContext, operation: AclOperation, kind: int, name: 
 def _describe(
     resource: DescribeConfigsResource,
     request: DescribeConfigsRequest,
-    services: Services,
+    services: DescribeConfigsServices,
     broker: BrokerConfig,
     inherited: Inherited,
 ) -> Iterable[DescribeConfigsResourceResult]:
@@ -240,7 +261,7 @@ def _group_entry(
 
 
 def _describe_broker(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: DescribeConfigsServices
 ) -> list[DescribeConfigsResourceResult]:
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
@@ -289,7 +310,7 @@ def _broker_order() -> Mapping[str, int]:
 
 
 def _without_effect(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: DescribeConfigsServices
 ) -> list[DescribeConfigsResourceResult]:
     prebuilt = _without_effect_entries(request.include_synonyms, request.include_documentation)
     node_ttl_ms = services.settings.node_ttl_ms
@@ -348,7 +369,7 @@ def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) ->
     ]
 
 
-def _node_facts(services: Services) -> dict[str, str | None]:
+def _node_facts(services: ChecksFeatures) -> dict[str, str | None]:
     node = services.membership.self_node
     listeners = services.settings.listeners
     return {
@@ -395,7 +416,7 @@ def _check_topic_name(name: str) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
 
 
-def _find_topic(name: str, services: Services) -> Topic:
+def _find_topic(name: str, services: HasCatalog) -> Topic:
     _check_topic_name(name)
     topic = services.catalog.get(name)
     if topic is None:
@@ -421,7 +442,9 @@ Identity = tuple[int, str]
 """Type and name of a resource."""
 
 
-async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestContext) -> legacy.AlterConfigsResponse:
+async def alter_configs(
+    request: legacy.AlterConfigsRequest, context: RequestContext[AlterConfigsServices]
+) -> legacy.AlterConfigsResponse:
     """Replace all settings of each resource. Settings without a value in the request return to their defaults."""
     changes: list[tuple[Identity, Change]] = [
         ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
@@ -454,7 +477,7 @@ def refuse_alter_configs(
 
 
 async def incremental_alter_configs(
-    request: incremental.IncrementalAlterConfigsRequest, context: RequestContext
+    request: incremental.IncrementalAlterConfigsRequest, context: RequestContext[AlterConfigsServices]
 ) -> incremental.IncrementalAlterConfigsResponse:
     """Set or delete settings, or change entries of lists; others stay. If two nodes append to one list at the same
     moment, one of the entries may be lost."""
@@ -493,7 +516,7 @@ def refuse_incremental_alter_configs(
 
 async def _alter_all(
     changes: Sequence[tuple[Identity, Change]],
-    context: RequestContext,
+    context: RequestContext[AlterConfigsServices],
     loggers: Mapping[Identity, Sequence[incremental.AlterableConfig]],
     *,
     validate_only: bool,
@@ -534,7 +557,7 @@ async def _alter_all(
     return errors
 
 
-async def _alter_topic(topic_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+async def _alter_topic(topic_name: str, change: Change, services: ChangesCatalog, *, validate_only: bool) -> None:
     """Alter a topic's settings. They are checked before the topic's existence, as in
     ControllerConfigurationValidator."""
     _check_topic_name(topic_name)
@@ -560,7 +583,9 @@ async def _alter_topic(topic_name: str, change: Change, services: Services, *, v
     logger.info("topic configs altered", topic=topic.name, configs=wanted)
 
 
-async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+async def _alter_brokers(
+    resource_name: str, change: Change, services: AlterConfigsServices, *, validate_only: bool
+) -> None:
     """Alter broker settings. Changes of this node run one after the other: otherwise certificates that were read
     before another change would be installed after it."""
     own = resource_name == str(services.membership.node_id)
@@ -568,7 +593,9 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
         await _alter_brokers_alone(resource_name, change, services, validate_only=validate_only)
 
 
-async def _alter_brokers_alone(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+async def _alter_brokers_alone(
+    resource_name: str, change: Change, services: AlterConfigsServices, *, validate_only: bool
+) -> None:
     known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
     own_name = str(services.membership.node_id)
     if resource_name not in known:
@@ -637,7 +664,7 @@ def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], b
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} of broker {broker_id} is altered by that broker alone")
 
 
-async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
+async def _alter_group(group_id: str, change: Change, services: ChangesCatalog, *, validate_only: bool) -> None:
     if len(group_id.encode()) > MAX_ID_BYTES:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_ID_BYTES} bytes.")
     broker = services.catalog.broker
@@ -725,7 +752,7 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 
 
 async def list_config_resources(
-    request: ListConfigResourcesRequest, context: RequestContext
+    request: ListConfigResourcesRequest, context: RequestContext[DescribeConfigsServices]
 ) -> ListConfigResourcesResponse:
     """List topics, brokers, their loggers, and groups that have settings of their own.
 

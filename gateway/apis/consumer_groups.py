@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import uuid
 from enum import IntEnum
+from typing import Protocol
 
-from gateway.apis.features import GROUPS, require_protocol
+from gateway.apis.features import GROUPS, ChecksFeatures, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
-from gateway.apis.permissions import HIDDEN, group_views, shows_all, topic_names
+from gateway.apis.services import FindsTopics, HasGroups
 from gateway.apis.subscribed_topics import look_up_subscribed
+from gateway.apis.visibility import HIDDEN, group_views, shows_all, topic_names
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.consumer.views import describe
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
 from gateway.log.catalog import Catalog
-from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each
+from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as described
 from protocol.messages.consumer_group_heartbeat import (
@@ -34,6 +36,9 @@ from protocol.messages.consumer_group_heartbeat import (
 )
 
 
+class ConsumerGroupServices(ChecksFeatures, FindsTopics, HasGroups, Protocol): ...
+
+
 class MemberType(IntEnum):
     """Upstream's codes of ConsumerGroupDescribe 1."""
 
@@ -42,7 +47,7 @@ class MemberType(IntEnum):
 
 
 async def consumer_group_heartbeat(
-    request: ConsumerGroupHeartbeatRequest, context: RequestContext
+    request: ConsumerGroupHeartbeatRequest, context: RequestContext[ConsumerGroupServices]
 ) -> ConsumerGroupHeartbeatResponse:
     """Answer a heartbeat. Unknown topics are looked up first, so a member can receive a topic that another node created
     a moment ago."""
@@ -106,7 +111,7 @@ def _assignment(held: Partitions) -> Assignment:
 
 
 async def consumer_group_describe(
-    request: described.ConsumerGroupDescribeRequest, context: RequestContext
+    request: described.ConsumerGroupDescribeRequest, context: RequestContext[ConsumerGroupServices]
 ) -> described.ConsumerGroupDescribeResponse:
     """Describe consumer groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks
     DescribeGroups."""
@@ -130,7 +135,7 @@ def refuse_consumer_group_describe(
 
 
 async def _described(
-    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext[ConsumerGroupServices]
 ) -> described.DescribedGroup:
     try:
         found = of_type(ConsumerGroup, group_id, group)

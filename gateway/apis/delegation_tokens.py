@@ -11,12 +11,14 @@ only: nothing here logs one.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import structlog
 
+from gateway.apis.services import HasDelegation, HasSettings
 from gateway.net.context import ANONYMOUS, Principal, RequestContext
 from gateway.net.pieces import in_pieces
-from gateway.security.authorizer import may
+from gateway.security.authorizer import HasAuthorizer, may
 from gateway.security.delegation import DelegationTokens, concerns, may_renew
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
@@ -44,7 +46,10 @@ MAX_RENEWERS_BYTES = 4_096
 """Bytes of all renewers of a token, because every description lists all of them."""
 
 
-def _refuse_strangers(context: RequestContext) -> None:
+class TokenServices(HasAuthorizer, HasDelegation, HasSettings, Protocol): ...
+
+
+def _refuse_strangers(context: RequestContext[HasSettings]) -> None:
     """Raise KafkaError if the listener has no authentication, or if the client logged in by a token."""
     connection = context.connection
     protocol = next(
@@ -55,7 +60,7 @@ def _refuse_strangers(context: RequestContext) -> None:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
-def _tokens_for(context: RequestContext) -> DelegationTokens:
+def _tokens_for(context: RequestContext[TokenServices]) -> DelegationTokens:
     """Return the node's tokens if the client may use these APIs. Raise KafkaError otherwise."""
     _refuse_strangers(context)
     if context.services.delegation is None:
@@ -75,7 +80,7 @@ async def _find(tokens: DelegationTokens, token_hmac: bytes) -> tuple[Delegation
 
 
 async def create_delegation_token(
-    request: CreateDelegationTokenRequest, context: RequestContext
+    request: CreateDelegationTokenRequest, context: RequestContext[TokenServices]
 ) -> CreateDelegationTokenResponse:
     requester = context.connection.principal
     owner = requester
@@ -88,7 +93,7 @@ async def create_delegation_token(
 
 
 async def _created(
-    request: CreateDelegationTokenRequest, context: RequestContext, owner: Principal
+    request: CreateDelegationTokenRequest, context: RequestContext[TokenServices], owner: Principal
 ) -> CreateDelegationTokenResponse:
     requester, tokens = context.connection.principal, context.services.delegation
     _refuse_strangers(context)
@@ -146,7 +151,7 @@ def refuse_create_delegation_token(
 
 
 async def renew_delegation_token(
-    request: RenewDelegationTokenRequest, context: RequestContext
+    request: RenewDelegationTokenRequest, context: RequestContext[TokenServices]
 ) -> RenewDelegationTokenResponse:
     tokens = _tokens_for(context)
     token, expired = await _find(tokens, request.hmac)
@@ -167,7 +172,7 @@ def refuse_renew_delegation_token(
 
 
 async def expire_delegation_token(
-    request: ExpireDelegationTokenRequest, context: RequestContext
+    request: ExpireDelegationTokenRequest, context: RequestContext[TokenServices]
 ) -> ExpireDelegationTokenResponse:
     """Expire a token. A session that began by the token continues until the expiry that the token had at the session's
     beginning."""
@@ -201,7 +206,7 @@ def refuse_expire_delegation_token(
 
 
 async def describe_delegation_token(
-    request: DescribeDelegationTokenRequest, context: RequestContext
+    request: DescribeDelegationTokenRequest, context: RequestContext[TokenServices]
 ) -> DescribeDelegationTokenResponse:
     """Describe the tokens of the named owners, or of all owners. Expired tokens are listed until they are removed."""
     tokens = _tokens_for(context)
@@ -219,7 +224,7 @@ async def describe_delegation_token(
     return DescribeDelegationTokenResponse(tokens=tuple(shown))
 
 
-def _may_see(token: DelegationToken, context: RequestContext) -> bool:
+def _may_see(token: DelegationToken, context: RequestContext[HasAuthorizer]) -> bool:
     return (
         concerns(token, context.connection.principal.name)
         or may(context, AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, told=False)

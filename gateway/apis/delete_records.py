@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import structlog
 
-from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.apis.partition_lookup import find_partition, look_up_topics
+from gateway.apis.services import FindsTopics, HasCatalog, HasLog, HasTail
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
@@ -25,7 +28,12 @@ logger = structlog.get_logger(__name__)
 HIGH_WATERMARK = -1
 
 
-async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+class DeleteRecordsServices(FindsTopics, HasLog, HasTail, Protocol): ...
+
+
+async def delete_records(
+    request: DeleteRecordsRequest, context: RequestContext[DeleteRecordsServices]
+) -> DeleteRecordsResponse:
     """Move log starts. −1 means the high watermark. A topic that is only compacted refuses, as in upstream's
     ReplicaManager."""
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DELETE)
@@ -56,7 +64,7 @@ def refuse_delete_records(
 
 
 def _deletable(
-    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
+    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext[HasCatalog]
 ) -> Partition | ErrorCode:
     """Return the partition, or the error that forbids deletion here, in upstream's order."""
     partition = find_partition(topic, part.partition_index)
@@ -71,7 +79,7 @@ def _deletable(
 
 
 async def _delete(
-    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
+    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext[DeleteRecordsServices]
 ) -> DeleteRecordsPartitionResult:
     partition = _deletable(topic, part, context)
     if isinstance(partition, ErrorCode):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 from uuid import UUID
 
 from gateway.net.pieces import in_pieces
@@ -70,6 +71,11 @@ class DescribedTopics:
                 known[topic.topic_id] = found
             encoded.append(found[1])
         return EncodedElements(encoded)
+
+
+class HasDescribedTopics(Protocol):
+    @property
+    def described_topics(self) -> DescribedTopics: ...
 
 
 def _encoded(topic: Topic, version: int, describe: Callable[[Topic], MetadataResponseTopic]) -> bytes:

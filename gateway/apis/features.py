@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import IntEnum
+from typing import Protocol
 
 import structlog
 
+from gateway.apis.services import HasMembership, HasSettings
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import RequestContext
@@ -53,6 +55,9 @@ HIGHEST_KRAFT = 1
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
 
+class ChecksFeatures(HasMembership, HasSettings, Protocol): ...
+
+
 class UpgradeType(IntEnum):
     """Upstream: FeatureUpdate.UpgradeType."""
 
@@ -84,7 +89,7 @@ def _metadata_version(broker: BrokerConfig) -> int:
     return METADATA_4_5 if broker.unstable_feature_versions_enable else METADATA_4_4
 
 
-def require_protocol(feature: str, context: RequestContext) -> None:
+def require_protocol(feature: str, context: RequestContext[ChecksFeatures]) -> None:
     """Raise UNSUPPORTED_VERSION, without a message as upstream, if the feature's group protocol is off.
 
     The feature's level or this node's setting can switch it off; for share groups both must be off (upstream:
@@ -97,7 +102,9 @@ def require_protocol(feature: str, context: RequestContext) -> None:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
 
 
-async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
+async def update_features(
+    request: UpdateFeaturesRequest, context: RequestContext[ChecksFeatures]
+) -> UpdateFeaturesResponse:
     """Change all features or none, as upstream from 4.0 on. Lowering a level loses nothing, so the upgrade type does
     not matter."""
     if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
@@ -123,7 +130,7 @@ async def update_features(request: UpdateFeaturesRequest, context: RequestContex
     return UpdateFeaturesResponse(error_message=None, results=tuple(done))
 
 
-def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext) -> str | None:
+def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext[ChecksFeatures]) -> str | None:
     if context.version < FIRST_VERSION_WITH_UPGRADE_TYPE:
         kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
     elif update.upgrade_type in frozenset(UpgradeType):

@@ -6,12 +6,25 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from gateway.apis.metadata import Led, Placement
+from gateway.apis.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
+from gateway.apis.services import (
+    FindsTopics,
+    HasCatalog,
+    HasHistory,
+    HasIdleOwners,
+    HasInternalLogs,
+    HasLog,
+    HasMarks,
+    HasMembership,
+    HasMetrics,
+    HasTail,
+)
 from gateway.config.topic import requested_replication_factor
-from gateway.log.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
@@ -61,6 +74,20 @@ LEADERS_TOLD = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 """Errors for which the client learns the leader (KIP-951)."""
 
 
+class FetchServices(
+    FindsTopics,
+    HasHistory,
+    HasIdleOwners,
+    HasInternalLogs,
+    HasLog,
+    HasMarks,
+    HasMembership,
+    HasMetrics,
+    HasTail,
+    Protocol,
+): ...
+
+
 @dataclass(slots=True)
 class _Part:
     """One partition of the request on its way to an answer."""
@@ -87,7 +114,7 @@ class _Part:
         return self.known is not None or self.error is not ErrorCode.NONE
 
 
-async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse:
+async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -> FetchResponse:
     """Return records of the requested partitions, or wait for them.
 
     Sizes follow KIP-74; sessions are declined by answering id 0 (KIP-227).
@@ -222,11 +249,11 @@ def refuse_fetch(request: FetchRequest, version: int, code: ErrorCode, message: 
     )
 
 
-def _by_id(context: RequestContext) -> bool:
+def _by_id(context: RequestContext[object]) -> bool:
     return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
 
 
-def _known_topic(asked: FetchTopic, context: RequestContext) -> Topic | None:
+def _known_topic(asked: FetchTopic, context: RequestContext[HasCatalog]) -> Topic | None:
     catalog = context.services.catalog
     return catalog.get_by_id(asked.topic_id) if _by_id(context) else catalog.get(asked.topic)
 
@@ -246,7 +273,7 @@ class _Planner:
 
     def __init__(
         self,
-        context: RequestContext,
+        context: RequestContext[FetchServices],
         missing_topic: ErrorCode,
         max_bytes: int,
         watch: Watch | None,
@@ -388,7 +415,7 @@ def _refuse_out_of_range(part: _Part, known: KnownOffsets, overtaken: list[_Part
         overtaken.append(part)
 
 
-async def _find_divergence(overtaken: list[_Part], context: RequestContext) -> None:
+async def _find_divergence(overtaken: list[_Part], context: RequestContext[HasHistory]) -> None:
     """Report where the epoch ended to a client that has read beyond the end of its last epoch, and nothing else, as
     Partition.readRecords does (KIP-595). The records that the client read there are not in this history, so its
     offset has no meaning."""
@@ -414,7 +441,7 @@ async def _find_divergence(overtaken: list[_Part], context: RequestContext) -> N
 async def _read_cold(
     cold: list[_Part],
     parts: list[list[_Part]],
-    context: RequestContext,
+    context: RequestContext[FetchServices],
     max_bytes: int,
     overtaken: list[_Part],
     *,
@@ -515,7 +542,9 @@ def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
     return total_bytes
 
 
-async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext, *, sent: bool) -> None:
+async def _mark(
+    request: FetchRequest, parts: list[list[_Part]], context: RequestContext[FetchServices], *, sent: bool
+) -> None:
     """Record how far the consumer is served, before it is served. If nothing is `sent` yet, record how far it was
     served before."""
     idle_owners = context.services.idle_owners
@@ -537,7 +566,7 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
                 marks.served(context.connection, client_id, partition, part.asked.fetch_offset, batches)
 
 
-def _count_bytes(asked: FetchTopic, row: list[_Part], context: RequestContext) -> None:
+def _count_bytes(asked: FetchTopic, row: list[_Part], context: RequestContext[FetchServices]) -> None:
     size_bytes = sum(part.size_bytes for part in row)
     topic = _known_topic(asked, context) if size_bytes else None
     if topic is not None:
@@ -558,7 +587,7 @@ def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
     return {part.partition.partition_key for row in parts for part in row if part.partition is not None}
 
 
-async def _name_leaders(parts: list[list[_Part]], context: RequestContext) -> tuple[NodeEndpoint, ...]:
+async def _name_leaders(parts: list[list[_Part]], context: RequestContext[HasMembership]) -> tuple[NodeEndpoint, ...]:
     """Name the leaders of the partitions that this node refuses, and return the leaders' addresses. Clients before
     version 16 ask Metadata."""
     if context.version < FIRST_VERSION_WITH_LEADERS:

@@ -11,12 +11,15 @@ import asyncio
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import UUID
 
+from gateway.apis.internal_topics import HasInternalTopics, InternalTopicsServices
+from gateway.apis.services import HasMembership, HasTransactions
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import PIECE, in_pieces
-from gateway.security.authorizer import may, refusal_of
+from gateway.security.authorizer import HasAuthorizer, may, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -28,7 +31,14 @@ _TOPIC_ID, _INDEX = re.compile(r"[\w-]{22}", re.ASCII), re.compile(r"[+-]?\d{1,1
 FIRST_VERSION_WITH_KEYS, FIRST_VERSION_WITH_SHARE = 4, 6
 
 
-async def find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
+class FindCoordinatorServices(
+    InternalTopicsServices, HasAuthorizer, HasMembership, HasTransactions, HasInternalTopics, Protocol
+): ...
+
+
+async def find_coordinator(
+    request: FindCoordinatorRequest, context: RequestContext[FindCoordinatorServices]
+) -> FindCoordinatorResponse:
     """Return one coordinator per key from version 4 on, and one in the response itself before.
 
     Any node may end any transaction; clients of one transactional id are all sent to one node. Keys of share partitions
@@ -70,7 +80,9 @@ def refuse_find_coordinator(
     )
 
 
-async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestContext) -> Sequence[Node | KafkaError]:
+async def _find_allowed(
+    keys: Sequence[str], key_type: int, context: RequestContext[FindCoordinatorServices]
+) -> Sequence[Node | KafkaError]:
     kind = _KINDS.get(key_type)
     if context.services.authorizer is None or kind is None:
         return await _find(keys, key_type, context)
@@ -79,7 +91,9 @@ async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestCont
     return [found.get(key) or refusal_of(kind) for key in keys]
 
 
-async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> Sequence[Node | KafkaError]:
+async def _find(
+    keys: Sequence[str], key_type: int, context: RequestContext[FindCoordinatorServices]
+) -> Sequence[Node | KafkaError]:
     services = context.services
     if key_type == GROUP:
         await services.internal_topics.show(CONSUMER_OFFSETS, services)
@@ -93,13 +107,15 @@ async def _find(keys: Sequence[str], key_type: int, context: RequestContext) -> 
     return [refused] * len(keys)
 
 
-def _leader_of(partition: Partition, services: Services) -> Node | KafkaError:
+def _leader_of(partition: Partition, services: HasMembership) -> Node | KafkaError:
     """Return the leader of the partition, which keeps the state of share groups in it."""
     leader = services.membership.leader_of_partition(partition)
     return leader or KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody leads the partition")
 
 
-async def _share_coordinators(keys: Sequence[str], context: RequestContext) -> list[Node | KafkaError]:
+async def _share_coordinators(
+    keys: Sequence[str], context: RequestContext[FindCoordinatorServices]
+) -> list[Node | KafkaError]:
     services = context.services
     named = [_share_partition(key) for key in keys]
     missing = [each[0] for each in named if each is not None and services.catalog.get_by_id(each[0]) is None]

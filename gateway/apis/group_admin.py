@@ -1,22 +1,24 @@
 """DescribeGroups, ListGroups and DeleteGroups: groups as administrators see them.
 
 The one idea: a group is shown as it was last settled, so a crash cannot undo any generation or assignment that is
-visible here. `gateway/coordinator/views.py` decides what is shown of a classic group. Consumer groups are listed and
-deleted here, and described by `consumer_groups.py`.
+visible here. `gateway/coordinator/classic/views.py` decides what is shown of a classic group. Consumer groups are
+listed and deleted here, and described by `consumer_groups.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
-from gateway.apis.permissions import group_views
+from gateway.apis.services import HasShare
+from gateway.apis.visibility import ViewsGroups, group_views
+from gateway.coordinator.classic.views import describe
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import DeleteGroup, Group
-from gateway.coordinator.views import describe
-from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
-from gateway.security.authorizer import may
+from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
+from gateway.security.authorizer import HasAuthorizer, may
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -33,7 +35,12 @@ FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
 CLASSIC = "classic"
 
 
-async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+class GroupAdminServices(ViewsGroups, HasShare, Protocol): ...
+
+
+async def describe_groups(
+    request: DescribeGroupsRequest, context: RequestContext[ViewsGroups]
+) -> DescribeGroupsResponse:
     """Describe classic groups. A group that does not exist is `Dead`; from version 6 on also GROUP_ID_NOT_FOUND."""
     with_operations = request.include_authorized_operations
     viewed = group_views(context, request.groups)
@@ -53,7 +60,7 @@ def refuse_describe_groups(
 
 
 def _described(
-    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext[HasAuthorizer]
 ) -> DescribedGroup:
     if isinstance(group, KafkaError):
         return DescribedGroup(
@@ -95,7 +102,7 @@ def _described(
     )
 
 
-async def list_groups(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+async def list_groups(request: ListGroupsRequest, context: RequestContext[ViewsGroups]) -> ListGroupsResponse:
     """List this node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
     nothing."""
     states = set(await mapped(str.lower, request.states_filter))
@@ -122,7 +129,9 @@ def refuse_list_groups(
     return ListGroupsResponse(error_code=code)
 
 
-async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
+async def delete_groups(
+    request: DeleteGroupsRequest, context: RequestContext[GroupAdminServices]
+) -> DeleteGroupsResponse:
     """Delete Empty groups with their offsets. A group that is named twice is answered once."""
     groups = context.services.groups
     results: list[DeletableGroupResult] = []

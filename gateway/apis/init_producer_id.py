@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from gateway.apis.services import HasCatalog, HasProducers, HasTransactions
 from gateway.coordinator.transactions import NO_EPOCH, NO_ID, InitProducer
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
@@ -10,7 +13,12 @@ from protocol.messages.init_producer_id import InitProducerIdRequest, InitProduc
 FIRST_VERSION_WITH_FENCED = 4
 
 
-async def init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
+class InitProducerIdServices(HasCatalog, HasProducers, HasTransactions, Protocol): ...
+
+
+async def init_producer_id(
+    request: InitProducerIdRequest, context: RequestContext[InitProducerIdServices]
+) -> InitProducerIdResponse:
     """Assign a producer id and epoch.
 
     With a transactional id, the previous producer is fenced, and its open transaction is aborted before the answer.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Protocol
 
 import structlog
 
+from gateway.apis.services import ChangesCatalog, HasGroups
 from gateway.apis.topics import plan_internal
 from gateway.cluster.leases import partition_of
 from gateway.log.catalog import Catalog
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from protocol.api_keys import ApiKey
 from storage.errors import StorageError
 from storage.types import Partition
@@ -36,13 +38,16 @@ COORDINATED = frozenset(
 """Requests that a group's coordinator answers."""
 
 
+class InternalTopicsServices(ChangesCatalog, HasGroups, Protocol): ...
+
+
 class InternalTopics:
     """The node's knowledge of its internal topics."""
 
     def __init__(self) -> None:
         self._making: dict[str, asyncio.Task[None]] = {}
 
-    async def show(self, name: str, services: Services) -> None:
+    async def show(self, name: str, services: InternalTopicsServices) -> None:
         """Create CONSUMER_OFFSETS or TRANSACTION_STATE if it is missing or was deleted. Without Postgres it stays
         missing."""
         if services.catalog.get(name) is None:
@@ -60,6 +65,11 @@ class InternalTopics:
             making.exception()
 
 
+class HasInternalTopics(Protocol):
+    @property
+    def internal_topics(self) -> InternalTopics: ...
+
+
 def offsets_partitions(catalog: Catalog) -> int:
     """Return the number of partitions that CONSUMER_OFFSETS has, or will have."""
     topic = catalog.get(CONSUMER_OFFSETS)
@@ -72,7 +82,7 @@ def state_partition(catalog: Catalog, transactional_id: str) -> Partition | None
     return None if topic is None else topic.partitions[partition_of(transactional_id, len(topic.partitions))]
 
 
-def prepare(context: RequestContext) -> Awaitable[None] | None:
+def prepare(context: RequestContext[InternalTopicsServices]) -> Awaitable[None] | None:
     """Stage of dispatch: before the node refuses groups because `__consumer_offsets` is missing, look whether another
     node has created it."""
     if context.services.groups.begun or context.api_key not in COORDINATED:
@@ -80,19 +90,19 @@ def prepare(context: RequestContext) -> Awaitable[None] | None:
     return _look(context.services)
 
 
-async def _look(services: Services) -> None:
+async def _look(services: InternalTopicsServices) -> None:
     """Look for the topic in Postgres. Raise StorageError."""
     await services.catalog.refresh_if_changed()
     _begin_if_made(services)
 
 
-def _begin_if_made(services: Services) -> None:
+def _begin_if_made(services: InternalTopicsServices) -> None:
     """Let groups begin once the topic exists. They begin once and for good: deleting the topic ends no group."""
     if not services.groups.begun and services.catalog.get(CONSUMER_OFFSETS) is not None:
         services.groups.begin()
 
 
-async def _make(name: str, services: Services) -> None:
+async def _make(name: str, services: ChangesCatalog) -> None:
     catalog = services.catalog
     try:
         await services.topics.create([plan_internal(name, catalog.broker)])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from gateway.log.batch_search import Place, first_of_log_since, newest
-from gateway.log.partition_lookup import (
+from gateway.apis.partition_lookup import (
     Epochs,
     epoch_at,
     epochs_of,
@@ -16,6 +15,8 @@ from gateway.log.partition_lookup import (
     read_states,
     state_of,
 )
+from gateway.apis.services import FindsTopics, HasHistory, HasInternalLogs, HasLog
+from gateway.log.batch_search import Place, first_of_log_since, newest
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
@@ -56,7 +57,12 @@ READ_COMMITTED = 1
 NOTHING = (-1, -1)
 
 
-async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+class ListOffsetsServices(FindsTopics, HasHistory, HasInternalLogs, HasLog, Protocol): ...
+
+
+async def list_offsets(
+    request: ListOffsetsRequest, context: RequestContext[ListOffsetsServices]
+) -> ListOffsetsResponse:
     """Look up offsets. Start and end come from Postgres, never from the tail's copy, because a tool that asks for the
     end needs the committed one.
 
@@ -117,7 +123,9 @@ def refuse_list_offsets(
     )
 
 
-def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext) -> Partition | ErrorCode:
+def _find(
+    topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext[object]
+) -> Partition | ErrorCode:
     if part.timestamp < 0 and context.version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
         return ErrorCode.UNSUPPORTED_VERSION
     return find_served(topic, part.partition_index, part.current_leader_epoch)
@@ -129,7 +137,7 @@ async def _answer(
     states: dict[PartitionKey, PartitionState] | ErrorCode,
     epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode,
     isolation_level: int,
-    context: RequestContext,
+    context: RequestContext[HasLog],
 ) -> ListOffsetsPartitionResponse:
     if isinstance(found, ErrorCode):
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=found)
@@ -166,7 +174,7 @@ def _epoch_of(timestamp: int, offset: int, state: PartitionState, epochs: Epochs
 
 
 async def _place_at(
-    timestamp: int, key: PartitionKey, state: PartitionState, end_offset: int, context: RequestContext
+    timestamp: int, key: PartitionKey, state: PartitionState, end_offset: int, context: RequestContext[HasLog]
 ) -> Place:
     log_store = context.services.log
     if timestamp == LATEST:

@@ -11,13 +11,15 @@ import asyncio
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from gateway.apis.metadata import Placement
+from gateway.apis.services import HasCatalog, HasLog, HasMembership, HasSettings
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.settings import Settings
 from gateway.config.topic import requested_replication_factor
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.alter_replica_log_dirs import (
@@ -41,7 +43,12 @@ STATES_PER_QUERY = 5_000
 UNKNOWN = -1
 
 
-async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
+class LogDirsServices(HasCatalog, HasLog, HasMembership, HasSettings, Protocol): ...
+
+
+async def describe_log_dirs(
+    request: DescribeLogDirsRequest, context: RequestContext[LogDirsServices]
+) -> DescribeLogDirsResponse:
     """Describe the log directory. Null topics means all. Partitions that do not exist, or of which this node is no
     replica, are left out, as upstream does."""
     services = context.services
@@ -97,7 +104,7 @@ def refuse_describe_log_dirs(
     return DescribeLogDirsResponse(error_code=code, results=(DescribeLogDirsResult(error_code=code),))
 
 
-def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]] | None]:
+def _choose(wanted: dict[str, set[int]], services: HasCatalog) -> Iterable[tuple[Topic, tuple[Partition, ...]] | None]:
     """Yield the chosen partitions by topic, and None for each topic that does not exist, because looking it up takes
     time too."""
     for name, indexes in wanted.items():
@@ -108,7 +115,7 @@ def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[T
         yield (topic, partitions) if topic is not None and partitions else None
 
 
-async def _sizes(partitions: list[Partition], services: Services) -> dict[int, int]:
+async def _sizes(partitions: list[Partition], services: HasLog) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for start in range(0, len(partitions), STATES_PER_QUERY):
         keys = [partition.partition_key for partition in partitions[start : start + STATES_PER_QUERY]]
@@ -120,7 +127,7 @@ async def _sizes(partitions: list[Partition], services: Services) -> dict[int, i
 
 
 async def alter_replica_log_dirs(
-    request: AlterReplicaLogDirsRequest, context: RequestContext
+    request: AlterReplicaLogDirsRequest, context: RequestContext[LogDirsServices]
 ) -> AlterReplicaLogDirsResponse:
     """Accept each partition by itself: a replica already lies in its only possible place.
 

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 import structlog
 
-from gateway.apis.described_topics import MIN_PARTITIONS
-from gateway.apis.permissions import may_create_topic
+from gateway.apis.described_topics import MIN_PARTITIONS, HasDescribedTopics
+from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog, HasClusterId, HasMembership
 from gateway.apis.topics import make_topics, plan_automatic
+from gateway.apis.visibility import may_create_topic
 from gateway.cluster.placement import NO_LEADER
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
-from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
-from gateway.net.context import RequestContext, Role, Services
+from gateway.net.context import RequestContext, Role
 from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
-from gateway.security.authorizer import may_topic
+from gateway.security.authorized_operations import CLUSTER, Resource, authorized_operations
+from gateway.security.authorizer import HasAuthorizer, may_topic
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
@@ -67,11 +68,14 @@ ENDPOINTS = {Role.BROKER: 1, Role.CONTROLLER: 2}
 """Upstream's EndpointType."""
 
 
+class MetadataServices(ChangesCatalog, FindsTopics, HasClusterId, HasMembership, HasDescribedTopics, Protocol): ...
+
+
 class Placement:
     """Live nodes, leaders and replicas at one moment, so that an answer is consistent, as seen through one listener.
     A node without that listener cannot be reached by the client and is not named as a broker."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext[HasMembership]) -> None:
         listener, membership = context.connection.listener, context.services.membership
         alive = membership.brokers() if context.role is Role.BROKER else membership.controllers()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
@@ -144,7 +148,7 @@ Endpoint = TypeVar("Endpoint")
 class Led:
     """The leaders of partitions that this node refuses, sent with the refusal (KIP-951), and their addresses."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext[HasMembership]) -> None:
         self._context = context
         self._named: set[int] = set()
 
@@ -169,7 +173,7 @@ class Led:
 # --- Metadata -----------------------------------------------------------------------------------------------------
 
 
-async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+async def metadata(request: MetadataRequest, context: RequestContext[MetadataServices]) -> MetadataResponse:
     """Describe topics. Create missing ones if client and broker both allow it; a request for all topics never creates
     one.
 
@@ -195,7 +199,10 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
 
 
 async def _describe_all(
-    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
+    found: Sequence[Topic | MetadataResponseTopic],
+    context: RequestContext[MetadataServices],
+    placement: Placement,
+    with_operations: bool,
 ) -> tuple[MetadataResponseTopic, ...]:
     """Describe the topics: many as bytes that are kept, few as values."""
     topics = [answer for answer in found if isinstance(answer, Topic)]
@@ -232,7 +239,9 @@ def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, mes
     )
 
 
-async def _find_topics(request: MetadataRequest, context: RequestContext) -> Sequence[Topic | MetadataResponseTopic]:
+async def _find_topics(
+    request: MetadataRequest, context: RequestContext[MetadataServices]
+) -> Sequence[Topic | MetadataResponseTopic]:
     asked = request.topics
     # Version 0 has no null: its empty list is everything.
     if asked is None or (context.version == 0 and not asked):
@@ -253,7 +262,7 @@ async def _find_topics(request: MetadataRequest, context: RequestContext) -> Seq
     return await _find_by_name(names, request.allow_auto_topic_creation, context)
 
 
-async def _follow_other_nodes(services: Services) -> None:
+async def _follow_other_nodes(services: HasCatalog) -> None:
     """Follow the catalog, because a listing must include topics that another node created a moment ago. Without
     Postgres this node's copy must do."""
     try:
@@ -262,7 +271,7 @@ async def _follow_other_nodes(services: Services) -> None:
         logger.warning("topics listed from memory: Postgres does not answer", reason=str(error))
 
 
-async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:
+async def _find_by_id(ids: Sequence[UUID], context: RequestContext[FindsTopics]) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
     code = ErrorCode.UNKNOWN_TOPIC_ID
     try:
@@ -281,12 +290,12 @@ async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topi
     return await mapped(found, ids)
 
 
-def _may_describe(context: RequestContext, topic: str, *, told: bool = True) -> bool:
+def _may_describe(context: RequestContext[HasAuthorizer], topic: str, *, told: bool = True) -> bool:
     return may_topic(context, AclOperation.DESCRIBE, topic, told=told)
 
 
 async def _find_by_name(
-    names: Sequence[str], may_create: bool, context: RequestContext
+    names: Sequence[str], may_create: bool, context: RequestContext[MetadataServices]
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
     forbidden: dict[str, ErrorCode] = {}
@@ -317,7 +326,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
     return MetadataResponseTopic(error_code=codes.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name)
 
 
-async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
+async def _create_missing(names: Sequence[str], services: ChangesCatalog) -> dict[str, ErrorCode]:
     """Create the topics and return the error code for each name. A name without a code was created by another node."""
     codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
@@ -341,7 +350,7 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
 
 
 def _describe(
-    topic: Topic, context: RequestContext, placement: Placement, with_operations: bool
+    topic: Topic, context: RequestContext[FindsTopics], placement: Placement, with_operations: bool
 ) -> MetadataResponseTopic:
     factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[MetadataResponsePartition] = []
@@ -379,7 +388,7 @@ def _describe(
 
 
 async def describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest, context: RequestContext
+    request: DescribeTopicPartitionsRequest, context: RequestContext[MetadataServices]
 ) -> DescribeTopicPartitionsResponse:
     """Describe topics by name, page by page; never create one. Mirrors DescribeTopicPartitionsRequestHandler and
     KRaftMetadataCache.describeTopicResponse: a cursor names the next topic and partition to describe."""
@@ -434,7 +443,7 @@ def refuse_describe_topic_partitions(
 
 
 def _describe_page(
-    topic: Topic, page: Iterable[Partition], context: RequestContext, placement: Placement
+    topic: Topic, page: Iterable[Partition], context: RequestContext[FindsTopics], placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
     factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[DescribeTopicPartitionsResponsePartition] = []
@@ -470,7 +479,9 @@ def _describe_page(
 # --- DescribeCluster ----------------------------------------------------------------------------------------------
 
 
-async def describe_cluster(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
+async def describe_cluster(
+    request: DescribeClusterRequest, context: RequestContext[MetadataServices]
+) -> DescribeClusterResponse:
     """Describe live nodes that have the listener. On request also describe fenced ones: registered nodes that are
     not alive and can be unregistered. No controller is fenced, and none has a rack (upstream:
     AuthHelper.computeDescribeClusterResponse, ControllerRegistrationsPublisher)."""
@@ -501,7 +512,7 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
     )
 
 
-def _require_endpoint(request: DescribeClusterRequest, context: RequestContext) -> None:
+def _require_endpoint(request: DescribeClusterRequest, context: RequestContext[object]) -> None:
     """Raise KafkaError unless the request asks for the kind of node that received it. Version 0 has no field for
     this."""
     asked, here = request.endpoint_type, ENDPOINTS[context.role]

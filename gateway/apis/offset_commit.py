@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Protocol
 from uuid import UUID
 
-from gateway.apis.committing import Commit, Committer, commit, commits_of
+from gateway.apis.committing import Commit, CommitServices, Committer, commit, commits_of
 from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve
+from gateway.apis.services import FindsTopics, HasTail
 from gateway.groups.journal import JournaledCommit, summed_up
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
@@ -25,7 +27,12 @@ from protocol.messages.offset_commit import (
 from storage.types import Refusal
 
 
-async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
+class OffsetCommitServices(CommitServices, FindsTopics, HasTail, Protocol): ...
+
+
+async def offset_commit(
+    request: OffsetCommitRequest, context: RequestContext[OffsetCommitServices]
+) -> OffsetCommitResponse:
     """Commit offsets.
 
     Unknown topics and partitions are refused one by one, without asking the group. A refusal by the group is repeated
@@ -66,7 +73,7 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
 
 
 async def _journal(
-    request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[Commit]]], services: Services
+    request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[Commit]]], services: OffsetCommitServices
 ) -> None:
     """Journal each commit with its outcome, and with the log's bounds as this node knows them.
 

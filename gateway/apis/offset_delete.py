@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
 from uuid import UUID
 
 from gateway.apis.offset_topics import has_partition
-from gateway.coordinator.views import offset_delete_refusal, subscribes_to
+from gateway.apis.services import FindsTopics, HasGroups, HasOffsets
+from gateway.coordinator.classic.views import offset_delete_refusal, subscribes_to
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may_topic
@@ -19,7 +21,12 @@ from protocol.messages.offset_delete import (
 )
 
 
-async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
+class OffsetDeleteServices(FindsTopics, HasGroups, HasOffsets, Protocol): ...
+
+
+async def offset_delete(
+    request: OffsetDeleteRequest, context: RequestContext[OffsetDeleteServices]
+) -> OffsetDeleteResponse:
     """Delete offsets under the group's own queue: a member that joins concurrently waits, so no subscribed topic loses
     offsets.
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 from uuid import UUID
 
 from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve, topic_of
-from gateway.coordinator.classic_handoff import awaited_by, member_on
+from gateway.apis.services import FindsTopics, HasGroups, HasIdleOwners, HasOffsets
+from gateway.apis.visibility import ViewsGroups
+from gateway.coordinator.classic.handoff import awaited_by, member_on
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
@@ -48,6 +51,9 @@ MAX_NAMED = 2_000
 _ELSEWHERE = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 )
+
+
+class OffsetFetchServices(FindsTopics, HasGroups, HasIdleOwners, HasOffsets, Protocol): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,9 @@ class _AskedGroup:
         return bool(self.member_id) or self.member_epoch >= 0
 
 
-async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+async def offset_fetch(
+    request: OffsetFetchRequest, context: RequestContext[OffsetFetchServices]
+) -> OffsetFetchResponse:
     """Fetch offsets. For an offset never committed, an unknown partition or an unknown group, the answer is offset −1
     without an error. Null topics ask for everything.
 
@@ -228,7 +236,7 @@ async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:
 
 
 async def _fetch(
-    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> list[list[_FetchedTopic] | KafkaError]:
     """Return the committed offsets of each group, or the error. The catalog is asked once for all groups: looking
     for a topic that does not exist takes time, which must not be spent once per group."""
@@ -241,7 +249,7 @@ async def _fetch(
 
 
 async def _fetch_together(
-    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> list[list[_FetchedTopic] | KafkaError]:
     """Do the same as `_fetch` with one question to Postgres for all of these groups. Their topics have been
     resolved."""
@@ -284,7 +292,7 @@ async def _fetch_together(
     return found
 
 
-async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext) -> list[KafkaError | None]:
+async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext[ViewsGroups]) -> list[KafkaError | None]:
     """Return the error for each group whose offsets may not be read here. The lease is required although Postgres knows
     the offsets, because a group has one coordinator.
 
@@ -297,7 +305,9 @@ async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext) -> li
     return [_refusal(group, views, context) for group in asked]
 
 
-def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], context: RequestContext) -> KafkaError | None:
+def _refusal(
+    group: _AskedGroup, views: Mapping[str, Value | KafkaError], context: RequestContext[ViewsGroups]
+) -> KafkaError | None:
     services = context.services
     if not may(context, AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id):
         return refusal_of(ResourceType.GROUP)
@@ -314,7 +324,9 @@ def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], contex
     return None if code is None else KafkaError(code)
 
 
-def _awaited(asked: _AskedGroup, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
+def _awaited(
+    asked: _AskedGroup, require_stable: bool, context: RequestContext[OffsetFetchServices]
+) -> frozenset[tuple[str, int]]:
     """Return the partitions that the asking member will own and whose old owner is not done. This runs before the
     offsets are read, so an offset that is settled now is among them. A new owner that cannot be asked to retry
     continues from the answer, and the group is informed."""
@@ -336,7 +348,7 @@ def _awaited(asked: _AskedGroup, require_stable: bool, context: RequestContext) 
 
 
 def _awaited_since_classic(
-    group: ConsumerGroup, require_stable: bool, context: RequestContext
+    group: ConsumerGroup, require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> frozenset[tuple[str, int]]:
     """Do the same for waits that began before the group became a consumer group."""
     services, connection = context.services, context.connection
@@ -375,7 +387,7 @@ async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, 
 
 
 async def _all_topics(
-    stored: Mapping[tuple[UUID, int], CommittedOffset], context: RequestContext
+    stored: Mapping[tuple[UUID, int], CommittedOffset], context: RequestContext[FindsTopics]
 ) -> list[_FetchedTopic]:
     """Return all committed topics that the client may see."""
     catalog = context.services.catalog
@@ -394,7 +406,7 @@ async def _asked_topics(
     asked: Sequence[_AskedTopic],
     stored: Mapping[tuple[UUID, int], CommittedOffset],
     by_id: bool,
-    context: RequestContext,
+    context: RequestContext[FindsTopics],
 ) -> list[_FetchedTopic]:
     def answer(topic: Topic | None, unknown: ErrorCode, index: int) -> _Fetched:
         if topic is None:

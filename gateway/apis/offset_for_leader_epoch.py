@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.log.partition_lookup import (
+from typing import Protocol
+
+from gateway.apis.partition_lookup import (
     Epochs,
     end_of_epoch,
     epochs_of,
@@ -12,6 +14,7 @@ from gateway.log.partition_lookup import (
     read_states,
     state_of,
 )
+from gateway.apis.services import FindsTopics, HasHistory, HasLog
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may
@@ -30,8 +33,11 @@ UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
 
 
+class EpochServices(FindsTopics, HasHistory, HasLog, Protocol): ...
+
+
 async def offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest, context: RequestContext
+    request: OffsetForLeaderEpochRequest, context: RequestContext[EpochServices]
 ) -> OffsetForLeaderEpochResponse:
     """Return where epochs ended. An epoch ends where the next began.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
+from gateway.apis.services import FindsTopics
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
@@ -46,7 +47,7 @@ def topic_of(asked: Named, by_id: bool, catalog: Catalog) -> Topic | None:
 
 
 def allowed_topic(
-    asked: Named, by_id: bool, context: RequestContext, operation: AclOperation
+    asked: Named, by_id: bool, context: RequestContext[FindsTopics], operation: AclOperation
 ) -> tuple[Topic | None, ErrorCode]:
     """Return the topic if it exists and the client may use it, and the error code otherwise."""
     topic = topic_of(asked, by_id, context.services.catalog)

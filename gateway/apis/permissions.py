@@ -7,21 +7,17 @@ others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.4.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from gateway.apis.find_coordinator import FIRST_VERSION_WITH_SHARE, SHARE
 from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
-from gateway.coordinator.machine import Value
-from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext, Role
 from gateway.net.pieces import in_pieces
-from gateway.security.authorizer import may, may_topic, refusal_of, require
+from gateway.security.authorizer import HasAuthorizer, may, refusal_of, require
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
@@ -31,7 +27,7 @@ _TOPIC, _GROUP, _CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.
 _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 _Op = AclOperation
 
-Ask = Callable[[Any, RequestContext], Awaitable[None]]
+Ask = Callable[[Any, RequestContext[HasAuthorizer]], Awaitable[None]]
 """A check of the whole request, which raises KafkaError."""
 
 
@@ -52,7 +48,7 @@ class Demand:
 
 
 def _cluster(*one_of: AclOperation) -> Ask:
-    async def ask(request: Any, context: RequestContext) -> None:
+    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
         if not any(may(context, operation, _CLUSTER, told=False) for operation in one_of[:-1]):
             require(context, one_of[-1], _CLUSTER)
 
@@ -62,7 +58,7 @@ def _cluster(*one_of: AclOperation) -> Ask:
 def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
     """Demand the operation on the resource that the field names, if the request names one."""
 
-    async def ask(request: Any, context: RequestContext) -> None:
+    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
         name = getattr(request, field)
         if name is not None:
             require(context, operation, kind, name)
@@ -73,7 +69,7 @@ def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
 def _describes(topics_of: Callable[[Any], Iterable[str]]) -> Ask:
     """Demand Describe on all of these topics."""
 
-    async def ask(request: Any, context: RequestContext) -> None:
+    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
         async for name in in_pieces(topics_of(request)):
             require(context, _Op.DESCRIBE, _TOPIC, name)
 
@@ -92,7 +88,7 @@ def of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
         yield from (topic.name for topic in (*each.state_changelog_topics, *each.repartition_source_topics))
 
 
-async def _produces(request: InitProducerIdRequest, context: RequestContext) -> None:
+async def _produces(request: InitProducerIdRequest, context: RequestContext[HasAuthorizer]) -> None:
     """Permit an idempotent producer without transactions if its client may write to any topic (KIP-679)."""
     if request.transactional_id is not None:
         require(context, _Op.WRITE, _TRANSACTION, request.transactional_id)
@@ -105,7 +101,7 @@ async def _produces(request: InitProducerIdRequest, context: RequestContext) -> 
         raise refusal_of(_CLUSTER)
 
 
-async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestContext) -> None:
+async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestContext[HasAuthorizer]) -> None:
     """Check the client's own request. Later versions come from brokers, which have checked their clients themselves."""
     if context.version >= FIRST_VERSION_OF_BROKERS:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
@@ -113,13 +109,13 @@ async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestC
         require(context, _Op.WRITE, _TRANSACTION, request.v3_and_below_transactional_id)
 
 
-async def _describes_controllers(request: Any, context: RequestContext) -> None:
+async def _describes_controllers(request: Any, context: RequestContext[HasAuthorizer]) -> None:
     """Every client may ask a broker which nodes exist; controllers are shown to administrators only."""
     if context.role is Role.CONTROLLER:
         require(context, _Op.ALTER, _CLUSTER)
 
 
-async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext) -> None:
+async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext[HasAuthorizer]) -> None:
     """Coordinators of share partitions are for brokers; earlier versions cannot ask for them."""
     if request.key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
@@ -225,7 +221,7 @@ the permitted operations that it may list. Delegation tokens belong to their own
 """
 
 
-async def authorize(request: Any, context: RequestContext) -> None:
+async def authorize(request: Any, context: RequestContext[HasAuthorizer]) -> None:
     """Stage of dispatch: raise KafkaError if the whole request is refused."""
     demand = DEMANDS.get(context.api_key)
     if demand is None:
@@ -234,50 +230,3 @@ async def authorize(request: Any, context: RequestContext) -> None:
         return
     for ask in demand.whole:
         await ask(request, context)
-
-
-# --- as several handlers ask --------------------------------------------------------------------------------------
-
-
-async def shows_all(context: RequestContext, topics: Iterable[str]) -> bool:
-    """Return whether the client may describe all of the topics: a group that reads other topics is not shown."""
-    if context.services.authorizer is None:
-        return True
-    async for name in in_pieces(topics):
-        if not may_topic(context, _Op.DESCRIBE, name):
-            return False
-    return True
-
-
-HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
-
-
-def topic_names(topic_ids: Iterable[UUID], catalog: Catalog) -> Iterable[str]:
-    """Return the names of those topics that exist."""
-    for topic_id in topic_ids:
-        topic = catalog.get_by_id(topic_id)
-        if topic is not None:
-            yield topic.name
-
-
-def may_create_topic(context: RequestContext, topic: str) -> bool:
-    """Return whether the client may create on the cluster, or the topic itself."""
-    return may(context, _Op.CREATE, _CLUSTER, told=False) or may_topic(context, _Op.CREATE, topic)
-
-
-def group_views(context: RequestContext, group_ids: Sequence[str]) -> AsyncIterator[tuple[str, Value | KafkaError]]:
-    """Yield `Groups.views`, with a refusal for groups that the client may not describe."""
-    if context.services.authorizer is None:
-        return context.services.groups.views(group_ids)
-    return _views(context, group_ids)
-
-
-async def _views(context: RequestContext, group_ids: Sequence[str]) -> AsyncIterator[tuple[str, Value | KafkaError]]:
-    allowed: list[str] = []
-    async for group_id in in_pieces(group_ids):
-        if may(context, _Op.DESCRIBE, _GROUP, group_id):
-            allowed.append(group_id)
-        else:
-            yield group_id, refusal_of(_GROUP)
-    async for viewed in context.services.groups.views(allowed):
-        yield viewed

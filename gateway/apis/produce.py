@@ -6,21 +6,32 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
 
+from gateway.apis.partition_lookup import resolve_topics, unknown_topic
+from gateway.apis.services import (
+    FindsTopics,
+    HasAppender,
+    HasCatalog,
+    HasClock,
+    HasLog,
+    HasMetrics,
+    HasRecompressor,
+    HasTransactions,
+    HasValidator,
+)
 from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
-from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import PIECE, by_pieces, in_pieces, tally
-from gateway.security.authorizer import REFUSALS, may_topic
+from gateway.security.authorizer import REFUSALS, HasAuthorizer, may_topic
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
@@ -49,6 +60,11 @@ MAX_LOGGED_REFUSALS = 10
 """Batches refused on sight that one request has in the log; all of them are counted."""
 
 
+class ProduceServices(
+    FindsTopics, HasAppender, HasClock, HasLog, HasMetrics, HasRecompressor, HasTransactions, HasValidator, Protocol
+): ...
+
+
 class _Planned(NamedTuple):
     """A batch for a partition that exists, not checked yet. It is a tuple, like everything made for every batch: a
     frozen dataclass takes three times as long."""
@@ -74,7 +90,7 @@ _Attempt = Refused | _Submitted
 """One outcome per partition of a request, in its order."""
 
 
-async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+async def produce(request: ProduceRequest, context: RequestContext[ProduceServices]) -> ProduceResponse:
     """Append batches. acks 1 and −1 both wait for the durable commit. acks 0 waits too, but the client awaits no
     answer, so a request with a forbidden partition is refused as a whole.
 
@@ -98,7 +114,9 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     return await _respond(request, answers)
 
 
-async def _produce_one(request: ProduceRequest, context: RequestContext) -> list[PartitionProduceResponse]:
+async def _produce_one(
+    request: ProduceRequest, context: RequestContext[ProduceServices]
+) -> list[PartitionProduceResponse]:
     """Append one batch, as most requests of stock clients have. If nothing stands in its way, it takes its place in
     the log without a turn of the event loop."""
     requested = request.topic_data[0]
@@ -114,7 +132,10 @@ async def _produce_one(request: ProduceRequest, context: RequestContext) -> list
 
 
 def _attempt_at_once(
-    requested: TopicProduceData, data: PartitionProduceData, context: RequestContext, transactional_id: str | None
+    requested: TopicProduceData,
+    data: PartitionProduceData,
+    context: RequestContext[ProduceServices],
+    transactional_id: str | None,
 ) -> _Attempt | None:
     """Return None, and do nothing, if more is needed than a look at the batch: its topic is unknown here or
     internal, it is large or compressed or needs another codec, its partition is not enlisted, or an earlier request
@@ -153,7 +174,7 @@ async def _settle_one(request: ProduceRequest, outcome: asyncio.Future[Appended 
 
 
 async def _produce_all(
-    request: ProduceRequest, asked: Sequence[_Asked], context: RequestContext
+    request: ProduceRequest, asked: Sequence[_Asked], context: RequestContext[ProduceServices]
 ) -> list[PartitionProduceResponse]:
     judged = None
     if all(_known(topic, context) for topic in request.topic_data):
@@ -199,11 +220,11 @@ def awaits_answer(request: ProduceRequest) -> bool:
     return request.acks != 0
 
 
-def _by_id(context: RequestContext) -> bool:
+def _by_id(context: RequestContext[object]) -> bool:
     return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
 
 
-def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
+def _known(topic: TopicProduceData, context: RequestContext[HasCatalog]) -> Topic | None:
     catalog = context.services.catalog
     return catalog.get_by_id(topic.topic_id) if _by_id(context) else catalog.get(topic.name)
 
@@ -215,7 +236,9 @@ async def _asked(request: ProduceRequest) -> Sequence[_Asked]:
     return asked
 
 
-async def _judge(asked: Sequence[_Asked], context: RequestContext, missing_topic: ErrorCode) -> list[_Judged]:
+async def _judge(
+    asked: Sequence[_Asked], context: RequestContext[ProduceServices], missing_topic: ErrorCode
+) -> list[_Judged]:
     repeated = await _repeated(asked)
     plans = await by_pieces(lambda some: _plan(some, repeated, context, missing_topic), asked)
     batches = [plan.batch for plan in plans if isinstance(plan, _Planned)]
@@ -240,7 +263,7 @@ async def _repeated(asked: Sequence[_Asked]) -> Collection[tuple[str, UUID, int]
     return {name async for name in in_pieces(named) if named[name] > 1}
 
 
-async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[list[_Judged], int]:
+async def _recompress(judged: list[_Judged], context: RequestContext[ProduceServices]) -> tuple[list[_Judged], int]:
     """Return the batches in their topics' codecs, and the room that the new ones take."""
     places: list[int] = []
     batches: list[Batch] = []
@@ -261,7 +284,7 @@ async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[l
     return judged, room_bytes
 
 
-def _is_first(plan: _Planned, head: Verdict, context: RequestContext) -> bool:
+def _is_first(plan: _Planned, head: Verdict, context: RequestContext[HasTransactions]) -> bool:
     """Return whether the batch's partition must be enlisted here because this node has not done so yet."""
     return (
         context.version >= FIRST_VERSION_THAT_TAKES_IN
@@ -273,7 +296,9 @@ def _is_first(plan: _Planned, head: Verdict, context: RequestContext) -> bool:
     )
 
 
-async def _take_in(judged: list[_Judged], transactional_id: str | None, context: RequestContext) -> list[_Judged]:
+async def _take_in(
+    judged: list[_Judged], transactional_id: str | None, context: RequestContext[HasTransactions]
+) -> list[_Judged]:
     """Enlist partitions, and return the batches whose partition is enlisted."""
     if not transactional_id or context.version < FIRST_VERSION_THAT_TAKES_IN:
         return judged
@@ -294,7 +319,7 @@ async def _take_in(judged: list[_Judged], transactional_id: str | None, context:
 def _plan(
     asked: Sequence[_Asked],
     repeated: Collection[tuple[str, UUID, int]],
-    context: RequestContext,
+    context: RequestContext[FindsTopics],
     missing_topic: ErrorCode,
 ) -> list[_Plan]:
     plans: list[_Plan] = []
@@ -311,7 +336,7 @@ def _plan(
     return plans
 
 
-def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext) -> _Plan:
+def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext[HasCatalog]) -> _Plan:
     if not 0 <= data.index < len(topic.partitions):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic has no such partition")
     services, partition = context.services, topic.partitions[data.index]
@@ -321,7 +346,10 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
 
 
 async def _submit(
-    asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext, transactional_id: str | None
+    asked: Sequence[_Asked],
+    judged: list[_Judged],
+    context: RequestContext[ProduceServices],
+    transactional_id: str | None,
 ) -> list[_Attempt]:
     """Enqueue the accepted batches."""
     now_ms = context.services.clock.now_ms()
@@ -337,7 +365,9 @@ async def _submit(
     return attempts
 
 
-async def _tell_refusals(asked: Sequence[_Asked], attempts: list[_Attempt], context: RequestContext) -> None:
+async def _tell_refusals(
+    asked: Sequence[_Asked], attempts: list[_Attempt], context: RequestContext[HasMetrics]
+) -> None:
     refusals: Counter[ErrorCode] = Counter()
     async for (requested, data), attempt in in_pieces(zip(asked, attempts, strict=True)):
         if isinstance(attempt, Refused):
@@ -348,7 +378,9 @@ async def _tell_refusals(asked: Sequence[_Asked], attempts: list[_Attempt], cont
         context.services.metrics.refused_batches.labels(code.name).inc(count)
 
 
-def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
+def _writable(
+    requested: TopicProduceData, context: RequestContext[FindsTopics], missing_topic: ErrorCode
+) -> Topic | Refused:
     topic = _known(requested, context)
     if topic is None and _by_id(context):
         return Refused(missing_topic, "no topic has this id")
@@ -363,12 +395,12 @@ def _writable(requested: TopicProduceData, context: RequestContext, missing_topi
     return topic
 
 
-def _may_write(context: RequestContext, topic: str, *, told: bool = True) -> bool:
+def _may_write(context: RequestContext[HasAuthorizer], topic: str, *, told: bool = True) -> bool:
     return may_topic(context, AclOperation.WRITE, topic, told=told)
 
 
 def _submit_partition(
-    plan: _Planned, head: Verdict, context: RequestContext, now_ms: int, transactional_id: str | None
+    plan: _Planned, head: Verdict, context: RequestContext[ProduceServices], now_ms: int, transactional_id: str | None
 ) -> _Attempt:
     if isinstance(head, Refused):
         return head
@@ -452,7 +484,7 @@ async def _all_done(outcomes: list[asyncio.Future[Appended | Refusal]], deadline
                 outcome.remove_done_callback(count)
 
 
-async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> PartitionProduceResponse:
+async def _answer(index: int, attempt: _Attempt, context: RequestContext[ProduceServices]) -> PartitionProduceResponse:
     """Return the answer for one batch."""
     if isinstance(attempt, Refused):
         return _refusal(index, attempt)
@@ -491,7 +523,7 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
     )
 
 
-async def _first_append_time(partition: Partition, base_offset: int, context: RequestContext) -> int:
+async def _first_append_time(partition: Partition, base_offset: int, context: RequestContext[HasLog]) -> int:
     """Return the append time of a duplicate's original (KIP-32), or −1 if it is no longer in the log."""
     asked = [ReadRequest(partition.partition_key, base_offset, 1)]
     try:

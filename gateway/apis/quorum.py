@@ -13,11 +13,13 @@ and RemoveVoterHandler.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 from uuid import NAMESPACE_OID, uuid5
 
+from gateway.apis.services import HasClusterId, HasMembership, HasSettings
 from gateway.cluster.jobs import Job
 from gateway.config.listeners import render_listeners
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
@@ -47,7 +49,12 @@ NO_LEADER = "No node has the lease of the metadata log at this moment."
 # --- DescribeQuorum -------------------------------------------------------------------------------------------------
 
 
-async def describe_quorum(request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+class QuorumServices(HasClusterId, HasMembership, HasSettings, Protocol): ...
+
+
+async def describe_quorum(
+    request: DescribeQuorumRequest, context: RequestContext[QuorumServices]
+) -> DescribeQuorumResponse:
     """Describe the metadata log's one partition. Any other requested partition does not exist."""
     asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
     if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
@@ -147,7 +154,7 @@ def _node(node: Member) -> Node:
 # --- AddRaftVoter, RemoveRaftVoter ----------------------------------------------------------------------------------
 
 
-async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext) -> AddRaftVoterResponse:
+async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext[QuorumServices]) -> AddRaftVoterResponse:
     """Refuse, for the first of upstream's reasons that applies."""
     services = context.services
     _require_cluster(request.cluster_id, services)
@@ -172,7 +179,9 @@ def refuse_add_raft_voter(
     return AddRaftVoterResponse(error_code=code, error_message=message)
 
 
-async def remove_raft_voter(request: RemoveRaftVoterRequest, context: RequestContext) -> RemoveRaftVoterResponse:
+async def remove_raft_voter(
+    request: RemoveRaftVoterRequest, context: RequestContext[HasClusterId]
+) -> RemoveRaftVoterResponse:
     """Refuse as AddRaftVoter does."""
     _require_cluster(request.cluster_id, context.services)
     if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
@@ -188,7 +197,7 @@ def refuse_remove_raft_voter(
     return RemoveRaftVoterResponse(error_code=code, error_message=message)
 
 
-def _require_cluster(cluster_id: str | None, services: Services) -> None:
+def _require_cluster(cluster_id: str | None, services: HasClusterId) -> None:
     if cluster_id is not None and cluster_id != services.cluster_id:
         raise KafkaError(
             ErrorCode.INCONSISTENT_CLUSTER_ID,

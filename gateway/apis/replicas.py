@@ -9,16 +9,17 @@ Answers are those of ReplicationControlManager.electLeaders and alterPartitionRe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
 
 from gateway.apis.metadata import Placement
+from gateway.apis.services import ChangesCatalog, HasCatalog, HasMembership
 from gateway.apis.topics import Brokers
 from gateway.cluster.placement import Leaders
 from gateway.config.topic import requested_replication_factor
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode, KafkaError
@@ -61,6 +62,9 @@ Key = tuple[UUID, int]
 NOT_NEEDED = "Leader election not needed for topic partition."
 
 
+class ReplicaServices(ChangesCatalog, HasMembership, Protocol): ...
+
+
 class Judged(NamedTuple):
     """The outcome for one partition of a request."""
 
@@ -80,7 +84,7 @@ class Judged(NamedTuple):
 # --- ElectLeaders -------------------------------------------------------------------------------------------------
 
 
-async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[ReplicaServices]) -> ElectLeadersResponse:
     """Elect or refuse each partition alone.
 
     Null means all partitions; those that need no election are then left out. KafkaError INVALID_REQUEST for an unknown
@@ -144,7 +148,7 @@ def refuse_elect_leaders(
 
 
 def _candidates(
-    asked: Sequence[TopicPartitions] | None, services: Services
+    asked: Sequence[TopicPartitions] | None, services: HasCatalog
 ) -> Iterator[tuple[str, Topic | None, Sequence[int]]]:
     """Yield the requested partitions. For all, yield those whose nodes were named by an administrator: no other needs
     an election."""
@@ -181,7 +185,7 @@ def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assign
 
 
 async def alter_partition_reassignments(
-    request: AlterPartitionReassignmentsRequest, context: RequestContext
+    request: AlterPartitionReassignmentsRequest, context: RequestContext[ReplicaServices]
 ) -> AlterPartitionReassignmentsResponse:
     """Reassign or refuse each partition alone. A reassignment completes at once, so there is never one to cancel."""
     if not request.topics:
@@ -269,7 +273,9 @@ def _partition(topic: Topic, index: int) -> Partition | None:
     return topic.partitions[index] if 0 <= index < len(topic.partitions) else None
 
 
-async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext) -> Mapping[Key, ErrorCode]:
+async def _assign(
+    assignments: Mapping[Key, Assignment], context: RequestContext[ChangesCatalog]
+) -> Mapping[Key, ErrorCode]:
     """Store the assignments; this node follows them when this returns.
 
     If some were stored before a failure, return the errors of the others. Raise StorageError if nothing was stored.
@@ -298,7 +304,7 @@ async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext
 
 
 async def list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, context: RequestContext
+    request: ListPartitionReassignmentsRequest, context: RequestContext[object]
 ) -> ListPartitionReassignmentsResponse:
     """List nothing for any request: upstream lists only ongoing reassignments, and no topic without one."""
     return ListPartitionReassignmentsResponse(error_message=None)

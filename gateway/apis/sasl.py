@@ -12,7 +12,7 @@ from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAut
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 
-async def sasl_handshake(request: SaslHandshakeRequest, context: RequestContext) -> SaslHandshakeResponse:
+async def sasl_handshake(request: SaslHandshakeRequest, context: RequestContext[object]) -> SaslHandshakeResponse:
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE)
 
 
@@ -22,7 +22,9 @@ def refuse_sasl_handshake(
     return SaslHandshakeResponse(error_code=code)
 
 
-async def sasl_authenticate(request: SaslAuthenticateRequest, context: RequestContext) -> SaslAuthenticateResponse:
+async def sasl_authenticate(
+    request: SaslAuthenticateRequest, context: RequestContext[object]
+) -> SaslAuthenticateResponse:
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate request received after successful authentication")
 
 

@@ -9,9 +9,11 @@ Mirrors upstream's ScramControlManager and ScramImage.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
+from gateway.apis.services import HasUsers
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from gateway.security.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
@@ -43,8 +45,11 @@ MECHANISMS = frozenset(int(mechanism) for mechanism in ScramMechanism)
 # --- AlterUserScramCredentials ----------------------------------------------------------------------------------------
 
 
+class ScramServices(HasUsers, Protocol): ...
+
+
 async def alter_user_scram_credentials(
-    request: AlterUserScramCredentialsRequest, context: RequestContext
+    request: AlterUserScramCredentialsRequest, context: RequestContext[ScramServices]
 ) -> AlterUserScramCredentialsResponse:
     """Change credentials. They apply on every node once this is answered, because each node reads them at each
     authentication."""
@@ -153,7 +158,7 @@ def _stored(upsertion: ScramCredentialUpsertion) -> ScramCredential:
 
 
 async def describe_user_scram_credentials(
-    request: DescribeUserScramCredentialsRequest, context: RequestContext
+    request: DescribeUserScramCredentialsRequest, context: RequestContext[ScramServices]
 ) -> DescribeUserScramCredentialsResponse:
     """Describe the named users, or all users if the request names none."""
     asked: dict[str, bool] = {}

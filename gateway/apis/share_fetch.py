@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 from uuid import UUID
 
-from gateway.apis.features import SHARE, require_protocol
+from gateway.apis.features import SHARE, ChecksFeatures, require_protocol
 from gateway.apis.metadata import Placement
+from gateway.apis.partition_lookup import resolve_topics
+from gateway.apis.services import FindsTopics, HasGroups, HasMembership, HasMetrics, HasShareSessions
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.share.heartbeat import INVALID_MEMBER_ID, is_member_id
 from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, AcknowledgeType
-from gateway.log.partition_lookup import resolve_topics
 from gateway.net.context import RequestContext
 from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
-from gateway.share.reader import Part, Reader, Want, as_it_is
+from gateway.share.reader import Part, Reader, ReaderServices, Want, as_it_is
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import share_acknowledge as acknowledging
@@ -38,7 +40,12 @@ RECORD_LIMIT = 1
 Batches = Sequence[fetching.AcknowledgementBatch]
 
 
-async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
+class ShareFetchServices(
+    ChecksFeatures, FindsTopics, ReaderServices, HasGroups, HasMetrics, HasShareSessions, Protocol
+): ...
+
+
+async def share_fetch(request: ShareFetchRequest, context: RequestContext[ShareFetchServices]) -> ShareFetchResponse:
     """Acknowledge and acquire records. The first request of a session brings no acknowledgements. The last request
     fetches nothing, and neither does one that renews."""
     require_protocol(SHARE, context)
@@ -78,7 +85,9 @@ def refuse_share_fetch(
     return ShareFetchResponse(error_code=code, error_message=message)
 
 
-async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestContext) -> ShareAcknowledgeResponse:
+async def share_acknowledge(
+    request: ShareAcknowledgeRequest, context: RequestContext[ShareFetchServices]
+) -> ShareAcknowledgeResponse:
     require_protocol(SHARE, context)
     if request.share_session_epoch == INITIAL_EPOCH:
         raise KafkaError(ErrorCode.INVALID_SHARE_SESSION_EPOCH, "a share session is begun by ShareFetch")
@@ -104,7 +113,9 @@ def refuse_share_acknowledge(
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 
-def _session(request: ShareFetchRequest | ShareAcknowledgeRequest, context: RequestContext) -> ShareSession:
+def _session(
+    request: ShareFetchRequest | ShareAcknowledgeRequest, context: RequestContext[ShareFetchServices]
+) -> ShareSession:
     """Return the session that the request begins or continues. Raise KafkaError."""
     group_id, member_id = request.group_id, request.member_id
     if not group_id:
@@ -121,12 +132,14 @@ def _session(request: ShareFetchRequest | ShareAcknowledgeRequest, context: Requ
     return session
 
 
-def _end(session: ShareSession, context: RequestContext) -> None:
+def _end(session: ShareSession, context: RequestContext[ShareFetchServices]) -> None:
     context.services.share_sessions.end(session)
     context.services.share.release(session.member_id, session.acquired_in)
 
 
-async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
+async def _parts(
+    group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext[ShareFetchServices]
+) -> list[Part]:
     """Return the parts, each with its partition or with the reason why this node does not serve it."""
     services = context.services
     parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
@@ -148,7 +161,7 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
     return parts
 
 
-async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
+async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext[ShareFetchServices]) -> None:
     """Check remembered state again: another node may have led a partition, or it may have been reset or deleted since
     this node looked. Check the whole session if nodes have come or gone."""
     session.led_by(context.services.membership.leaders, context.services.catalog.assigned)
@@ -177,14 +190,14 @@ class _Fetch:
         request: ShareFetchRequest | ShareAcknowledgeRequest,
         session: ShareSession,
         parts: list[Part],
-        context: RequestContext,
+        context: RequestContext[ShareFetchServices],
     ) -> None:
         self._request = request
         self._session = session
         self._parts = parts
         self._context = context
         settings = context.services.groups.settings
-        self._settings = settings.share_of.get(session.group_id, settings.share)
+        self._settings = settings.share_for(session.group_id)
         self._reader = Reader(context, session, self._settings)
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
@@ -330,7 +343,7 @@ def _is_led_elsewhere(part: Part) -> bool:
     return ErrorCode.NOT_LEADER_OR_FOLLOWER in (part.error, part.acknowledge_error)
 
 
-def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
+def _leader(part: Part, context: RequestContext[ShareFetchServices]) -> fetching.LeaderIdAndEpoch:
     """Return the leader of a refused partition, and its leader epoch."""
     partition = as_it_is(part, context)
     if partition is None or not _is_led_elsewhere(part):
@@ -339,7 +352,9 @@ def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
 
 
-async def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:
+async def _endpoints(
+    parts: Iterable[Part], context: RequestContext[HasMembership]
+) -> tuple[fetching.NodeEndpoint, ...]:
     """Return the addresses of all nodes if another node leads any of the partitions."""
     if not any(await mapped(_is_led_elsewhere, parts)):
         return ()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 from uuid import UUID
 
-from gateway.apis.features import SHARE, require_protocol
+from gateway.apis.features import SHARE, ChecksFeatures, require_protocol
 from gateway.apis.group_types import of_type
-from gateway.apis.permissions import group_views
+from gateway.apis.partition_lookup import look_up_topics, read_states, state_of
+from gateway.apis.services import FindsTopics, HasGroups, HasLog, HasShare, HasShareStore
+from gateway.apis.visibility import group_views
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.coordinator.share.partition import NOT_DELIVERED_AGAIN
-from gateway.log.partition_lookup import look_up_topics, read_states, state_of
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each, in_pieces, mapped
 from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
@@ -45,8 +47,11 @@ _SETTLED = tuple(state.value for state in NOT_DELIVERED_AGAIN)
 # --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
 
 
+class ShareOffsetsServices(ChecksFeatures, FindsTopics, HasGroups, HasLog, HasShare, HasShareStore, Protocol): ...
+
+
 async def describe_share_group_offsets(
-    request: DescribeShareGroupOffsetsRequest, context: RequestContext
+    request: DescribeShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> DescribeShareGroupOffsetsResponse:
     """Describe positions. Null topics means all in which the group has a position. Without a position the offset is
     −1."""
@@ -80,7 +85,7 @@ def refuse_describe_share_group_offsets(
 
 
 async def _described(
-    asked: describing.DescribeShareGroupOffsetsRequestGroup, context: RequestContext
+    asked: describing.DescribeShareGroupOffsetsRequestGroup, context: RequestContext[ShareOffsetsServices]
 ) -> describing.DescribeShareGroupOffsetsResponseGroup:
     catalog = context.services.catalog
     stands = await context.services.share_store.offsets(asked.group_id, _SETTLED)
@@ -122,7 +127,7 @@ async def _described(
     return describing.DescribeShareGroupOffsetsResponseGroup(group_id=asked.group_id, topics=tuple(answers))
 
 
-async def _wanted(stands: Iterable[tuple[UUID, int]], context: RequestContext) -> dict[str, Sequence[int]]:
+async def _wanted(stands: Iterable[tuple[UUID, int]], context: RequestContext[FindsTopics]) -> dict[str, Sequence[int]]:
     """Return partitions by the names of their topics, without topics that the client may not see."""
     catalog = context.services.catalog
     wanted: defaultdict[str, list[int]] = defaultdict(list)
@@ -157,7 +162,7 @@ def _partition(
 
 
 async def alter_share_group_offsets(
-    request: AlterShareGroupOffsetsRequest, context: RequestContext
+    request: AlterShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> AlterShareGroupOffsetsResponse:
     """Set positions of a share group without members: all records from the given offsets on are delivered (again). As
     in Kafka, this creates a group that no member has joined yet."""
@@ -204,7 +209,7 @@ def refuse_alter_share_group_offsets(
     return AlterShareGroupOffsetsResponse(error_code=code, error_message=message)
 
 
-async def begin_share_group(group_id: str, services: Services) -> None:
+async def begin_share_group(group_id: str, services: HasGroups) -> None:
     """Create the group if none of that name exists. Raise KafkaError."""
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
@@ -220,7 +225,7 @@ def _check_idle(group_id: str, group: Value) -> None:
         raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} is not empty.")
 
 
-async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services: Services) -> None:
+async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services: HasShare) -> None:
     """Drop remembered state. State that is still in use can write nothing, because the rows' epochs have risen."""
     async for topic_id, index in in_pieces(partitions):
         services.share.drop((ShareKey(group_id, topic_id, index),))
@@ -230,7 +235,7 @@ async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services:
 
 
 async def delete_share_group_offsets(
-    request: DeleteShareGroupOffsetsRequest, context: RequestContext
+    request: DeleteShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> DeleteShareGroupOffsetsResponse:
     """Delete positions of a share group without members. It begins anew in these topics, as a group that has never read
     them."""

@@ -7,20 +7,22 @@ The one idea: as for consumer groups, each handler is a translation; what a memb
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
-from gateway.apis.features import SHARE, require_protocol
+from gateway.apis.features import SHARE, ChecksFeatures, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
-from gateway.apis.permissions import HIDDEN, group_views, shows_all, topic_names
+from gateway.apis.services import FindsTopics, HasGroups
 from gateway.apis.subscribed_topics import look_up_subscribed
+from gateway.apis.visibility import HIDDEN, group_views, shows_all, topic_names
 from gateway.coordinator.consumer.partitions import Partitions
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
 from gateway.coordinator.share.model import SIMPLE, ShareGroup, ShareGroupHeartbeat, ShareMember, state_of
 from gateway.log.catalog import Catalog
-from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each
+from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import share_group_describe as described
 from protocol.messages.share_group_heartbeat import (
@@ -31,8 +33,11 @@ from protocol.messages.share_group_heartbeat import (
 )
 
 
+class ShareGroupServices(ChecksFeatures, FindsTopics, HasGroups, Protocol): ...
+
+
 async def share_group_heartbeat(
-    request: ShareGroupHeartbeatRequest, context: RequestContext
+    request: ShareGroupHeartbeatRequest, context: RequestContext[ShareGroupServices]
 ) -> ShareGroupHeartbeatResponse:
     """Answer a heartbeat. Unknown topics are looked up first, as for consumer groups."""
     require_protocol(SHARE, context)
@@ -84,7 +89,7 @@ def _assignment(held: Partitions) -> Assignment:
 
 
 async def share_group_describe(
-    request: described.ShareGroupDescribeRequest, context: RequestContext
+    request: described.ShareGroupDescribeRequest, context: RequestContext[ShareGroupServices]
 ) -> described.ShareGroupDescribeResponse:
     """Describe share groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND."""
     require_protocol(SHARE, context)
@@ -107,7 +112,7 @@ def refuse_share_group_describe(
 
 
 async def _described(
-    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext[FindsTopics]
 ) -> described.DescribedGroup:
     try:
         found = of_type(ShareGroup, group_id, group)

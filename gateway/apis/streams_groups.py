@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Protocol
 
-from gateway.apis.features import STREAMS, require_protocol
+from gateway.apis.features import STREAMS, ChecksFeatures, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
-from gateway.apis.permissions import group_views, may_create_topic, shows_all
+from gateway.apis.services import ChangesCatalog, FindsTopics, HasGroups, HasThrottles
 from gateway.apis.topics import make_internal_topics
+from gateway.apis.visibility import group_views, may_create_topic, shows_all
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
 from gateway.coordinator.streams.model import (
@@ -30,9 +32,10 @@ from gateway.coordinator.streams.model import (
 from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 from gateway.coordinator.streams.topology import MAX_NAMED, StatusCode, Subtopology, TopicInfo, Topology
 from gateway.log.topic_names import INTERNAL_TOPICS, why_illegal
-from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each
+from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
+from gateway.security.authorizer import HasAuthorizer
 from protocol.codec import has_more_elements
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import streams_group_describe as described
@@ -59,6 +62,9 @@ ACCEPTABLE_RECOVERY_LAG = 10_000
 """Lag below which a copy of a task is as good as the task. Kafka's default; there are no warm-up tasks here."""
 
 
+class StreamsGroupServices(ChangesCatalog, ChecksFeatures, FindsTopics, HasGroups, HasThrottles, Protocol): ...
+
+
 class DescriptionStatus(IntEnum):
     """Upstream: StreamsGroupTopologyDescriptionManager."""
 
@@ -67,7 +73,7 @@ class DescriptionStatus(IntEnum):
 
 
 async def streams_group_heartbeat(
-    request: StreamsGroupHeartbeatRequest, context: RequestContext
+    request: StreamsGroupHeartbeatRequest, context: RequestContext[StreamsGroupServices]
 ) -> StreamsGroupHeartbeatResponse:
     """Answer a heartbeat. Unknown topics of the topology are looked up first, as for consumer groups."""
     require_protocol(STREAMS, context)
@@ -142,7 +148,7 @@ def _with_failures(status: message.Status, failures: Mapping[str, KafkaError]) -
 
 
 def _event(
-    request: StreamsGroupHeartbeatRequest, topology: Topology | None, context: RequestContext
+    request: StreamsGroupHeartbeatRequest, topology: Topology | None, context: RequestContext[HasGroups]
 ) -> StreamsGroupHeartbeat:
     endpoint, tags = request.user_endpoint, request.client_tags
     return StreamsGroupHeartbeat(
@@ -297,7 +303,7 @@ def _partitions(given: Mapping[str, Iterable[int]]) -> tuple[message.TopicPartit
 
 
 async def streams_group_describe(
-    request: described.StreamsGroupDescribeRequest, context: RequestContext
+    request: described.StreamsGroupDescribeRequest, context: RequestContext[StreamsGroupServices]
 ) -> described.StreamsGroupDescribeResponse:
     """Describe streams groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND."""
     require_protocol(STREAMS, context)
@@ -324,7 +330,7 @@ async def _described(
     group: Value | KafkaError,
     request: described.StreamsGroupDescribeRequest,
     status: DescriptionStatus,
-    context: RequestContext,
+    context: RequestContext[HasAuthorizer],
 ) -> described.DescribedGroup:
     try:
         found = of_type(StreamsGroup, group_id, group)
@@ -412,7 +418,7 @@ def _assignment(tasks: Tasks) -> described.Assignment:
 
 
 async def streams_group_topology_description_update(
-    request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext
+    request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext[ChecksFeatures]
 ) -> StreamsGroupTopologyDescriptionUpdateResponse:
     """Refuse as a Kafka broker without a plugin for descriptions does. No heartbeat asks a member for one."""
     require_protocol(STREAMS, context)

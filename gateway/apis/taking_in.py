@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.apis.services import HasTransactions
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from protocol.errors import ErrorCode, KafkaError
@@ -18,7 +19,7 @@ async def take_in(
     transactional_id: str,
     producer_id: int,
     producer_epoch: int,
-    context: RequestContext,
+    context: RequestContext[HasTransactions],
     *,
     partition_keys: Sequence[PartitionKey] = (),
     group_ids: Sequence[str] = (),

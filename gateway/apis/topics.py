@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import structlog
 
-from gateway.apis.permissions import may_create_topic
+from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog, HasMembership, HasThrottles
+from gateway.apis.visibility import may_create_topic
 from gateway.cluster.spreading import Rack, Spread
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigSource
@@ -38,10 +40,10 @@ from gateway.log.topic_names import (
     RenderedNames,
     why_illegal,
 )
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import in_pieces, mapped, tally
-from gateway.security.authorizer import may, may_topic, refusal_of
+from gateway.security.authorizer import HasAuthorizer, may, may_topic, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
@@ -80,6 +82,12 @@ STRICT_FROM_THE_FIRST = 0
 DEFAULT = -1
 
 
+class TopicServices(ChangesCatalog, FindsTopics, HasMembership, HasThrottles, Protocol): ...
+
+
+class MakesTopics(ChangesCatalog, HasMembership, Protocol): ...
+
+
 def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
     """Plan CONSUMER_OFFSETS or TRANSACTION_STATE, which a look-up of a coordinator creates, as in Kafka.
 
@@ -95,7 +103,7 @@ def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
 # --- CreateTopics -------------------------------------------------------------------------------------------------
 
 
-async def create_topics(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
+async def create_topics(request: CreateTopicsRequest, context: RequestContext[TopicServices]) -> CreateTopicsResponse:
     """Create topics; each succeeds or fails alone. Mirrors ReplicationControlManager.createTopics."""
     services = context.services
     await services.catalog.refresh_if_changed()
@@ -141,7 +149,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     return CreateTopicsResponse(throttle_time_ms=mutations.wait_ms, topics=tuple(shown))
 
 
-def _shown(result: CreatableTopicResult, context: RequestContext) -> CreatableTopicResult:
+def _shown(result: CreatableTopicResult, context: RequestContext[HasAuthorizer]) -> CreatableTopicResult:
     """Return the result without settings if the client may not describe them."""
     if result.error_code or may_topic(context, AclOperation.DESCRIBE_CONFIGS, result.name, told=False):
         return result
@@ -163,7 +171,7 @@ def refuse_create_topics(
     )
 
 
-async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[str, Topic | KafkaError]:
+async def make_topics(wanted: Sequence[NewTopic], services: ChangesCatalog) -> dict[str, Topic | KafkaError]:
     """Create the topics in Postgres and inform the catalog. Postgres decides TOPIC_ALREADY_EXISTS."""
     if not wanted:
         return {}
@@ -178,7 +186,9 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
     return made
 
 
-async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestContext) -> dict[str, KafkaError]:
+async def make_internal_topics(
+    wanted: Sequence[TopicInfo], context: RequestContext[TopicServices]
+) -> dict[str, KafkaError]:
     """Create the internal topics that a streams group lacks, on the client's behalf. Return the errors by topic.
 
     A topic that another node has created in the meantime counts as created. If there are more than one request may
@@ -210,7 +220,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     }
 
 
-async def make_dead_letter_topic(name: str, services: Services) -> Topic:
+async def make_dead_letter_topic(name: str, services: MakesTopics) -> Topic:
     """Create a topic that share groups may write dead letters to, as upstream does (KIP-1191). Raises KafkaError."""
     broker = services.catalog.broker
     brokers = await Brokers.read(services, asked=False)
@@ -228,7 +238,7 @@ async def make_dead_letter_topic(name: str, services: Services) -> Topic:
     return outcome
 
 
-async def make_automatic_topic(name: str, services: Services) -> Topic | str:
+async def make_automatic_topic(name: str, services: ChangesCatalog) -> Topic | str:
     """Create a topic with the broker's defaults for records that SQL has staged. Return it, or the reason why it cannot
     be created."""
     try:
@@ -317,7 +327,7 @@ class Brokers:
     spread: Spread
 
     @classmethod
-    async def read(cls, services: Services, *, asked: bool) -> Brokers:
+    async def read(cls, services: HasMembership, *, asked: bool) -> Brokers:
         """Read the live nodes, and the others only if they are `asked` for. Raise StorageError."""
         alive = {int(node.node_id): node.rack for node in services.membership.brokers()}
         others = await services.membership.fenced() if asked else ()
@@ -457,7 +467,7 @@ def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iter
 # --- DeleteTopics -------------------------------------------------------------------------------------------------
 
 
-async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
+async def delete_topics(request: DeleteTopicsRequest, context: RequestContext[TopicServices]) -> DeleteTopicsResponse:
     """Delete topics by name, from version 6 also by id; a name is free at once.
 
     As ControllerApis.deleteTopics, this deletes internal topics, too. Deleting `__consumer_offsets` only removes its
@@ -509,7 +519,7 @@ def refuse_delete_topics(
     return DeleteTopicsResponse(responses=responses)
 
 
-def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context: RequestContext) -> Topic:
+def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context: RequestContext[FindsTopics]) -> Topic:
     services = context.services
     if state.name is not None and state.topic_id != ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Give either the name or the id of a topic.")
@@ -532,7 +542,7 @@ def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context
     return topic
 
 
-def _shown_name(state: DeleteTopicState, error: KafkaError, context: RequestContext) -> str | None:
+def _shown_name(state: DeleteTopicState, error: KafkaError, context: RequestContext[FindsTopics]) -> str | None:
     """Return the name for a refusal. A client that named a topic by id and may not delete it sees the name if it may
     describe the topic."""
     topic = context.services.catalog.get_by_id(state.topic_id)
@@ -542,7 +552,7 @@ def _shown_name(state: DeleteTopicState, error: KafkaError, context: RequestCont
     return state.name
 
 
-def _may_delete_any(context: RequestContext) -> bool:
+def _may_delete_any(context: RequestContext[HasAuthorizer]) -> bool:
     return may(context, AclOperation.DELETE, ResourceType.CLUSTER, told=False)
 
 
@@ -555,7 +565,9 @@ def _unknown(state: DeleteTopicState) -> KafkaError:
 # --- CreatePartitions ---------------------------------------------------------------------------------------------
 
 
-async def create_partitions(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
+async def create_partitions(
+    request: CreatePartitionsRequest, context: RequestContext[TopicServices]
+) -> CreatePartitionsResponse:
     """Add partitions; each topic succeeds or fails alone. Mirrors ReplicationControlManager.createPartitions."""
     services = context.services
     await services.catalog.refresh_if_changed()
@@ -601,7 +613,7 @@ def refuse_create_partitions(
     )
 
 
-def _growth(topic: CreatePartitionsTopic, context: RequestContext) -> int:
+def _growth(topic: CreatePartitionsTopic, context: RequestContext[FindsTopics]) -> int:
     """Return how many partitions are added. A refusal of the total reveals a topic's partition count, so only topics
     that the client may alter count."""
     if not may_topic(context, AclOperation.ALTER, topic.name, told=False):
@@ -610,7 +622,7 @@ def _growth(topic: CreatePartitionsTopic, context: RequestContext) -> int:
     return max(topic.count - len(known.partitions), 0) if known is not None else 0
 
 
-def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Brokers) -> Topic:
+def _find_growable(topic: CreatePartitionsTopic, services: HasCatalog, brokers: Brokers) -> Topic:
     known = services.catalog.get(topic.name)
     if known is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")

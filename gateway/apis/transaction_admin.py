@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Protocol
 
 import re2
 
 from gateway.apis.internal_topics import offsets_partitions
-from gateway.cluster.leases import partition_of
-from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
-from gateway.coordinator.transactions import NO_EPOCH, TransactionState
-from gateway.log.partition_lookup import (
+from gateway.apis.partition_lookup import (
     find_partition,
     look_up_topics,
 )
+from gateway.apis.services import FindsTopics, HasTransactions
+from gateway.cluster.leases import partition_of
+from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.transactions import NO_EPOCH, TransactionState
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
-from gateway.security.authorizer import may, may_topic
+from gateway.security.authorizer import HasAuthorizer, may, may_topic
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import list_transactions as listed
@@ -69,7 +71,12 @@ UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareEpochFence", "Dead"}
 # --- ListTransactions -------------------------------------------------------------------------------------------------
 
 
-async def list_transactions(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
+class TransactionAdminServices(FindsTopics, HasTransactions, Protocol): ...
+
+
+async def list_transactions(
+    request: ListTransactionsRequest, context: RequestContext[TransactionAdminServices]
+) -> ListTransactionsResponse:
     """List the transactions that this node coordinates: admin clients ask every node and merge.
 
     A filter by duration also lists transactions that are over, and producers that have begun none. Upstream does the
@@ -121,7 +128,7 @@ def _pattern(text: str | None) -> re2.Pattern | None:
 
 
 async def describe_transactions(
-    request: DescribeTransactionsRequest, context: RequestContext
+    request: DescribeTransactionsRequest, context: RequestContext[TransactionAdminServices]
 ) -> DescribeTransactionsResponse:
     """Describe transactions. Every node can answer from Postgres. An id that is named twice is answered once, because
     its transaction may have very many partitions."""
@@ -149,7 +156,9 @@ def refuse_describe_transactions(
     )
 
 
-async def _describe(transactional_ids: Sequence[str], context: RequestContext) -> list[DescribedTransaction]:
+async def _describe(
+    transactional_ids: Sequence[str], context: RequestContext[TransactionAdminServices]
+) -> list[DescribedTransaction]:
     store = context.services.transactions.store
     found = await store.read_many(frozenset(transactional_ids))
     open_ids = [
@@ -188,7 +197,10 @@ def _described(
 
 
 async def _topics(
-    partitions: Sequence[TransactionPartition], group_ids: Sequence[str], count: int, context: RequestContext
+    partitions: Sequence[TransactionPartition],
+    group_ids: Sequence[str],
+    count: int,
+    context: RequestContext[HasAuthorizer],
 ) -> tuple[TopicData, ...]:
     """Return a transaction's partitions, without topics that the client may not see.
 
@@ -208,7 +220,9 @@ async def _topics(
 # --- DescribeProducers ------------------------------------------------------------------------------------------------
 
 
-async def describe_producers(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
+async def describe_producers(
+    request: DescribeProducersRequest, context: RequestContext[TransactionAdminServices]
+) -> DescribeProducersResponse:
     """Describe the producers that partitions remember, and the start of each one's open transaction there.
 
     A partition that is named twice is answered once, because it may remember very many.
@@ -246,7 +260,9 @@ def refuse_describe_producers(
     )
 
 
-async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestContext) -> PartitionResponse:
+async def _producers_of(
+    topic: Topic | ErrorCode, index: int, context: RequestContext[HasTransactions]
+) -> PartitionResponse:
     partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return PartitionResponse(partition_index=index, error_code=partition)
@@ -281,7 +297,9 @@ async def _producers_of(topic: Topic | ErrorCode, index: int, context: RequestCo
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
 
 
-async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestContext) -> WriteTxnMarkersResponse:
+async def write_txn_markers(
+    request: WriteTxnMarkersRequest, context: RequestContext[TransactionAdminServices]
+) -> WriteTxnMarkersResponse:
     """Abort the transactions that producers have open in partitions, for an administrator.
 
     An ABORT marker aborts the whole transaction and fences its producer. Upstream writes it to the partition alone,
@@ -333,7 +351,10 @@ def refuse_write_txn_markers(
 
 
 async def _mark_topic(
-    marker: WritableTxnMarker, asked: WritableTxnMarkerTopic, topic: Topic | ErrorCode, context: RequestContext
+    marker: WritableTxnMarker,
+    asked: WritableTxnMarkerTopic,
+    topic: Topic | ErrorCode,
+    context: RequestContext[HasTransactions],
 ) -> WritableTxnMarkerTopicResult:
     return WritableTxnMarkerTopicResult(
         name=asked.name,
@@ -348,7 +369,9 @@ async def _mark_topic(
     )
 
 
-async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int, context: RequestContext) -> ErrorCode:
+async def _mark(
+    marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int, context: RequestContext[HasTransactions]
+) -> ErrorCode:
     partition = find_partition(topic, index)
     if isinstance(partition, ErrorCode):
         return partition

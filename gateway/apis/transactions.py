@@ -7,8 +7,10 @@ Clients name partitions and groups before they write there (KIP-98); the log ref
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.apis.partition_lookup import find_partition, look_up_topics
+from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from gateway.security.kinds import AclOperation
@@ -35,8 +37,11 @@ MAX_TRANSACTIONS = 1_000
 """Transactions of one request. Each is processed by itself, so this many take a second or two."""
 
 
+class TransactionServices(FindsTopics, HasTransactions, Protocol): ...
+
+
 async def add_partitions_to_txn(
-    request: AddPartitionsToTxnRequest, context: RequestContext
+    request: AddPartitionsToTxnRequest, context: RequestContext[TransactionServices]
 ) -> AddPartitionsToTxnResponse:
     """Enlist all partitions of a transaction or none: if one does not exist, the others are answered
     OPERATION_NOT_ATTEMPTED.
@@ -64,7 +69,7 @@ async def add_partitions_to_txn(
 
 
 async def _take_in(
-    asked: AddPartitionsToTxnTransaction, context: RequestContext
+    asked: AddPartitionsToTxnTransaction, context: RequestContext[TransactionServices]
 ) -> tuple[AddPartitionsToTxnTopicResult, ...]:
     """Enlist the partitions of one transaction, and return the result of each. Raise KafkaError, StorageError."""
     _require_id(asked.transactional_id)
@@ -133,7 +138,9 @@ def _each(topics: Sequence[AddPartitionsToTxnTopic], code: ErrorCode) -> tuple[A
     )
 
 
-async def add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: RequestContext) -> AddOffsetsToTxnResponse:
+async def add_offsets_to_txn(
+    request: AddOffsetsToTxnRequest, context: RequestContext[HasTransactions]
+) -> AddOffsetsToTxnResponse:
     """Enlist the group, so that TxnOffsetCommit accepts its offsets for this transaction."""
     _require_id(request.transactional_id)
     await context.services.transactions.add(
@@ -148,7 +155,7 @@ def refuse_add_offsets_to_txn(
     return AddOffsetsToTxnResponse(error_code=_as_of(code, version))
 
 
-async def end_txn(request: EndTxnRequest, context: RequestContext) -> EndTxnResponse:
+async def end_txn(request: EndTxnRequest, context: RequestContext[HasTransactions]) -> EndTxnResponse:
     """End the transaction, and answer when every reader sees the outcome. From version 5 on the answer carries the
     producer's new epoch."""
     _require_id(request.transactional_id)

@@ -6,8 +6,11 @@ neither reported to the group nor journaled, because a pending offset may never 
 
 from __future__ import annotations
 
-from gateway.apis.committing import Commit, Committer, Transaction, commit, commits_of, set_all
+from typing import Protocol
+
+from gateway.apis.committing import Commit, CommitServices, Committer, Transaction, commit, commits_of, set_all
 from gateway.apis.offset_topics import allowed_topic, resolve
+from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.apis.taking_in import take_in
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
@@ -29,7 +32,12 @@ BY_ID_FROM = 6
 """The version that names topics by their ids."""
 
 
-async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
+class TxnOffsetCommitServices(CommitServices, FindsTopics, HasTransactions, Protocol): ...
+
+
+async def txn_offset_commit(
+    request: TxnOffsetCommitRequest, context: RequestContext[TxnOffsetCommitServices]
+) -> TxnOffsetCommitResponse:
     """Commit offsets in a transaction. Refusals stand where OffsetCommit's do.
 
     Postgres checks the producer's id and epoch, and whether AddOffsetsToTxn has named the group: without it the
@@ -88,7 +96,7 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
     )
 
 
-async def _take_in(request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode:
+async def _take_in(request: TxnOffsetCommitRequest, context: RequestContext[HasTransactions]) -> ErrorCode:
     if context.version < FIRST_VERSION_THAT_TAKES_IN:
         return ErrorCode.NONE
     transaction = request.transactional_id, request.producer_id, request.producer_epoch

@@ -16,10 +16,9 @@ from gateway.config.security import listener_security
 from gateway.config.settings import Settings
 from gateway.log.catalog import Catalog
 from gateway.net.connection import ConnectionLimits
-from gateway.net.dispatch import Dispatch
 from gateway.net.server import Server, Tls
 from gateway.operate.metrics import Metrics
-from gateway.security.authenticator import ListenerSasl, Users
+from gateway.security.authenticator import ListenerSasl, Requests, Users
 from gateway.security.failures import Failures
 from gateway.security.tls import Certificates, identify_by, make_context
 from storage.types import Address
@@ -79,7 +78,7 @@ async def bind_http(settings: Settings, metrics: Metrics, undo: Undo) -> HttpSer
 
 
 def build_sasl(
-    settings: Settings, requests: Mapping[str, Dispatch], known: Users, metrics: Metrics, undo: Undo
+    settings: Settings, requests: Mapping[str, Requests], known: Users, metrics: Metrics, undo: Undo
 ) -> dict[str, ListenerSasl]:
     """Return the SASL state of the listeners whose clients use SASL; `requests` are their handlers."""
     broker = settings.broker

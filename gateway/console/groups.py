@@ -260,9 +260,9 @@ def _heard_ms_ago(value: Value, member: AnyMember, now_ms: float, settings: Any)
     if not timeout_ms:
         match value:
             case ConsumerGroup():
-                timeout_ms = settings.consumer_of.get(value.group_id, settings.consumer).session_timeout_ms
+                timeout_ms = settings.consumer_for(value.group_id).session_timeout_ms
             case StreamsGroup():
-                timeout_ms = settings.streams_of.get(value.group_id, settings.streams).session_timeout_ms
+                timeout_ms = settings.streams_for(value.group_id).session_timeout_ms
             case _:
-                timeout_ms = settings.share_of.get(value.group_id, settings.share).session_timeout_ms
+                timeout_ms = settings.share_for(value.group_id).session_timeout_ms
     return max(0, round(now_ms - (deadline_ms - timeout_ms)))

@@ -17,8 +17,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from gateway.net.context import ANONYMOUS, ConnectionInfo, Principal, RequestContext, Services
-from gateway.security.authorizer import may, require
+from gateway.cluster.clock import ClusterClock
+from gateway.cluster.membership import Membership
+from gateway.config.settings import Settings
+from gateway.groups.groups import Groups
+from gateway.log.catalog import Catalog
+from gateway.net.context import ANONYMOUS, ConnectionInfo, Principal, RequestContext
+from gateway.security.authorizer import HasAuthorizer, may, require
 from gateway.security.kinds import CLUSTER_NAME, AclOperation, ResourceType
 from protocol import codec
 from protocol.api_keys import ApiKey
@@ -55,12 +60,34 @@ class Handles(Protocol):
     def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]: ...
 
 
+class ConsoleServices(HasAuthorizer, Protocol):
+    """The parts of the node that the console reads besides its APIs."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def clock(self) -> ClusterClock: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+
 @dataclass(slots=True)
 class Kafka:
     """Kafka's APIs of this node and of other coordinators, asked in a viewer's name."""
 
     dispatch: Handles
-    services: Services
+    services: ConsoleServices
     plain_listeners: frozenset[str]
     """Names of the listeners that need neither TLS nor a login."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -75,7 +102,7 @@ class Kafka:
         """Raise KafkaError if the viewer may not do this."""
         require(self._context(who), operation, kind, name)
 
-    def _context(self, who: Viewer) -> RequestContext:
+    def _context(self, who: Viewer) -> RequestContext[HasAuthorizer]:
         return RequestContext(ApiKey.METADATA, 0, 0, CLIENT_ID, self._connection(who), self.services)
 
     def _connection(self, who: Viewer) -> ConnectionInfo:

@@ -9,8 +9,7 @@ import structlog
 
 from gateway.config.definition import ConfigError
 from gateway.config.security import listener_security
-from gateway.console.kafka import Handles, Kafka
-from gateway.net.context import Services
+from gateway.console.kafka import ConsoleServices, Handles, Kafka
 from gateway.security.authenticator import Users
 from storage.pool import Database
 
@@ -23,7 +22,9 @@ PushUndo = Callable[[str, float, Callable[[], Awaitable[object]]], None]
 """Takes the name of a step that stopping the node runs, its limit in seconds, and the step."""
 
 
-async def start_console(dispatch: Handles, services: Services, database: Database, undo: PushUndo) -> Console | None:
+async def start_console(
+    dispatch: Handles, services: ConsoleServices, users: Users, database: Database, undo: PushUndo
+) -> Console | None:
     """Start the console and push the step that stops it to `undo`; return None if the node gets no console.
 
     Raise ConfigError if the settings are refused or the given address cannot be used. A default port that is taken
@@ -43,7 +44,6 @@ async def start_console(dispatch: Handles, services: Services, database: Databas
         and (security := listener_security(listener, broker)).sasl is None
         and security.tls is None
     )
-    users = Users(services.users, services.delegation)
     console = Console(Parts(Kafka(dispatch, services, plain), database, users), broker)
     undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:

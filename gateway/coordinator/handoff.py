@@ -3,7 +3,7 @@
 The one idea: a handoff has three steps, in a fixed order. The source acknowledges that it has released the partition.
 In mode `drain` its commits then reach the offset after the records it was served (the mark). Then the target may read.
 A record exists while one of the first two steps is pending, and every wait has a deadline. This module only declares
-values; `classic_handoff.py` and `consumer/handoff.py` create and end the records.
+values; `classic/handoff.py` and `consumer/handoff.py` create and end the records.
 
 Modes. `ack` (the default) waits for the acknowledgement. `drain` also waits for the commits, because a consumer may
 hand records to worker threads that commit after the release; a target that began at the old offset would repeat that

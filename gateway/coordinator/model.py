@@ -145,6 +145,15 @@ class Settings:
     share_of: Mapping[str, ShareSettings] = field(default_factory=dict[str, ShareSettings])
     """By group id, for groups with settings of their own."""
 
+    def consumer_for(self, group_id: str) -> ConsumerSettings:
+        return self.consumer_of.get(group_id, self.consumer)
+
+    def streams_for(self, group_id: str) -> StreamsSettings:
+        return self.streams_of.get(group_id, self.streams)
+
+    def share_for(self, group_id: str) -> ShareSettings:
+        return self.share_of.get(group_id, self.share)
+
     def guards(self, group_id: str) -> bool:
         own = self.consumer_of.get(group_id)
         return self.group_cooperative_guard if own is None else own.cooperative_guard

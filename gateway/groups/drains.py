@@ -17,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from gateway.coordinator import classic_handoff
+from gateway.coordinator.classic import handoff as classic_handoff
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Fact, OffsetsCommitted, RebalanceBegun, TransactionCommitted

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import Leases, shard_of
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
-from gateway.coordinator.classic_handoff import member_on
+from gateway.coordinator.classic.handoff import member_on
+from gateway.coordinator.classic.observer import claims_of, is_cooperative, partitions_or_none
 from gateway.coordinator.facts import (
     MAX_NAMED,
     Fact,
@@ -29,7 +30,6 @@ from gateway.coordinator.facts import (
     Violation,
 )
 from gateway.coordinator.model import Group
-from gateway.coordinator.observer import claims_of, is_cooperative, partitions_or_none
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog

@@ -1,53 +1,25 @@
-"""The inputs of a handler besides its request: the client, the version, and the services it may call.
+"""The inputs of a handler besides its request: the client, the version, and the services that it asks for.
 
 The one idea: handlers reach everything through `RequestContext`, so a handler is a plain async function that a test can
-call with values. It holds no state of its own.
+call with values. The context does not know which services exist. Each handler declares the ones that it uses, as a
+protocol: `RequestContext[HasGroups]`. `gateway/building/services.py` has them all.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from dataclasses import dataclass, field
 from enum import Flag
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from gateway.cluster.clock import ClusterClock
 from gateway.config.listeners import DEFAULT_NAME
 from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.places import NO_PLACE, Line, Place
 from protocol.api_keys import ApiKey
 from protocol.messages.api_versions import ApiVersion
 
-if TYPE_CHECKING:
-    from gateway.apis.described_topics import DescribedTopics
-    from gateway.apis.internal_topics import InternalTopics
-    from gateway.cluster.membership import Membership
-    from gateway.config.settings import Settings
-    from gateway.groups.groups import Groups
-    from gateway.groups.idle_owners import IdleOwners
-    from gateway.groups.marks import Marks
-    from gateway.internal_log.writer import InternalLogs
-    from gateway.log.appender import Appender
-    from gateway.log.catalog import Catalog
-    from gateway.log.recompression import Recompressor
-    from gateway.log.tail import Tail
-    from gateway.log.validator import BatchValidator
-    from gateway.operate.metrics import Metrics
-    from gateway.quotas.throttles import Throttles
-    from gateway.security.authorizer import Authorizer
-    from gateway.security.delegation import DelegationTokens
-    from gateway.security.tls import Certificates
-    from gateway.share.partitions import SharePartitions
-    from gateway.share.sessions import ShareSessions
-    from gateway.transactions.coordinator import Transactions
-    from storage.history import HistoryStore
-    from storage.log import LogStore
-    from storage.offsets import OffsetStore
-    from storage.producers import ProducerStore
-    from storage.share import ShareStore
-    from storage.topics import TopicStore
-    from storage.users import UserStore
+S_co = TypeVar("S_co", covariant=True)
+"""The services that a handler asks for: a protocol of those that it uses."""
 
 
 class Role(Flag):
@@ -104,51 +76,7 @@ class ConnectionInfo:
     """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The node's parts, wired once by `gateway/app.py`."""
-
-    settings: Settings
-    catalog: Catalog
-    topics: TopicStore
-    log: LogStore
-    validator: BatchValidator
-    recompressor: Recompressor
-    appender: Appender
-    tail: Tail
-    producers: ProducerStore
-    offsets: OffsetStore
-    groups: Groups
-    membership: Membership
-    metrics: Metrics
-    cluster_id: str
-    described_topics: DescribedTopics
-    internal_topics: InternalTopics
-    history: HistoryStore
-    transactions: Transactions
-    throttles: Throttles
-    share: SharePartitions
-    share_sessions: ShareSessions
-    share_store: ShareStore
-    users: UserStore
-    clock: ClusterClock = field(default_factory=ClusterClock)
-    internal_logs: InternalLogs | None = None
-    """None: internal topics hold what has been written to them before."""
-    marks: Marks | None = None
-    """How far consumers were served, if groups may ask."""
-    idle_owners: IdleOwners | None = None
-    """Watches members that read nothing of what they were assigned."""
-    authorizer: Authorizer | None = None
-    """None: every client may do everything."""
-    delegation: DelegationTokens | None = None
-    """None without `delegation.token.secret.key`."""
-    broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request alters settings of brokers."""
-    certificates: Certificates | None = None
-    """The certificates of its listeners; None: no client may change them."""
-
-
-class RequestContext(NamedTuple):
+class RequestContext(NamedTuple, Generic[S_co]):
     """The context of one request. It is a tuple, because one is made for every request: a frozen dataclass of as
     many fields takes three times as long."""
 
@@ -157,7 +85,7 @@ class RequestContext(NamedTuple):
     correlation_id: int
     client_id: str | None
     connection: ConnectionInfo
-    services: Services
+    services: S_co
     place: Place = NO_PLACE
     """The request's place in its connection's queue; `async with` it before anything that must keep the order."""
     served: tuple[ApiVersion, ...] = ()

@@ -17,14 +17,14 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 
 from gateway.net import request_log
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread
 from gateway.net.collection import LEFTOVERS_S
-from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
+from gateway.net.context import ConnectionInfo, RequestContext, Role
 from gateway.net.errors import storage_code
 from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.ids import MAX_ID_BYTES, check_ids
@@ -61,25 +61,28 @@ MAX_THROTTLE_MS = 60_000
 _ALONE = Admission()
 _KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
 
-Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
+S_contra = TypeVar("S_contra", contravariant=True)
+"""The services that handlers or stages ask for. A caller with more services can call them too."""
+
+Handler = Callable[[Any, RequestContext[S_contra]], Coroutine[Any, Any, Any]]
 
 Refusal = Callable[[Any, int, ErrorCode, str | None], Any]
 """(request, version, code, message) → the response in which everything requested failed with the code. The code is
 where clients of that API look for it, so that none waits for a missing element."""
 
-Authorize = Callable[[Any, RequestContext], Awaitable[None]]
+Authorize = Callable[[Any, RequestContext[S_contra]], Awaitable[None]]
 """Refuses a whole request by raising KafkaError. The handler checks what may fail element by element."""
 
-Throttle = Callable[[Any, RequestContext], int]
+Throttle = Callable[[Any, RequestContext[object]], int]
 """Returns how many milliseconds the connection is muted after this request; 0 for none."""
 
-Prepare = Callable[[RequestContext], Awaitable[None] | None]
+Prepare = Callable[[RequestContext[S_contra]], Awaitable[None] | None]
 """Returns an awaitable that must end before the handler begins; None if there is nothing to wait for."""
 
-Charged = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
+Charged = Callable[[Coroutine[Any, Any, Any], RequestContext[object]], Awaitable[tuple[Any, int]]]
 """Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
 
-Charge = Callable[[RequestContext], Charged | None]
+Charge = Callable[[RequestContext[object]], Charged | None]
 """Returns None if the client is not counted, so that the handler is awaited directly."""
 
 
@@ -88,14 +91,14 @@ def _answered(request: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Served(Generic[S_contra]):
     """One line of the table of served APIs: an API, its promised versions, its handler, its refusal, and the roles
     that serve it."""
 
     api_key: ApiKey
     min_version: int
     max_version: int
-    handler: Handler
+    handler: Handler[S_contra]
     refuse: Refusal
     order: Order = Order.ALONE
     bulky: bool = False
@@ -113,23 +116,23 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(Generic[S_contra]):
     """The stages between a request's place in order and its handler. A node without authorizer and quotas has
     neither."""
 
-    authorize: Authorize | None = None
+    authorize: Authorize[S_contra] | None = None
     throttle: Throttle | None = None
-    prepare: Prepare | None = None
+    prepare: Prepare[S_contra] | None = None
     charge: Charge | None = None
     """Wraps the handler."""
 
 
-def served_as(role: Role, served: Sequence[Served]) -> tuple[Served, ...]:
+def served_as(role: Role, served: Sequence[Served[S_contra]]) -> tuple[Served[S_contra], ...]:
     """Return the part of a table that a node serves in this role."""
     return tuple(line for line in served if role in line.roles)
 
 
-def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
+def served_versions(served: Sequence[Served[S_contra]]) -> tuple[ApiVersion, ...]:
     """Return the versions that ApiVersions promises for a table: each API once, by key."""
     return tuple(
         ApiVersion(
@@ -141,12 +144,12 @@ def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
     )
 
 
-class _Route:
+class _Route(Generic[S_contra]):
     """A line of the table with what the hot path needs at hand."""
 
     __slots__ = ("always_answers", "api_key", "api_name", "handler", "line", "series", "storage_logged_at")
 
-    def __init__(self, line: Served, metrics: Metrics) -> None:
+    def __init__(self, line: Served[S_contra], metrics: Metrics) -> None:
         self.line = line
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
@@ -159,15 +162,15 @@ class _Route:
         }
 
 
-class Dispatch:
+class Dispatch(Generic[S_contra]):
     """Answers frames by a table of served APIs. It is the `RequestHandler` of every connection of a role."""
 
     def __init__(
         self,
-        served: Sequence[Served],
-        services: Services,
+        served: Sequence[Served[S_contra]],
+        services: S_contra,
         metrics: Metrics,
-        stages: Stages = Stages(),
+        stages: Stages[S_contra] = Stages(),
         role: Role = Role.BROKER,
     ) -> None:
         """Build the routes. `served`: the table of the role."""
@@ -312,7 +315,7 @@ class Dispatch:
         request = decode_request(route.api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
         return await self._refuse(route, header, request, code, message, UNBOUNDED, 0, False)
 
-    def _find_route(self, header: RequestHeader) -> _Route:
+    def _find_route(self, header: RequestHeader) -> _Route[S_contra]:
         route = self._routes.get(header.api_key)
         if route is None:
             if header.api_key in _KAFKA_KEYS:
@@ -323,7 +326,7 @@ class Dispatch:
 
     async def _refuse(
         self,
-        route: _Route,
+        route: _Route[S_contra],
         header: RequestHeader,
         request: Any,
         code: ErrorCode,
@@ -349,7 +352,7 @@ class Dispatch:
         except KafkaError as error:
             raise UnanswerableError("answer_size", f"{route.api_name} refused: {code.name}: {error.message}") from error
 
-    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Buffer]:
+    async def _answer_unsupported(self, route: _Route[S_contra], header: RequestHeader) -> Sequence[Buffer]:
         """Answer ApiVersions in v0 with the whole list, so that the client can choose again. Answer other APIs in
         the served version nearest to the requested one, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
@@ -368,7 +371,7 @@ class Dispatch:
         return await _encode(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
 
 
-def _check_bounds(request: Any, context: RequestContext, max_elements: int) -> None:
+def _check_bounds(request: Any, context: RequestContext[object], max_elements: int) -> None:
     """Raise KafkaError if a request of many elements has more of them than its API takes, or an id that is too long."""
     if has_more_elements(request, max_elements):
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"One request may have {max_elements} elements.")

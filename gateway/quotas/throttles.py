@@ -34,11 +34,13 @@ class Throttles:
 
     def __init__(
         self,
+        quotas: Callable[[], Quotas],
         clock: Callable[[], float] = time.monotonic,
         *,
         throttled: Callable[[QuotaKey, float], None] = lambda key, seconds: None,
     ) -> None:
-        """`throttled` is called for each wait, with its seconds."""
+        """`quotas` returns the quotas in force. `throttled` is called for each wait, with its seconds."""
+        self._quotas = quotas
         self._clock = clock
         self.throttled = throttled
         self._rates: dict[_Shared, Rate] = {}
@@ -49,21 +51,21 @@ class Throttles:
         """Number of rates that are kept."""
         return len(self._rates) + len(self._buckets)
 
-    def before(self, request: Any, context: RequestContext) -> int:
+    def before(self, request: Any, context: RequestContext[object]) -> int:
         """Return for how many milliseconds the connection is muted for what the request brings."""
-        if context.api_key is not ApiKey.PRODUCE or not context.services.catalog.quotas:
+        if context.api_key is not ApiKey.PRODUCE or not self._quotas():
             return 0
         return self._charge(QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(request)), context)
 
-    def around(self, context: RequestContext) -> Charged | None:
+    def around(self, context: RequestContext[object]) -> Charged | None:
         if context.api_key is ApiKey.API_VERSIONS:
             return None  # the client is not known yet, and a stranger would use up a client's quota
-        return self._charged if context.services.catalog.quotas else None
+        return self._charged if self._quotas() else None
 
-    async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:
+    async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext[object]) -> tuple[Any, int]:
         """Return the response, and for how many milliseconds the connection is muted for it."""
         waits_ms = [0]
-        if context.services.catalog.quotas.limits(QuotaKey.REQUEST_PERCENTAGE):
+        if self._quotas().limits(QuotaKey.REQUEST_PERCENTAGE):
             steps = Steps(handling)
             try:
                 response = await steps
@@ -77,14 +79,14 @@ class Throttles:
             waits_ms.append(response.throttle_time_ms)
         return response, max(waits_ms)
 
-    def mutations(self, context: RequestContext, strict_since: int) -> Mutations:
+    def mutations(self, context: RequestContext[object], strict_since: int) -> Mutations:
         """Return the budget for partitions that the request creates or deletes. From version `strict_since` on a client
         in debt is refused; before that version it is only muted (KIP-599)."""
         return Mutations(self, context, strict=context.version >= strict_since)
 
-    def connection_wait_s(self, quotas: Quotas, address: str) -> float:
+    def connection_wait_s(self, address: str) -> float:
         """Return 0 if the address may open one more connection, and count that connection (KIP-612)."""
-        bound = quotas.connections_from(address)
+        bound = self._quotas().connections_from(address)
         if bound is None:
             return 0.0
         now_s = self._clock()
@@ -102,11 +104,18 @@ class Throttles:
         self._sweep(self._clock())
         return self._buckets.setdefault((QuotaKey.CONTROLLER_MUTATION_RATE, *limit.shared_by), TokenBucket())
 
+    def limit_of(self, context: RequestContext[object], key: QuotaKey) -> Limit | None:
+        """Return the limit that applies to the client, or None."""
+        quotas = self._quotas()
+        if not quotas.limits(key):
+            return None
+        return quotas.limit(context.connection.principal.name, context.client_id or "", key)
+
     def now_s(self) -> float:
         return self._clock()
 
-    def _charge(self, key: QuotaKey, amount: Callable[[], float], context: RequestContext) -> int:
-        limit = limit_of(context, key)
+    def _charge(self, key: QuotaKey, amount: Callable[[], float], context: RequestContext[object]) -> int:
+        limit = self.limit_of(context, key)
         if limit is None:
             return 0
         now_s = self._clock()
@@ -132,9 +141,9 @@ class Throttles:
 class Mutations:
     """The number of changes that one request may still make."""
 
-    def __init__(self, throttles: Throttles, context: RequestContext, *, strict: bool) -> None:
+    def __init__(self, throttles: Throttles, context: RequestContext[object], *, strict: bool) -> None:
         self._throttles = throttles
-        self._limit = limit_of(context, QuotaKey.CONTROLLER_MUTATION_RATE)
+        self._limit = throttles.limit_of(context, QuotaKey.CONTROLLER_MUTATION_RATE)
         self._strict = strict
         self.wait_ms = 0
         """For how many milliseconds the connection is muted for what was recorded so far."""
@@ -153,13 +162,6 @@ class Mutations:
             self._throttles.throttled(QuotaKey.CONTROLLER_MUTATION_RATE, wait_s)
         if refused:
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded.")
-
-
-def limit_of(context: RequestContext, key: QuotaKey) -> Limit | None:
-    quotas = context.services.catalog.quotas
-    if not quotas.limits(key):
-        return None
-    return quotas.limit(context.connection.principal.name, context.client_id or "", key)
 
 
 _FETCHING = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})

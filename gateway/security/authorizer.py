@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import structlog
 
@@ -110,7 +111,7 @@ class Authorizer:
             return True
         return await self._acls().allow_one_of(str(who.principal), host_of(who), operation, kind)
 
-    def refused(self, context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> None:
+    def refused(self, context: RequestContext[object], operation: AclOperation, kind: ResourceType, name: str) -> None:
         """Count the refusal and log it."""
         self._denied(kind, operation)
         second = int(time.monotonic())
@@ -123,7 +124,13 @@ class Authorizer:
             logger.info("denied", **_asked(context, operation, kind, name))
 
 
-def _asked(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> dict[str, str]:
+class HasAuthorizer(Protocol):
+    @property
+    def authorizer(self) -> Authorizer | None:
+        """None: every client may do everything."""
+
+
+def _asked(context: RequestContext[object], operation: AclOperation, kind: ResourceType, name: str) -> dict[str, str]:
     """Return the fields of the log line."""
     return {
         "principal": str(context.connection.principal),
@@ -154,7 +161,7 @@ REFUSALS: Mapping[ResourceType, tuple[ErrorCode, str]] = {
 
 
 def may(
-    context: RequestContext,
+    context: RequestContext[HasAuthorizer],
     operation: AclOperation,
     kind: ResourceType,
     name: str = CLUSTER_NAME,
@@ -179,11 +186,13 @@ def refusal_of(kind: ResourceType) -> KafkaError:
     return KafkaError(*REFUSALS[kind])
 
 
-def require(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME) -> None:
+def require(
+    context: RequestContext[HasAuthorizer], operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME
+) -> None:
     """Raise KafkaError if the connection's principal may not do this."""
     if not may(context, operation, kind, name):
         raise refusal_of(kind)
 
 
-def may_topic(context: RequestContext, operation: AclOperation, name: str, *, told: bool = True) -> bool:
+def may_topic(context: RequestContext[HasAuthorizer], operation: AclOperation, name: str, *, told: bool = True) -> bool:
     return may(context, operation, ResourceType.TOPIC, name, told=told)

@@ -16,10 +16,13 @@ import structlog
 
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.partition import DeadLettersSettled, Range
-from gateway.net.context import Services
+from gateway.log.appender import Appender
+from gateway.log.catalog import Catalog
+from gateway.share.partitions import SharePartitions
 from protocol.errors import KafkaError, ProtocolError
 from protocol.records import Record, build_batch, iter_records, read_head, set_log_append_time
 from storage.errors import StorageError
+from storage.log import LogStore
 from storage.share import ShareKey
 from storage.types import Appended, NewBatch, Partition, ReadRequest, ReadResult, StoredBatch, Topic
 
@@ -44,11 +47,30 @@ MakeTopic = Callable[[str], Awaitable[Topic]]
 
 
 class DeadLetters:
-    def __init__(self, services: Services, make_topic: MakeTopic) -> None:
-        """`make_topic` creates a dead-letter topic; it raises KafkaError."""
-        self._services = services
+    def __init__(
+        self,
+        partitions: SharePartitions,
+        catalog: Catalog,
+        log: LogStore,
+        appender: Appender,
+        *,
+        settings_of: Callable[[str], ShareSettings],
+        make_topic: MakeTopic,
+        now_ms: Callable[[], int],
+        count_written: Callable[[int], None],
+        count_failed: Callable[[int], None],
+    ) -> None:
+        """`settings_of` returns the settings of a group. `make_topic` creates a dead-letter topic; it raises
+        KafkaError. `now_ms`: the time that records get."""
+        self._partitions = partitions
+        self._catalog = catalog
+        self._log = log
+        self._appender = appender
+        self._settings_of = settings_of
         self._make_topic = make_topic
-        self._partitions = services.share
+        self._now_ms = now_ms
+        self._count_written = count_written
+        self._count_failed = count_failed
         self._due: dict[ShareKey, None] = {}
         self._has_some: Final = asyncio.Event()
 
@@ -77,8 +99,7 @@ class DeadLetters:
 
     async def _settle(self, key: ShareKey) -> None:
         """Raises StorageError, and KafkaError where the partition is to be read again."""
-        services = self._services
-        settings = services.groups.settings.share_of.get(key.group_id, services.groups.settings.share)
+        settings = self._settings_of(key.group_id)
         while waiting := self._partitions.dead_letters(key):
             target = await self._target(settings)
             if isinstance(target, str):
@@ -92,8 +113,8 @@ class DeadLetters:
 
     async def _target(self, settings: ShareSettings) -> Topic | str:
         """Return the dead-letter topic, or the reason why none can be used."""
-        services, name = self._services, settings.dead_letter_topic
-        broker = services.catalog.broker
+        name = settings.dead_letter_topic
+        broker = self._catalog.broker
         prefix = broker.errors_deadletterqueue_topic_name_prefix
         if not name:
             return "the group names no dead-letter topic any more"
@@ -101,9 +122,9 @@ class DeadLetters:
             return f"{name} begins with {RESERVED_PREFIX}"
         if not name.startswith(prefix):
             return f"{name} does not begin with {prefix}, errors.deadletterqueue.topic.name.prefix of the broker"
-        topic = await services.catalog.resolve(name)
+        topic = await self._catalog.resolve(name)
         if topic is not None:
-            if not services.catalog.config(topic).errors_deadletterqueue_group_enable:
+            if not self._catalog.config(topic).errors_deadletterqueue_group_enable:
                 return f"{name} has errors.deadletterqueue.group.enable=false"
             return topic
         if not broker.errors_deadletterqueue_auto_create_topics_enable:
@@ -114,15 +135,14 @@ class DeadLetters:
             return f"{name} cannot be created: {error.message or error.code.name}"
 
     async def _write(self, key: ShareKey, part: Range, target: Topic, settings: ShareSettings) -> None:
-        services = self._services
-        source = services.catalog.get_by_id(key.topic_id)
+        source = self._catalog.get_by_id(key.topic_id)
         values: Values = {}
         if settings.copies_dead_letters and source is not None:
             values, last_offset = await self._values(source.partitions[key.partition_index], part)
             part = part.between(part.first_offset, last_offset)
-        now_ms = services.clock.now_ms()
+        now_ms = self._now_ms()
         headers = _headers(key, str(key.topic_id) if source is None else source.name, part, settings)
-        config = services.catalog.config(target)
+        config = self._catalog.config(target)
         batch, last_offset = _batch(part, headers, values, now_ms, config.max_message_bytes)
         written = part.between(part.first_offset, last_offset)
         if batch is None:
@@ -133,21 +153,21 @@ class DeadLetters:
         if config.log_append_time:
             set_log_append_time(records, now_ms)
         partition = target.partitions[key.partition_index % len(target.partitions)]
-        appended = await services.appender.submit(
+        appended = await self._appender.submit(
             NewBatch(partition.partition_key, records, len(written), now_ms), request=self
         )
         if not isinstance(appended, Appended):
             # It may have been deleted; if it is still known, it is looked up anew.
-            await services.catalog.refresh_if_changed()
+            await self._catalog.refresh_if_changed()
             await self._give_up(key, [written], f"{target.name} refused it: {appended.value}")
             return
-        services.metrics.share_dead_letters.inc(len(written))
+        self._count_written(len(written))
         await self._partitions.apply(key, DeadLettersSettled(written.first_offset, written.last_offset))
 
     async def _values(self, partition: Partition, part: Range) -> tuple[Values, int]:
         """Keys and values of the records that are still there, and up to which offset that was found out."""
         request = ReadRequest(partition.partition_key, part.first_offset, MAX_READ_BYTES)
-        (found,) = await self._services.log.read([request], max_bytes=MAX_READ_BYTES)
+        (found,) = await self._log.read([request], max_bytes=MAX_READ_BYTES)
         if not isinstance(found, ReadResult) or not found.batches:
             return {}, part.last_offset
         try:
@@ -159,8 +179,8 @@ class DeadLetters:
 
     async def _give_up(self, key: ShareKey, parts: Sequence[Range], reason: str) -> None:
         count = sum(map(len, parts))
-        self._services.metrics.share_dead_letters_failed.inc(count)
-        source = self._services.catalog.get_by_id(key.topic_id)
+        self._count_failed(count)
+        source = self._catalog.get_by_id(key.topic_id)
         shown = ", ".join(f"{each.first_offset}-{each.last_offset}" for each in parts[:MAX_SHOWN])
         logger.warning(
             "dead letters were not written: the records are archived, and stay in their topic",

@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
+from typing import Protocol
 from uuid import UUID
 
+from gateway.cluster.clock import ClusterClock
+from gateway.cluster.membership import Membership
 from gateway.config.group import BY_DURATION, duration_ms
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.partition import (
@@ -26,17 +29,19 @@ from gateway.coordinator.share.partition import (
     SharePartition,
 )
 from gateway.log.batch_search import first_of_log_since
-from gateway.log.tail import KnownOffsets, TailRead, Watch
+from gateway.log.catalog import Catalog
+from gateway.log.tail import KnownOffsets, Tail, TailRead, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import PIECE, in_pieces
 from gateway.share.dead_letters import keeps_dead_letters
-from gateway.share.partitions import ShareWatch
+from gateway.share.partitions import SharePartitions, ShareWatch
 from gateway.share.records import batches_of
 from gateway.share.sessions import ShareSession
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
+from storage.log import LogStore
 from storage.share import ShareKey
 from storage.types import AbortedTransaction, Partition, ReadRequest, ReadResult, Refusal
 
@@ -55,6 +60,26 @@ LOADED_AT_ONCE = 8
 thousand took seconds at its first request behind every change of leaders."""
 
 _first_offset = attrgetter("first_offset")
+
+
+class ReaderServices(Protocol):
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def clock(self) -> ClusterClock: ...
+
+    @property
+    def log(self) -> LogStore: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def share(self) -> SharePartitions: ...
+
+    @property
+    def tail(self) -> Tail: ...
 
 
 @dataclass(slots=True)
@@ -79,7 +104,7 @@ class Part:
         self.error, self.message = error.code, error.message
 
 
-def as_it_is(part: Part, context: RequestContext) -> Partition | None:
+def as_it_is(part: Part, context: RequestContext[ReaderServices]) -> Partition | None:
     """Return the partition as the catalog has it now, because its named nodes may have changed since the request
     came. Return a concurrently deleted partition unchanged."""
     topic = context.services.catalog.get_by_id(part.topic_id)
@@ -122,7 +147,7 @@ def partition_settings(settings: ShareSettings, levels: Mapping[str, int]) -> Pa
     )
 
 
-async def start_of(partition: Partition, settings: ShareSettings, context: RequestContext) -> int:
+async def start_of(partition: Partition, settings: ShareSettings, context: RequestContext[ReaderServices]) -> int:
     """Return where a group begins that has not read the partition yet. Raise StorageError."""
     log = context.services.log
     state = (await log.states([partition.partition_key])).get(partition.partition_key)
@@ -143,7 +168,7 @@ async def start_of(partition: Partition, settings: ShareSettings, context: Reque
 class Reader:
     """The reader of one request."""
 
-    def __init__(self, context: RequestContext, session: ShareSession, settings: ShareSettings) -> None:
+    def __init__(self, context: RequestContext[ReaderServices], session: ShareSession, settings: ShareSettings) -> None:
         self._context = context
         self._session = session
         self._settings = settings

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.net.context import RequestContext
-from gateway.net.dispatch import Stages
+from gateway.net.dispatch import S_contra, Stages
 from gateway.net.requests import UnanswerableError
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -55,18 +55,18 @@ class Faults:
         self._failures.clear()
         self._delays_s.clear()
 
-    def within(self, stages: Stages) -> Stages:
+    def within(self, stages: Stages[S_contra]) -> Stages[S_contra]:
         """Return the stages with the faults in front of them."""
         authorize = stages.authorize
 
-        async def fail_or_wait(request: Any, context: RequestContext) -> None:
+        async def fail_or_wait(request: Any, context: RequestContext[S_contra]) -> None:
             await self._meet(context)
             if authorize is not None:
                 await authorize(request, context)
 
         return dataclasses.replace(stages, authorize=fail_or_wait)
 
-    async def _meet(self, context: RequestContext) -> None:
+    async def _meet(self, context: RequestContext[object]) -> None:
         delay_s = self._delays_s.get(context.api_key, 0.0)
         if delay_s:
             await asyncio.sleep(delay_s)

@@ -436,12 +436,15 @@ end
 $$;
 
 create function append_inline(
-    p_partition_keys    bigint[],  -- distinct and ascending, each with one chunk of batches without a producer:
+    p_partition_keys    bigint[],  -- distinct and ascending, each with one chunk that is one entry of append_chunks:
     p_batch_counts      integer[],
     p_record_counts     integer[],
     p_max_timestamps_ms bigint[],
     p_size_bytes        integer[],
     p_chunk_records     bytea[],
+    p_producer_ids      bigint[],  -- -1 = not idempotent; no batch is transactional
+    p_producer_epochs   integer[],
+    p_base_sequences    integer[],
     out refusals           text[], -- per partition, as are the next five
     out duplicates         boolean[],
     out base_offsets       bigint[],
@@ -455,11 +458,12 @@ language plpgsql volatile
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
--- Append the usual small commit, which needs none of the decisions of append_chunks. For partitions that all exist and
--- are free, it has the same effect and result in two statements instead of ten. Every other case is left to
--- append_chunks.
+-- Append the usual small commit, which needs few of the decisions of append_chunks. If all partitions exist and are
+-- free, and each producer continues its sequence, the effect and the result are the same in fewer statements. Every
+-- other case is left to append_chunks.
 declare
     partition_total constant integer := cardinality(p_partition_keys);
+    sequence_limit  constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
 
     free_keys    bigint[];
     next_offsets bigint[];
@@ -468,6 +472,9 @@ declare
     slot         smallint;
     new_base     bigint;
     stable       bigint;
+    usual        boolean;
+    since        bigint;
+    sinces       bigint[]; -- per partition, the row of its producer's state; null: not idempotent
 begin
     select
         array_agg(free.partition_key), array_agg(free.next_offset), array_agg(free.log_start_offset),
@@ -483,7 +490,32 @@ begin
         order by p.partition_key
         for no key update skip locked
     ) free;
-    if free_keys is distinct from p_partition_keys then
+    usual := free_keys = p_partition_keys;
+    if usual and 0 <= any (p_producer_ids) then
+        -- Sequences are looked up under the locks, and before anything is written.
+        for i in 1..partition_total loop
+            continue when p_producer_ids[i] < 0;
+            select p.since_offset into since
+            from (
+                select p.since_offset, p.producer_epoch, p.next_sequence, p.update_count
+                from producer_state p
+                where p.partition_key = p_partition_keys[i] and p.producer_id = p_producer_ids[i]
+                order by p.since_offset desc
+                limit 1
+            ) p
+            where p.producer_epoch = p_producer_epochs[i] and p.next_sequence = p_base_sequences[i]
+                and p.update_count < 32 -- as in append_chunks, which begins a new row
+                and not exists (
+                    select from open_transaction o
+                    where o.partition_key = p_partition_keys[i] and o.producer_id = p_producer_ids[i]
+                        and o.first_offset is not null
+                );
+            usual := found;
+            exit when not usual;
+            sinces[i] := since;
+        end loop;
+    end if;
+    if usual is not true then
         select
             a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.last_stable_offsets,
             a.transaction_id, a.written_lsn
@@ -493,9 +525,14 @@ begin
         from (select array_agg(i order by i)::integer[] as places from generate_series(1, partition_total) i) numbered
         cross join lateral append_chunks(
             p_partition_keys, false, null, numbered.places, array_fill(null::bigint, array[partition_total]), p_chunk_records,
-            numbered.places, p_batch_counts, p_record_counts, p_max_timestamps_ms, p_size_bytes, '{}', '{}',
-            array_fill(0, array[partition_total]), array_fill(-1, array[partition_total]),
-            array_fill(-1, array[partition_total]), array_fill(false, array[partition_total])
+            numbered.places, p_batch_counts, p_record_counts, p_max_timestamps_ms, p_size_bytes, p_partition_keys,
+            p_producer_ids,
+            array(
+                select case when p_producer_ids[place] < 0 then 0 else place end
+                from unnest(numbered.places) with ordinality listed (place, number)
+                order by number
+            ),
+            p_producer_epochs, p_base_sequences, array_fill(false, array[partition_total])
         ) a;
         return;
     end if;
@@ -541,6 +578,29 @@ begin
         into new_base, stable;
         base_offsets[i] := new_base;
         last_stable_offsets[i] := stable;
+        continue when sinces[i] is null;
+        update producer_state p
+        set update_count  = p.update_count + 1,
+            next_sequence = (p_base_sequences[i] + p_record_counts[i]::bigint) % sequence_limit,
+            batch_count   = p.batch_count + 1,
+            first_sequences[p.batch_count % 5 + 1] = p_base_sequences[i],
+            last_sequences[p.batch_count % 5 + 1]  = (p_base_sequences[i] + p_record_counts[i]::bigint - 1) % sequence_limit,
+            base_offsets[p.batch_count % 5 + 1]    = new_base,
+            appended_at   = clock_timestamp()
+        where p.partition_key = p_partition_keys[i] and p.producer_id = p_producer_ids[i]
+            and p.since_offset = sinces[i];
+        continue when found;
+        -- The producer was idle and has been forgotten since the look-up, so this is its first batch.
+        insert into producer_state (
+            partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
+            first_sequences, last_sequences, base_offsets, appended_at
+        ) values (
+            p_partition_keys[i], p_producer_ids[i], new_base, 0, p_producer_epochs[i],
+            (p_base_sequences[i] + p_record_counts[i]::bigint) % sequence_limit, 1,
+            array[p_base_sequences[i], -1, -1, -1, -1],
+            array[(p_base_sequences[i] + p_record_counts[i]::bigint - 1) % sequence_limit, -1, -1, -1, -1],
+            array[new_base, -1, -1, -1, -1], clock_timestamp()
+        );
     end loop;
     transaction_id := pg_current_xact_id()::text::bigint;
     written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;

@@ -3,9 +3,8 @@
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: append_inline
--- As append_chunks, for a small commit to free partitions: one chunk for each, without a producer whose sequence
--- counts.
-select * from append_inline($1, $2, $3, $4, $5, $6);
+-- As append_chunks, for a small commit to free partitions: one chunk and one entry for each, without transactions.
+select * from append_inline($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.

@@ -11,9 +11,14 @@ on conflict (singleton) do update set
 -- name: save_sql_door_settings
 -- The brokers' settings that the public functions apply. Unchanged ones write nothing.
 update sql_door d
-set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6
-where (d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users)
-    is distinct from ($1::bigint, $2::boolean, $3::boolean, $4::boolean, $5::boolean, $6::text[]);
+set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6,
+    log_append_time = $7, timestamp_before_max_ms = $8, timestamp_after_max_ms = $9
+where (
+    d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users, d.log_append_time,
+    d.timestamp_before_max_ms, d.timestamp_after_max_ms
+) is distinct from (
+    $1::bigint, $2::boolean, $3::boolean, $4::boolean, $5::boolean, $6::text[], $7::boolean, $8::bigint, $9::bigint
+);
 
 -- name: try_own_staged
 -- Whether this session relays staged records from now on. The lock ends with the session.
@@ -24,44 +29,55 @@ select pg_try_advisory_lock(771903215, 0);
 select setval('staged_awake', $1::bigint);
 
 -- name: staged_commits
--- Those of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits. Two
--- branches, because the index serves no "or".
-(select c.seq, c.xid from staged_commit c where c.seq = any ($2::bigint[]))
-union all
-(select c.seq, c.xid from staged_commit c where c.seq > $1 order by c.seq limit $3)
-order by seq;
+-- Those of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits, with how
+-- much each has staged. And in the same snapshot: every transaction below xmin has ended, and transactions from xmax on
+-- had not begun. Without any such transaction there is one row, whose seq is null. Two branches, because the index serves
+-- no "or".
+select
+    pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
+    found.seq, found.xid, found.record_count, found.size_bytes
+from (select pg_current_snapshot() as snapshot) s
+left join (
+    select c.seq, c.xid, sized.record_count, sized.size_bytes
+    from (
+        (select c.seq, c.xid from staged_commit c where c.seq = any ($2::bigint[]))
+        union all
+        (select c.seq, c.xid from staged_commit c where c.seq > $1 order by c.seq limit $3)
+    ) c
+    cross join lateral (
+        select
+            count(*) as record_count,
+            coalesce(sum(
+                coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
+                + coalesce(pg_column_size(r.headers), 0) + 100
+            ), 0)::bigint as size_bytes
+        from staged_record r where r.xid = c.xid
+    ) sized
+) found on true
+order by found.seq;
 
--- name: staged_sizes
--- How much each of these transactions has staged.
-select wanted.xid, sized.record_count, sized.size_bytes
-from unnest($1::bigint[]) wanted (xid)
-cross join lateral (
-    select
-        count(*) as record_count,
-        coalesce(sum(
-            coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
-            + coalesce(pg_column_size(r.headers), 0) + 100
-        ), 0) as size_bytes
-    from staged_record r where r.xid = wanted.xid
-) sized;
-
--- name: staged_records
--- Staged records of some transactions, in the order of each transaction.
+-- name: take_staged
+-- Delete the records of the transactions $1, whose places are $2, and return them in the order of each transaction.
+with placed as (
+    delete from staged_commit c where c.seq = any ($2::bigint[])
+),
+taken as (
+    delete from staged_record r where r.xid = any ($1::bigint[]) returning r.*
+)
 select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
-from staged_record r where r.xid = any ($1::bigint[]) order by r.xid, r.position;
+from taken r order by r.xid, r.position;
 
 -- name: staged_records_behind
 -- At most $3 records of one transaction behind a position.
 select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
 from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3;
 
--- name: delete_staged_records
--- What has been appended.
-delete from staged_record r where r.xid = any ($1::bigint[]);
-
--- name: delete_staged_commits
--- The places of transactions that have been appended.
-delete from staged_commit c where c.seq = any ($1::bigint[]);
+-- name: delete_staged
+-- Delete one transaction and its place.
+with placed as (
+    delete from staged_commit c where c.seq = $2
+)
+delete from staged_record r where r.xid = $1;
 
 -- name: staged_horizon
 -- Every transaction below the first number has ended; transactions from the second on had not begun. And the last place

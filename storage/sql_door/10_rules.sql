@@ -158,6 +158,42 @@ begin
 end
 $$;
 
+create or replace function sluice.door_check_timestamp(p_topic text, p_timestamp timestamptz, p_configs jsonb) returns void
+language plpgsql stable
+set search_path = sluice, pg_temp
+as $$
+-- Raise unless the topic accepts a record with this timestamp, by the rules of Produce (KIP-937). With LogAppendTime any
+-- timestamp is accepted, because the relay replaces it.
+declare
+    door      sql_door;
+    before_ms bigint;
+    after_ms  bigint;
+    ahead_ms  numeric;
+begin
+    if not isfinite(p_timestamp) then
+        raise exception using
+            errcode = '22008',
+            message = format('topic %s: the timestamp %s is no point in time', p_topic, p_timestamp),
+            hint = 'Leave the timestamp out: the record then gets the present time.';
+    end if;
+    select d.* into door from sql_door d;
+    if coalesce(p_configs ->> 'message.timestamp.type' = 'LogAppendTime', door.log_append_time) then
+        return;
+    end if;
+    before_ms := coalesce((p_configs ->> 'message.timestamp.before.max.ms')::bigint, door.timestamp_before_max_ms);
+    after_ms := coalesce((p_configs ->> 'message.timestamp.after.max.ms')::bigint, door.timestamp_after_max_ms);
+    ahead_ms := extract(epoch from p_timestamp) * 1000 - extract(epoch from clock_timestamp()) * 1000;
+    if extract(epoch from p_timestamp) < 0 or ahead_ms > after_ms or -ahead_ms > before_ms then
+        raise exception using
+            errcode = '22008',
+            message = format('topic %s: the timestamp %s is out of range', p_topic, p_timestamp),
+            hint = format('Topic %s accepts timestamps since 1970, up to %s ms before the present time '
+                '(message.timestamp.before.max.ms) and %s ms after it (message.timestamp.after.max.ms).',
+                p_topic, before_ms, after_ms);
+    end if;
+end
+$$;
+
 create or replace function sluice.door_refuse_headers(p_topic text, p_kind text) returns void
 language plpgsql immutable
 as $$

@@ -32,6 +32,9 @@ begin
     if target.topic_id is null or target.internal or target.authorizer then
         perform door_check_target(produce.topic, target.topic_id, target.internal);
     end if;
+    if produce."timestamp" is not null then
+        perform door_check_timestamp(produce.topic, produce."timestamp", target.configs);
+    end if;
     if jsonb_typeof(produce.headers) <> 'object' then
         perform door_refuse_headers(produce.topic, jsonb_typeof(produce.headers));
     end if;
@@ -156,7 +159,7 @@ declare
     target     record;
     me         constant bigint := pg_current_xact_id()::text::bigint;
     total      constant integer := coalesce(cardinality(produce_many."values"), 0);
-    produced_ms constant bigint := (extract(epoch from coalesce(produce_many."timestamp", clock_timestamp())) * 1000)::bigint;
+    produced_ms bigint;
     size_limit bigint;
     armed      boolean;
     worst      record;
@@ -186,6 +189,9 @@ begin
     if target.topic_id is null or target.internal or target.authorizer then
         perform door_check_target(produce_many.topic, target.topic_id, target.internal);
     end if;
+    if produce_many."timestamp" is not null then
+        perform door_check_timestamp(produce_many.topic, produce_many."timestamp", target.configs);
+    end if;
     if produce_many.partition < 0 or produce_many.partition >= coalesce(target.partition_count, 2147483647) then
         perform door_refuse_partition(produce_many.topic, produce_many.partition, target.partition_count);
     end if;
@@ -205,6 +211,7 @@ begin
             perform door_refuse_without_key(produce_many.topic);
         end if;
     end loop;
+    produced_ms := (extract(epoch from coalesce(produce_many."timestamp", clock_timestamp())) * 1000)::bigint;
     armed := exists (select from staged_record r where r.xid = me and r.arms);
     insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
     select
@@ -234,7 +241,7 @@ as $$
     select kafka.produce_many(
         topic,
         case when "values" is not null then array(
-            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
+            select pg_catalog.convert_to(u.v, 'UTF8')
             from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
         ) end,
         case when keys is not null then array(
@@ -254,15 +261,5 @@ create or replace function kafka.produce_many(
 ) returns integer
 language sql volatile parallel unsafe
 as $$
-    select kafka.produce_many(
-        topic,
-        case when "values" is not null then array(
-            select pg_catalog.convert_to(u.v::pg_catalog.text, 'UTF8')
-            from pg_catalog.unnest("values") with ordinality u (v, n) order by u.n
-        ) end,
-        case when keys is not null then array(
-            select pg_catalog.convert_to(u.v, 'UTF8') from pg_catalog.unnest(keys) with ordinality u (v, n) order by u.n
-        ) end,
-        headers, partition, "timestamp"
-    )
+    select kafka.produce_many(topic, "values"::pg_catalog.text[], keys, headers, partition, "timestamp")
 $$;

@@ -21,7 +21,7 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.types import SHARD_COUNTS, LeaseKind
 
-VERSION = 1
+VERSION = 2
 """Raise it with every change of the files."""
 
 _PUBLIC = re.compile(r"\bkafka(?=\.[a-z_]+\b)|(?<=schema )kafka\b")
@@ -38,6 +38,10 @@ class DoorSettings:
     authorizer: bool
     allow_if_no_acl: bool
     super_users: Sequence[str]
+    log_append_time: bool
+    """True if records of SQL get the relay's time by default."""
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
 
 
 def door_files(schema_name: str) -> list[tuple[str, str]]:
@@ -86,6 +90,9 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
             settings.authorizer,
             settings.allow_if_no_acl,
             list(settings.super_users),
+            settings.log_append_time,
+            settings.timestamp_before_max_ms,
+            settings.timestamp_after_max_ms,
         )
 
     await database.control.transact(apply)

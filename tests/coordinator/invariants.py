@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gateway.coordinator.classic import DURABLE
+from gateway.coordinator.classic.machine import DURABLE
 from gateway.coordinator.model import Group, GroupState, RequestId, Step
 
 PREPARING = GroupState.PREPARING_REBALANCE

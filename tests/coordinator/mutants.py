@@ -22,7 +22,14 @@ from types import ModuleType
 import gateway.coordinator as package
 
 PACKAGE = package.__name__
-SHARED = frozenset({"cluster", "document", "facts", "handoff", "machine", "model"})
+CLASSIC = f"{PACKAGE}.classic"
+SHARED = frozenset(
+    f"{PACKAGE}.{name}"
+    for name in (
+        *("cluster", "document", "facts", "handoff", "machine", "model"),
+        *("consumer.model", "share.model", "streams.model"),
+    )
+)
 """Modules that mutants share with the tests, because events and replies must be of the same classes."""
 
 
@@ -30,7 +37,7 @@ SHARED = frozenset({"cluster", "document", "facts", "handoff", "machine", "model
 class Mutant:
     bug: str
     where: str
-    """`module:function`, or `module:Class.method`."""
+    """`module:function`, or `module:Class.method`, of the classic machine."""
     original: str
     """One expression, or consecutive statements."""
     mutated: str
@@ -50,7 +57,7 @@ class Mutant:
 
 
 def load(mutant: Mutant) -> ModuleType:
-    """Return `gateway.coordinator.classic` with the mutant's bug."""
+    """Return `gateway.coordinator.classic.machine` with the mutant's bug."""
     kept = {name: module for name, module in sys.modules.items() if _is_reloaded(name)}
     children = ((name.removeprefix(f"{PACKAGE}."), module) for name, module in kept.items())
     attributes = {child: module for child, module in children if "." not in child}
@@ -61,7 +68,7 @@ def load(mutant: Mutant) -> ModuleType:
         delattr(package, attribute)
     sys.meta_path.insert(0, finder)
     try:
-        coordinator = importlib.import_module(f"{PACKAGE}.classic")
+        coordinator = importlib.import_module(f"{CLASSIC}.machine")
         assert finder.mutated, f"{mutant.module} was never loaded"
         return coordinator
     finally:
@@ -74,7 +81,7 @@ def load(mutant: Mutant) -> ModuleType:
 
 
 def _is_reloaded(name: str) -> bool:
-    return name.startswith(f"{PACKAGE}.") and name.rpartition(".")[2] not in SHARED
+    return name.startswith(f"{PACKAGE}.") and name not in SHARED
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -85,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != f"{PACKAGE}.{self._mutant.module}":
+        if fullname != f"{CLASSIC}.{self._mutant.module}":
             return None
         assert path is not None
         return importlib.util.spec_from_loader(fullname, _Loader(self, Path(path[0]), self._mutant))

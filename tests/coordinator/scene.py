@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway.coordinator.classic import next_deadline, step
+from gateway.coordinator.classic.machine import next_deadline, step
+from gateway.coordinator.classic.table import TABLE
 from gateway.coordinator.model import (
     ConnectionClosed,
     ConnectionId,
@@ -36,7 +37,6 @@ from gateway.coordinator.model import (
     Tick,
     TxnOffsetCommit,
 )
-from gateway.coordinator.table import TABLE
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 

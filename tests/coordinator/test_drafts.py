@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gateway.coordinator.classic.draft import Draft as ClassicDraft
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.consumer.draft import Draft as ConsumerDraft
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.sessions import Deadlines
-from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ConsumerSettings, Group, GroupState, Settings, StreamsSettings
 from gateway.coordinator.streams.draft import Draft as StreamsDraft

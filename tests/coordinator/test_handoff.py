@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from gateway.coordinator.classic import CLASSIC, restore, stored, stored_member
-from gateway.coordinator.classic_handoff import awaited_by, draining
+from gateway.coordinator.classic.handoff import awaited_by, draining
+from gateway.coordinator.classic.machine import CLASSIC, restore, stored, stored_member
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.classic import next_deadline
+from gateway.coordinator.classic.machine import next_deadline
 from gateway.coordinator.model import GroupState
 from protocol.errors import ErrorCode
 

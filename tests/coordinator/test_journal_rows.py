@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.machine import Machines
 from gateway.coordinator.model import Event, Group, Protocols, Step
 from gateway.groups.journal_rows import LONG_REBALANCE_MS, Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
 from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId, MemberJoined
 from gateway.coordinator.machine import Adopted, ClientRequest, ConnectionId, Machines, RequestId, Step, Tick

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.model import ConsumerSettings, GroupState
-from gateway.coordinator.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from protocol.consumer import (
     Assignment,
     Subscription,

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from gateway.coordinator.classic import next_deadline, restore, stored, stored_member
+from gateway.coordinator.classic.machine import next_deadline, restore, stored, stored_member
 from gateway.coordinator.facts import EveryoneHeard
 from gateway.coordinator.machine import Document, StoredGroup
 from gateway.coordinator.model import Group, GroupState, MemberId

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.classic import describe
+from gateway.coordinator.classic.machine import describe
 from gateway.coordinator.model import GroupState
 from protocol.errors import ErrorCode
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from gateway.coordinator.classic.table import TABLE
 from gateway.coordinator.model import GroupState
-from gateway.coordinator.table import TABLE
 from tests.steps.seeds import finds, first_always
 
 from .mutants import Mutant, load
@@ -271,50 +271,50 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is held for what another claims",
-        "classic_handoff:is_held",
+        "handoff:is_held",
         "draft.hold_deadlines.get(member_id, 0) > draft.now_ms",
         "False",
     ),
     Mutant(
         "who is awaited is held, too",
-        "classic_handoff:_hold_targets",
+        "handoff:_hold_targets",
         "each.target not in awaited",
         "True",
     ),
     Mutant(
         "what sources claim is not looked at",
-        "classic_handoff:_holders",
+        "handoff:_holders",
         "claims = claims_of(draft)",
         "claims = {}",
     ),
     Mutant(
         "the newest claim counts, though who has it has read nothing",
-        "classic_handoff:_holders",
+        "handoff:_holders",
         "holders[partition] = holders.get(partition, set[MemberId]()) | claimers",
         "",
         found_by=(70,),
     ),
     Mutant(
         "members that are gone are waited for",
-        "classic_handoff:member_gone",
+        "handoff:member_gone",
         "each.source == member_id",
         "False",
     ),
     Mutant(
         "a source that never lets go is waited for for ever",
-        "classic_handoff:expire",
+        "handoff:expire",
         "each.forced or early or each.deadline_ms > draft.now_ms",
         "True",
     ),
     Mutant(
         "what is no longer awaited is stored as awaited",
-        "classic_handoff:replace_all",
+        "handoff:replace_all",
         "draft.tell(HandoffsChanged())",
         "",
     ),
     Mutant(
         "a held member is not told when its wait is over",
-        "classic_handoff:replace_all",
+        "handoff:replace_all",
         "_release(draft)",
         "",
         found_by=(38,),
@@ -328,12 +328,12 @@ MUTANTS = [
     Mutant(
         "a coordinator that takes over gives targets what is awaited",
         "restore:restore",
-        "classic_handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)",
+        "handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)",
         "draft.handoffs = ()",
     ),
     Mutant(
         "offsets are told as settled while a source has the partition",
-        "classic_handoff:awaited_by",
+        "handoff:awaited_by",
         "awaited = [each for each in group.handoffs if not each.forced]",
         "awaited = []",
         seeds=3000,
@@ -354,11 +354,11 @@ def test_planted_bug_is_found_by_a_seed(mutant: Mutant) -> None:
 
 def test_mutant_leaves_the_original_module_unchanged() -> None:
     """A mutant does not affect the coordinator of any other test."""
-    from gateway.coordinator import classic, draft, join
+    from gateway.coordinator.classic import draft, join, machine
 
     load(MUTANTS[0])
-    import gateway.coordinator.rebalance as again
+    import gateway.coordinator.classic.rebalance as again
 
-    assert classic.TABLE is not load(MUTANTS[0]).TABLE
+    assert machine.TABLE is not load(MUTANTS[0]).TABLE
     assert join.rebalance is again.rebalance
     assert again.Draft is draft.Draft

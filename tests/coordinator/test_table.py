@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from gateway.coordinator.draft import Draft
-from gateway.coordinator.identity import Standing
-from gateway.coordinator.join import ANSWERS
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.identity import Standing
+from gateway.coordinator.classic.join import ANSWERS
+from gateway.coordinator.classic.table import TABLE, render_table
 from gateway.coordinator.model import LEGAL_TRANSITIONS, Event, Group, GroupState, MemberId, Settings
-from gateway.coordinator.table import TABLE, render_table
 
 from .scene import Scene
 
@@ -74,7 +74,7 @@ def test_a_draft_makes_only_legal_transitions(before: GroupState, after: GroupSt
 
 def test_the_table_is_drawn_by_a_command() -> None:
     drawn = subprocess.run(
-        [sys.executable, "-m", "gateway.coordinator.table"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "gateway.coordinator.classic.table"], capture_output=True, text=True, check=True
     ).stdout
     assert drawn == render_table() + "\n"
     assert "| Tick | `tick` | `tick` → Empty, PreparingRebalance, CompletingRebalance |" in drawn

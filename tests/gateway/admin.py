@@ -24,13 +24,14 @@ from gateway.apis.quorum import add_raft_voter, describe_quorum, remove_raft_vot
 from gateway.apis.replicas import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from gateway.apis.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
+from gateway.building.services import Services
 from gateway.cluster.membership import Membership
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.settings import load
 from gateway.config.topic import TOPIC_CONFIGS
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
-from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
+from gateway.net.context import ConnectionInfo, RequestContext, Role
 from gateway.quotas.throttles import Throttles
 from gateway.security.authorizer import Authorizer
 from gateway.share.partitions import SharePartitions
@@ -124,7 +125,7 @@ class AdminNode:
             internal_topics=InternalTopics(),
             history=HistoryStore(database),
             transactions=unused,
-            throttles=Throttles(),
+            throttles=Throttles(lambda: self.catalog.quotas),
             share=SharePartitions(ShareStore(database)),
             share_sessions=ShareSessions(),
             share_store=ShareStore(database),

@@ -15,6 +15,7 @@ from gateway.apis.fetch import fetch
 from gateway.apis.internal_topics import InternalTopics
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
+from gateway.building.services import Services
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.log.append_listener import NO_LISTENER
@@ -23,7 +24,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
 from gateway.quotas.throttles import Throttles
@@ -156,7 +157,7 @@ class DataPlane:
             internal_topics=InternalTopics(),
             history=HistoryStore(database),
             transactions=self.transactions,
-            throttles=Throttles(),
+            throttles=Throttles(lambda: self.catalog.quotas),
             share=SharePartitions(ShareStore(database)),
             share_sessions=ShareSessions(),
             share_store=ShareStore(database),

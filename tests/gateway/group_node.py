@@ -23,10 +23,11 @@ from gateway.apis.offset_delete import offset_delete
 from gateway.apis.offset_fetch import offset_fetch
 from gateway.apis.share_groups import share_group_describe, share_group_heartbeat
 from gateway.apis.txn_offset_commit import txn_offset_commit
+from gateway.building.services import Services
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.machine import StoredGroup
 from gateway.coordinator.model import (
     ConnectionId,
@@ -45,7 +46,7 @@ from gateway.coordinator.model import (
 from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.share.partitions import SharePartitions
 from gateway.transactions.coordinator import Transactions
 from protocol import codec

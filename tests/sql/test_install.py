@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import asyncpg
 import pytest
 
@@ -9,7 +11,7 @@ from storage.errors import StorageError
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
-SETTINGS = DoorSettings(1_048_588, False, True, False, False, ())
+SETTINGS = DoorSettings(1_048_588, False, True, False, False, (), False, 2**63 - 1, 3_600_000)
 
 
 async def test_the_schema_is_installed_again_after_a_restore_that_lacks_it(database_url: str) -> None:
@@ -37,6 +39,26 @@ async def test_a_schema_of_the_users_is_refused_and_another_name_works(database_
             await sql.execute("select events.produce('t', 'v', 'k')")
         assert await sql.fetchval("select count(*) from sluice.staged_commit") == 1
         assert await sql.fetchval("select count(*) from kafka.mine") == 0
+    finally:
+        await sql.close()
+        await database.close()
+
+
+async def test_a_node_keeps_the_functions_of_a_later_release(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        await install(database, "kafka", SETTINGS)
+        await sql.execute(
+            """update sluice.sql_door set version = 1000, digest = 'later';
+            create or replace function kafka.flush(timeout interval default '1 second') returns boolean
+            language sql as 'select null::boolean'"""
+        )
+        await install(database, "kafka", replace(SETTINGS, max_message_bytes=7))
+        assert await sql.fetchval("select kafka.flush()") is None
+        row = await sql.fetchrow("select version, digest, max_message_bytes from sluice.sql_door")
+        assert row is not None
+        assert tuple(row) == (1000, "later", 7)
     finally:
         await sql.close()
         await database.close()

@@ -302,6 +302,29 @@ async def test_bad_input_fails_the_transaction(
     assert values(read(consumer, topic, 1, none_more_s=0.1)) == [b"after"]
 
 
+@pytest.mark.parametrize("call", ["kafka.produce($1, 'v', ", "kafka.produce_many($1, array['v'], "])
+async def test_timestamps_outside_of_the_topics_limits_are_refused(
+    sql: Connection, gateway: GatewayProcess, topic: str, call: str
+) -> None:
+    bounded, stamped = f"{topic[:200]}-bounded", f"{topic[:200]}-stamped"
+    create_topic(gateway, bounded, 1, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000")
+    create_topic(gateway, stamped, 1, message_timestamp_type="LogAppendTime")
+    produce = f'select {call} "timestamp" => clock_timestamp() + $2::text::interval)'
+    for name, accepted, refused in (
+        (topic, ("59 minutes", "-10 years"), ("61 minutes", "-100 years")),
+        (bounded, ("50 seconds", "-50 seconds"), ("70 seconds", "-70 seconds")),
+        (stamped, ("1 day", "-100 years"), ()),
+    ):
+        for distance in accepted:
+            await sql.execute(produce, name, distance)
+        for distance in refused:
+            with pytest.raises(asyncpg.DatetimeFieldOverflowError, match=f"topic {name}: the timestamp") as raised:
+                await sql.execute(produce, name, distance)
+            assert "message.timestamp.after.max.ms" in error(raised).hint
+    with pytest.raises(asyncpg.DatetimeFieldOverflowError, match="no point in time"):
+        await sql.execute(f"select {call} \"timestamp\" => 'infinity')", topic)
+
+
 async def test_the_largest_record_that_is_accepted_fits_max_message_bytes(
     sql: Connection, gateway: GatewayProcess, consumer: Consumer
 ) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.classic.identity import NO_MEMBER_ID
+from gateway.coordinator.classic.join import KNOWN_MEMBER_ID_REQUIRED, rebalance_timeout_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded
 from gateway.coordinator.consumer.draft import Draft
@@ -26,8 +28,6 @@ from gateway.coordinator.facts import (
     MemberReplaced,
     shortened,
 )
-from gateway.coordinator.identity import NO_MEMBER_ID
-from gateway.coordinator.join import KNOWN_MEMBER_ID_REQUIRED, rebalance_timeout_ms
 from gateway.coordinator.machine import Step
 from gateway.coordinator.model import (
     ConsumerSettings,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 from uuid import UUID
 
 from gateway.coordinator.consumer import unsettled
@@ -30,14 +30,17 @@ from gateway.coordinator.handoff import (
 )
 from gateway.coordinator.model import HandoffProgress
 
-if TYPE_CHECKING:
-    from gateway.coordinator.consumer.draft import Draft
+
+class HandoffDraft(unsettled.UnsettledDraft, Protocol):
+    """The part of a `Draft` that handoffs read and change."""
+
+    drain_deadlines: dict[MemberId, int]
 
 
 # --- when the target moves --------------------------------------------------------------------------------------------
 
 
-def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) -> None:
+def target_moved(draft: HandoffDraft, gained: Iterable[tuple[MemberId, Partitions]]) -> None:
     """Begin to move partitions that members gain from other owners by a new target. End moves to members that are no
     longer to have the partition. Partitions that no member gains stay as they are."""
     mode = draft.settings.handoff.mode
@@ -72,7 +75,7 @@ def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) ->
 # --- when a source releases -------------------------------------------------------------------------------------------
 
 
-def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:
+def retained(draft: HandoffDraft, before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:
     """Keep the member the owner of partitions that it releases in this step, until it has drained them. A partition
     assigned to it again is no longer undrained. The drain timeout counts from here."""
     undrained = difference(before.undrained, after.assigned)
@@ -93,7 +96,9 @@ def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> Con
     return after if undrained == after.undrained else replace(after, undrained=undrained)
 
 
-def member_changed(draft: Draft, before: ConsumerMember, after: ConsumerMember | None, reason: HandoffEnd) -> None:
+def member_changed(
+    draft: HandoffDraft, before: ConsumerMember, after: ConsumerMember | None, reason: HandoffEnd
+) -> None:
     """End the moves of partitions that the member no longer owns; `after` is None if the member has left."""
     if not draft.moving:
         return
@@ -110,7 +115,7 @@ def member_changed(draft: Draft, before: ConsumerMember, after: ConsumerMember |
     arm(draft, before.member_id, after)
 
 
-def member_gone(draft: Draft, member_id: MemberId) -> None:
+def member_gone(draft: HandoffDraft, member_id: MemberId) -> None:
     """End the moves to a member that has left. The owner must still drain undrained partitions, for any new owner."""
     for (topic_id, index), moving in list(draft.moving.items()):
         if moving.target == member_id:
@@ -125,7 +130,7 @@ def left(departure: Departure) -> HandoffEnd:
 # --- how far sources are, and time ------------------------------------------------------------------------------------
 
 
-def progressed(draft: Draft, event: HandoffProgress) -> bool:
+def progressed(draft: HandoffDraft, event: HandoffProgress) -> bool:
     """Apply news from sources about partitions that they still drain. Return whether anything has changed."""
     changed = False
     for found in event.found:
@@ -143,7 +148,7 @@ def progressed(draft: Draft, event: HandoffProgress) -> bool:
     return unsettled.progressed(draft, event) or changed
 
 
-def expire(draft: Draft) -> None:
+def expire(draft: HandoffDraft) -> None:
     """Stop waiting for members that have not committed in time."""
     for member_id, deadline_ms in list(draft.drain_deadlines.items()):
         member = draft.members.get(member_id)
@@ -158,7 +163,7 @@ def expire(draft: Draft) -> None:
     unsettled.expire(draft)
 
 
-def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> None:
+def arm(draft: HandoffDraft, member_id: MemberId, member: ConsumerMember | None) -> None:
     """Set the time at which the member's first undrained partition is released in any case."""
     draft.drain_deadlines.pop(member_id, None)
     if member is not None and member.undrained:
@@ -166,7 +171,7 @@ def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> Non
         draft.drain_deadlines[member_id] = min(deadlines)
 
 
-def take_over(draft: Draft) -> None:
+def take_over(draft: HandoffDraft) -> None:
     """Give every source its full time again after a coordinator has read the group back."""
     unsettled.take_over(draft)
     undrained = {key: each.member_id for each in draft.members.values() for key in _each(each.undrained)}
@@ -183,14 +188,14 @@ def take_over(draft: Draft) -> None:
         arm(draft, source, draft.members[source])
 
 
-def drains_on(draft: Draft, source: MemberId, undrained: Mapping[tuple[UUID, int], Handoff]) -> None:
+def drains_on(draft: HandoffDraft, source: MemberId, undrained: Mapping[tuple[UUID, int], Handoff]) -> None:
     """Continue drains that the member began while the group was a classic one."""
     for key, known in undrained.items():
         draft.moving[key] = Moving(source, None, draft.group_epoch, known.since_ms, known.deadline_ms, known.mark)
     arm(draft, source, draft.members[source])
 
 
-def superseded(draft: Draft) -> None:
+def superseded(draft: HandoffDraft) -> None:
     """End all moves, because the group becomes a classic one and its leader assigns all partitions anew."""
     for (topic_id, index), moving in draft.moving.items():
         _end(draft, topic_id, index, moving, HandoffEnd.SUPERSEDED)
@@ -220,12 +225,12 @@ def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def _drained(draft: Draft, member: ConsumerMember, partitions: Partitions, reason: HandoffEnd) -> None:
+def _drained(draft: HandoffDraft, member: ConsumerMember, partitions: Partitions, reason: HandoffEnd) -> None:
     if partitions:
         draft.put(replace(member, undrained=difference(member.undrained, partitions)), reason)
 
 
-def _end(draft: Draft, topic_id: UUID, index: int, moving: Moving, reason: HandoffEnd) -> None:
+def _end(draft: HandoffDraft, topic_id: UUID, index: int, moving: Moving, reason: HandoffEnd) -> None:
     if moving.target is None:
         return
     mode = draft.settings.handoff.mode
@@ -244,7 +249,7 @@ def _end(draft: Draft, topic_id: UUID, index: int, moving: Moving, reason: Hando
     )
 
 
-def _forget_target(draft: Draft, topic_id: UUID, index: int, moving: Moving) -> None:
+def _forget_target(draft: HandoffDraft, topic_id: UUID, index: int, moving: Moving) -> None:
     source = draft.members.get(moving.source)
     if source is not None and _undrained(source, topic_id, index):
         draft.moving[topic_id, index] = replace(moving, target=None)

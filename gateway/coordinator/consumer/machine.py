@@ -1,7 +1,7 @@
 """The consumer group coordinator (KIP-848) as a whole, and the `Machine` that the runner plays.
 
-The one idea: values in, values out, as in `gateway.coordinator.classic`. But here the coordinator assigns partitions,
-so a step reads the cluster's topics, and the group gets an event when they change.
+The one idea: values in, values out, as in the classic machine. But here the coordinator assigns partitions, so a step
+reads the cluster's topics, and the group gets an event when they change.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | Offset
 
 def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
     """Apply a request of a classic-protocol member to a consumer group."""
-    own = settings.consumer_of.get(group.group_id, settings.consumer)
+    own = settings.consumer_for(group.group_id)
     match event:
         case JoinGroup() if replaces_the_last(group, event, settings):
             return downgraded_by(group, event, cluster, now_ms, settings)
@@ -251,7 +251,7 @@ class _Consumer(EpochMachine):
         if type(event) in CLASSIC_REQUESTS:
             taken = _step_classic(group, event, cluster, now_ms, settings)
         else:
-            taken = step(group, event, cluster, now_ms, settings.consumer_of.get(group.group_id, settings.consumer))
+            taken = step(group, event, cluster, now_ms, settings.consumer_for(group.group_id))
         if (
             taken.facts
             and taken.group.__class__ is ConsumerGroup
@@ -301,7 +301,7 @@ class _Consumer(EpochMachine):
         now_ms: int,
         settings: Settings,
     ) -> ConsumerGroup:
-        effective = settings.consumer_of.get(group_id, settings.consumer)
+        effective = settings.consumer_for(group_id)
         return records.restore(group_id, stored, members, silent_ms, now_ms, effective)
 
 

@@ -15,7 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from gateway.coordinator.classic_handoff import tell_if_pending
+from gateway.coordinator.classic.draft import Draft as ClassicDraft
+from gateway.coordinator.classic.handoff import tell_if_pending
+from gateway.coordinator.classic.join import SKIP_ASSIGNMENT, join
+from gateway.coordinator.classic.observer import is_cooperative
+from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
@@ -31,10 +35,8 @@ from gateway.coordinator.consumer.model import (
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.consumer.views import has_news, names_read
-from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
-from gateway.coordinator.join import SKIP_ASSIGNMENT, join
 from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
 from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.model import (
@@ -48,9 +50,7 @@ from gateway.coordinator.model import (
     Settings,
     SyncReply,
 )
-from gateway.coordinator.observer import is_cooperative
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
-from gateway.coordinator.rebalance import prepare_rebalance
 from protocol.consumer import Subscription, decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 
@@ -79,7 +79,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     The partitions of the members are known in every state: the leader assigned them, or cooperative members claimed
     them when they last joined. A held request is answered REBALANCE_IN_PROGRESS, so its client rejoins.
     """
-    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(group.group_id)
     if (
         consumer_settings.migration_policy not in UPGRADES
         or group.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -229,7 +229,7 @@ def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Set
     """Return whether this step removed the last member of the consumer protocol, and the rest may go on as a classic
     group."""
     after: ConsumerGroup = taken.group
-    consumer_settings = settings.consumer_of.get(after.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(after.group_id)
     return (
         any(isinstance(fact, MemberLeft) for fact in taken.facts)
         and consumer_settings.migration_policy in DOWNGRADES
@@ -250,7 +250,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
     prepare_rebalance(draft, Trigger.MIGRATED)
     begun = draft.seal()
     changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
-    before = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    before = Draft(group, now_ms, settings.consumer_for(group.group_id), cluster)
     handoff.superseded(before)
     return Step(begun.group, taken.replies, (*taken.facts, *before.facts, changed, *begun.facts))
 
@@ -323,7 +323,7 @@ def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
 def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings) -> bool:
     """Return whether a static member comes back with the classic protocol and no other member speaks the consumer
     protocol."""
-    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    consumer_settings = settings.consumer_for(group.group_id)
     owner_id = group.instances.get(event.group_instance_id or "")
     return (
         owner_id is not None
@@ -341,7 +341,7 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     owner_id = group.instances[event.group_instance_id or ""]
     if event.version >= SKIP_ASSIGNMENT and _is_settled(group, owner_id, cluster) and _goes_on(group, owner_id, event):
         return _taken_over(group, owner_id, event, cluster, now_ms, settings)
-    draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    draft = Draft(group, now_ms, settings.consumer_for(group.group_id), cluster)
     draft.lose(owner_id, Departure.LEFT, event.reason)
     left = draft.seal()
     if draft.members:

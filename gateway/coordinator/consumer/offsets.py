@@ -6,9 +6,9 @@ the group. A commit does not extend the member's session.
 
 from __future__ import annotations
 
+from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.identity import NO_MEMBER_ID
 from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
 from gateway.coordinator.model import TxnOffsetCommit
 from protocol.errors import ErrorCode

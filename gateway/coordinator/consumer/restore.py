@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
@@ -19,7 +20,6 @@ from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
 from gateway.coordinator.model import ConsumerSettings
-from gateway.coordinator.restore import session_left_ms
 
 
 def stored_member(group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:

@@ -7,14 +7,15 @@ If the member releases the partition before that, the partition is undrained by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import ConsumerGroup, Moving, Unsettled
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, Moving, Unsettled
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, partitions_of, union
-from gateway.coordinator.facts import MemberId
+from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.handoff import (
     Draining,
     HandoffAcknowledged,
@@ -26,10 +27,25 @@ from gateway.coordinator.handoff import (
     by_pair,
     settled,
 )
-from gateway.coordinator.model import HandoffProgress
+from gateway.coordinator.model import ConsumerSettings, HandoffProgress
 
-if TYPE_CHECKING:
-    from gateway.coordinator.consumer.draft import Draft
+
+class UnsettledDraft(Protocol):
+    """The part of a `Draft` that these partitions read and change."""
+
+    now_ms: int
+    settings: ConsumerSettings
+    cluster: Cluster
+    group_epoch: int
+    members: dict[MemberId, ConsumerMember]
+    target: dict[MemberId, Partitions]
+    owners: dict[UUID, Mapping[int, MemberId]]
+    moving: dict[tuple[UUID, int], Moving]
+    unsettled: tuple[Unsettled, ...]
+
+    def put(self, member: ConsumerMember, reason: HandoffEnd = HandoffEnd.ACKNOWLEDGED) -> None: ...
+
+    def tell(self, fact: Fact) -> None: ...
 
 
 def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> Iterable[HandoffBegun]:
@@ -41,7 +57,7 @@ def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> It
         yield HandoffBegun(source, owner, generation_id, HandoffMode.DRAIN, max(left_ms - now_ms, 0), partitions)
 
 
-def owned_by(draft: Draft, member_id: MemberId) -> Partitions:
+def owned_by(draft: UnsettledDraft, member_id: MemberId) -> Partitions:
     """Return the partitions that the member got too early. It has read nothing of them, so it has nothing to drain."""
     if not draft.unsettled:
         return NOTHING
@@ -51,7 +67,7 @@ def owned_by(draft: Draft, member_id: MemberId) -> Partitions:
 # --- when a wait ends -------------------------------------------------------------------------------------------------
 
 
-def follow_owners(draft: Draft) -> None:
+def follow_owners(draft: UnsettledDraft) -> None:
     """Update these partitions at the end of a step: follow them to their owners, or end the wait for their sources."""
     kept: list[Unsettled] = []
     for each in draft.unsettled:
@@ -72,12 +88,12 @@ def follow_owners(draft: Draft) -> None:
     _replace_all(draft, kept)
 
 
-def owner_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
+def owner_replaced(draft: UnsettledDraft, old_id: MemberId, new_id: MemberId) -> None:
     """Transfer the partitions of a static member to the process that replaces it."""
     draft.unsettled = tuple(replace(each, owner=new_id) if each.owner == old_id else each for each in draft.unsettled)
 
 
-def _give_back(draft: Draft, each: Unsettled) -> None:
+def _give_back(draft: UnsettledDraft, each: Unsettled) -> None:
     """Make the source drain the partition before any other member gets it, because its owner has released it."""
     key = each.topic_id, each.partition
     source = draft.members[each.source]
@@ -93,7 +109,7 @@ def _give_back(draft: Draft, each: Unsettled) -> None:
         draft.tell(HandoffBegun(each.source, target, draft.group_epoch, HandoffMode.DRAIN, left_ms, (key,)))
 
 
-def progressed(draft: Draft, event: HandoffProgress) -> bool:
+def progressed(draft: UnsettledDraft, event: HandoffProgress) -> bool:
     """Return whether anything has changed: a source is done, or a client that cannot be asked to retry has read on."""
     if not draft.unsettled:
         return False
@@ -118,7 +134,7 @@ def progressed(draft: Draft, event: HandoffProgress) -> bool:
     return draft.unsettled != before
 
 
-def expire(draft: Draft) -> None:
+def expire(draft: UnsettledDraft) -> None:
     """End the waits that are over: part of a Tick."""
     kept: list[Unsettled] = []
     for each in draft.unsettled:
@@ -129,19 +145,19 @@ def expire(draft: Draft) -> None:
     _replace_all(draft, kept)
 
 
-def superseded(draft: Draft) -> None:
+def superseded(draft: UnsettledDraft) -> None:
     """End all waits, because the group becomes a classic one."""
     for each in draft.unsettled:
         _end(draft, each, HandoffEnd.SUPERSEDED)
 
 
-def take_over(draft: Draft) -> None:
+def take_over(draft: UnsettledDraft) -> None:
     """Give every source its full time again after a coordinator has read the group back."""
     deadline_ms = draft.now_ms + draft.settings.handoff.timeout_ms
     draft.unsettled = tuple(replace(each, since_ms=draft.now_ms, deadline_ms=deadline_ms) for each in draft.unsettled)
 
 
-def _replace_all(draft: Draft, kept: list[Unsettled]) -> None:
+def _replace_all(draft: UnsettledDraft, kept: list[Unsettled]) -> None:
     """Replace the partitions. Their stored form changes with their owners, not with the progress of their sources."""
     before = draft.unsettled
     draft.unsettled = tuple(kept)
@@ -151,7 +167,7 @@ def _replace_all(draft: Draft, kept: list[Unsettled]) -> None:
         draft.tell(HandoffsChanged())
 
 
-def _end(draft: Draft, each: Unsettled, reason: HandoffEnd) -> None:
+def _end(draft: UnsettledDraft, each: Unsettled, reason: HandoffEnd) -> None:
     waited_ms = max(draft.now_ms - each.since_ms, 0)
     draft.tell(
         HandoffEnded(

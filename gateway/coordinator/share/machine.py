@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.sessions import Deadlines
@@ -54,7 +55,6 @@ from gateway.coordinator.model import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.share.heartbeat import expire, heartbeat
 from gateway.coordinator.share.model import (
     BeginShareGroup,
@@ -138,7 +138,7 @@ class _Share(EpochMachine):
         return None
 
     def step(self, group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-        return step(group, event, cluster, now_ms, settings.share_of.get(group.group_id, settings.share))
+        return step(group, event, cluster, now_ms, settings.share_for(group.group_id))
 
     def refuse(
         self, event: Any, error: ErrorCode, *, loading: bool = False
@@ -212,7 +212,7 @@ class _Share(EpochMachine):
     ) -> ShareGroup:
         """Restore the group. Every member gets a full session to send a request, once: until all members have sent
         one, further restarts continue the running session."""
-        own = settings.share_of.get(group_id, settings.share)
+        own = settings.share_for(group_id)
         left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(ShareMemberRow, document) for key, document in members.items()}
         return load(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
@@ -53,7 +54,6 @@ from gateway.coordinator.model import (
     TxnOffsetCommit,
 )
 from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
-from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, tick
 from gateway.coordinator.streams.model import (
     MemberState,
@@ -164,7 +164,7 @@ class _Streams(EpochMachine):
         return None
 
     def step(self, group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-        return step(group, event, cluster, now_ms, settings.streams_of.get(group.group_id, settings.streams))
+        return step(group, event, cluster, now_ms, settings.streams_for(group.group_id))
 
     def refuse(
         self, event: Any, error: ErrorCode, *, loading: bool = False
@@ -228,7 +228,7 @@ class _Streams(EpochMachine):
         """Restore the group. Every member gets a full session to send a request, and a full rebalance timeout if it
         must release tasks. But that happens only once: until all members have sent a request, further restarts
         continue the running session. An initial delay begins anew."""
-        own = settings.streams_of.get(group_id, settings.streams)
+        own = settings.streams_for(group_id)
         left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(StreamsMemberRow, document) for key, document in members.items()}
         group = load(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
+from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.identity import NO_MEMBER_ID
 from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
 from gateway.coordinator.model import OffsetCommit, OffsetCommitReply, TxnOffsetCommit
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.views import offset_delete_refusal
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
@@ -34,7 +35,6 @@ from gateway.coordinator.model import (
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.machine import SHARE, step
 from gateway.coordinator.share.model import ShareGroup, ShareGroupHeartbeat, ShareGroupHeartbeatReply, ShareMemberRow
-from gateway.coordinator.views import offset_delete_refusal
 from protocol.errors import ErrorCode
 
 T1, T2 = UUID(int=1), UUID(int=2)

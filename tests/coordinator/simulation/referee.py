@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from types import ModuleType
 
+from gateway.coordinator.classic.observer import claims_of
 from gateway.coordinator.facts import MemberReplaced
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Document, StoredGroup
@@ -31,7 +32,6 @@ from gateway.coordinator.model import (
     SyncReply,
     Tick,
 )
-from gateway.coordinator.observer import claims_of
 from protocol.errors import ErrorCode
 from tests.coordinator.invariants import broken_by, broken_invariants, held_requests, must_store
 

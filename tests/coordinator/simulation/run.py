@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from gateway.coordinator import classic
+from gateway.coordinator.classic import machine as classic
 from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def run(seed: int, coordinator: ModuleType = classic) -> Outcome:
-    """Run one seed. `coordinator` is the module under test, in the place of `gateway.coordinator.classic`."""
+    """Run one seed. `coordinator` is the module under test, in the place of `gateway.coordinator.classic.machine`."""
     play = Play(seed, coordinator)
     foul: str | None = None
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
-from gateway.coordinator.classic_handoff import awaited_by
+from gateway.coordinator.classic.handoff import awaited_by
 from gateway.coordinator.model import (
     ConnectionClosed,
     ConnectionId,

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from gateway.coordinator.classic.restore import SHORTEST_SESSION_MS
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.facts import Departure, GroupDeleted, MemberChanged, MemberId, MemberLeft
 from gateway.coordinator.machine import MANY, Adopted, ConnectionId, RequestId
@@ -21,7 +22,6 @@ from gateway.coordinator.model import (
     StreamsSettings,
     TxnOffsetCommit,
 )
-from gateway.coordinator.restore import SHORTEST_SESSION_MS
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import (
     Endpoint,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.apis import acls as acl_apis
-from gateway.log.partition_lookup import look_up_topics
+from gateway.apis.partition_lookup import look_up_topics
 from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey

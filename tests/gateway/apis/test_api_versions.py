@@ -13,8 +13,9 @@ import pytest
 from gateway.apis import SERVED
 from gateway.apis.api_versions import MAX_SOFTWARE_CHARS, api_versions
 from gateway.apis.features import supported
+from gateway.building.services import Services
 from gateway.config.broker import BrokerConfig
-from gateway.net.context import ConnectionInfo, RequestContext, Role, Services
+from gateway.net.context import ConnectionInfo, RequestContext, Role
 from gateway.net.dispatch import served_as, served_versions
 from gateway.net.requests import Order
 from protocol import codec

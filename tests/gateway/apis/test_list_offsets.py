@@ -14,7 +14,7 @@ from gateway.apis.delete_records import delete_records
 from gateway.apis.init_producer_id import init_producer_id
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.offset_for_leader_epoch import offset_for_leader_epoch
-from gateway.log.partition_lookup import end_of_epoch
+from gateway.apis.partition_lookup import end_of_epoch
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode, KafkaError

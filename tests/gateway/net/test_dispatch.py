@@ -12,9 +12,10 @@ import pytest
 import structlog.testing
 
 from gateway.apis import SERVED
+from gateway.building.services import Services
 from gateway.net import coding, dispatch
 from gateway.net.coding import AT_ONCE_ELEMENTS
-from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.net.dispatch import Dispatch, Handler, Served, Stages
 from gateway.net.holdings import Holdings
 from gateway.net.ids import MAX_ID_BYTES

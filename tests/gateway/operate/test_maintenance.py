@@ -14,7 +14,7 @@ import gateway.operate.maintenance as maintenance_module
 from gateway.cluster.jobs import Job
 from gateway.cluster.leases import SHARDS, shard_of
 from gateway.config.broker_parsing import parse_broker_configs
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
-from gateway.net.context import RequestContext
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.quotas.limits import EntityType, QuotaKey, Quotas
 from gateway.quotas.throttles import SWEEP_EVERY_S, Throttles
 from protocol.api_keys import ApiKey
@@ -27,43 +24,40 @@ QUOTAS = Quotas({frozenset({(EntityType.IP, "")}): {QuotaKey.CONNECTION_CREATION
 
 def test_refused_connection_is_not_charged() -> None:
     clock = Clock()
-    throttles = Throttles(clock)
-    assert [throttles.connection_wait_s(QUOTAS, "a") for _ in range(20)] == [0.0] * 20
-    waits_s = [throttles.connection_wait_s(QUOTAS, "a") for _ in range(50)]
+    throttles = Throttles(lambda: QUOTAS, clock)
+    assert [throttles.connection_wait_s("a") for _ in range(20)] == [0.0] * 20
+    waits_s = [throttles.connection_wait_s("a") for _ in range(50)]
     assert waits_s == [pytest.approx(0.5)] * 50
-    assert throttles.connection_wait_s(QUOTAS, "b") == 0, "each address has the default for itself"
+    assert throttles.connection_wait_s("b") == 0, "each address has the default for itself"
     clock.now_s += waits_s[-1] + 10.5
-    assert throttles.connection_wait_s(QUOTAS, "a") == 0
+    assert throttles.connection_wait_s("a") == 0
 
 
 def test_waits_are_returned_and_closed_addresses_are_forgotten() -> None:
     clock = Clock()
     told: list[tuple[QuotaKey, float]] = []
-    throttles = Throttles(clock, throttled=lambda key, seconds: told.append((key, seconds)))
+    throttles = Throttles(lambda: QUOTAS, clock, throttled=lambda key, seconds: told.append((key, seconds)))
     for number in range(100):
-        throttles.connection_wait_s(QUOTAS, f"address-{number}")
+        throttles.connection_wait_s(f"address-{number}")
     assert not told
     for _ in range(21):
-        throttles.connection_wait_s(QUOTAS, "a")
+        throttles.connection_wait_s("a")
     assert told == [(QuotaKey.CONNECTION_CREATION_RATE, pytest.approx(0.5))]
     assert len(throttles) == 101
     clock.now_s += SWEEP_EVERY_S
-    throttles.connection_wait_s(QUOTAS, "a")
+    throttles.connection_wait_s("a")
     assert len(throttles) == 1
 
 
 def test_without_a_quota_nothing_is_counted() -> None:
-    throttles = Throttles()
-    assert throttles.connection_wait_s(Quotas({}), "a") == 0
+    throttles = Throttles(lambda: Quotas({}))
+    assert throttles.connection_wait_s("a") == 0
     assert len(throttles) == 0
 
 
 def test_api_versions_before_authentication_is_not_charged() -> None:
-    throttles = Throttles()
-    catalog = SimpleNamespace(
-        quotas=Quotas({frozenset({(EntityType.CLIENT_ID, "")}): {QuotaKey.REQUEST_PERCENTAGE: 1.0}})
-    )
-    asking = SimpleNamespace(api_key=ApiKey.API_VERSIONS, services=SimpleNamespace(catalog=catalog))
-    assert throttles.around(cast(RequestContext, asking)) is None
-    asking.api_key = ApiKey.METADATA
-    assert throttles.around(cast(RequestContext, asking)) is not None
+    quotas = Quotas({frozenset({(EntityType.CLIENT_ID, "")}): {QuotaKey.REQUEST_PERCENTAGE: 1.0}})
+    throttles = Throttles(lambda: quotas)
+    asking = RequestContext(ApiKey.API_VERSIONS, 0, 1, None, ConnectionInfo("c", "/10.0.0.1"), None)
+    assert throttles.around(asking) is None
+    assert throttles.around(asking._replace(api_key=ApiKey.METADATA)) is not None

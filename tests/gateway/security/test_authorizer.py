@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
+from gateway.building.services import Services
 from gateway.cluster.membership import Membership
 from gateway.config.broker import STANDARD_AUTHORIZER, principals
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigError
-from gateway.net.context import ConnectionInfo, Principal, RequestContext, Services
+from gateway.net.context import ConnectionInfo, Principal, RequestContext
 from gateway.operate.loggers import FINEST
 from gateway.security import authorizer as authorizing
 from gateway.security.acls import Acls

@@ -19,7 +19,7 @@ from gateway.apis.share_fetch import share_fetch
 from gateway.cluster.placement import Leaders
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.model import Settings, ShareSettings
 from gateway.coordinator.share.partition import (
     Acknowledge,
     AcknowledgedBatch,
@@ -157,9 +157,7 @@ class Node:
             membership=membership,
             metrics=SimpleNamespace(count_topic_bytes_out=lambda name, size_bytes: None),  # pyright: ignore[reportUnknownLambdaType]
             settings=SimpleNamespace(broker=BrokerConfig()),
-            groups=SimpleNamespace(
-                settings=SimpleNamespace(share=ShareSettings(auto_offset_reset="earliest"), share_of={})
-            ),
+            groups=SimpleNamespace(settings=Settings(share=ShareSettings(auto_offset_reset="earliest"))),
             share=self.share,
             share_sessions=self.sessions,
             tail=self.tail,

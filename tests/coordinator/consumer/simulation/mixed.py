@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
-from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState

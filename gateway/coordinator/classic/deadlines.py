@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gateway.coordinator import classic_handoff
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.classic import handoff
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.rebalance import (
+    complete_join_phase,
+    end_initial_delay,
+    maybe_complete_join_phase,
+    prepare_rebalance,
+    rebalance,
+)
 from gateway.coordinator.facts import Departure, MemberDisconnected, PendingMemberExpired, Trigger
 from gateway.coordinator.model import (
     ConnectionClosed,
@@ -23,13 +30,6 @@ from gateway.coordinator.model import (
     Settings,
     Step,
     Tick,
-)
-from gateway.coordinator.rebalance import (
-    complete_join_phase,
-    end_initial_delay,
-    maybe_complete_join_phase,
-    prepare_rebalance,
-    rebalance,
 )
 
 
@@ -51,7 +51,7 @@ def postponed(group: Group, by_ms: int) -> Group:
     attributes["pending"] = {
         key: replace(pending, deadline_ms=pending.deadline_ms + by_ms) for key, pending in group.pending.items()
     }
-    attributes["handoffs"] = classic_handoff.postponed(group.handoffs, by_ms)
+    attributes["handoffs"] = handoff.postponed(group.handoffs, by_ms)
     if group.phase_deadline_ms is not None:
         attributes["phase_deadline_ms"] = group.phase_deadline_ms + by_ms
     if group.watch.follow_up_ms is not None:
@@ -68,7 +68,7 @@ def _deadlines(group: Group) -> Iterator[int]:
     yield from group.connection_deadlines.values()
     for pending in group.pending.values():
         yield pending.deadline_ms
-    yield from classic_handoff.deadlines(group)
+    yield from handoff.deadlines(group)
 
 
 def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
@@ -83,7 +83,7 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
         maybe_complete_join_phase(draft)
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
         _end_phase(draft)
-    classic_handoff.expire(draft)
+    handoff.expire(draft)
     _follow_up(draft, later=draft.handoffs != group.handoffs)
     return draft.seal()
 

@@ -6,9 +6,10 @@ if the leader left, one election. Follows `classicGroupLeaveToClassicGroup` (KIP
 
 from __future__ import annotations
 
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.identity import NO_MEMBER_ID, refusal, static_member
+from gateway.coordinator.classic.rebalance import maybe_complete_join_phase, rebalance
 from gateway.coordinator.facts import Departure, GroupDeleted, Trigger
-from gateway.coordinator.identity import NO_MEMBER_ID, refusal, static_member
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
@@ -21,7 +22,6 @@ from gateway.coordinator.model import (
     Settings,
     Step,
 )
-from gateway.coordinator.rebalance import maybe_complete_join_phase, rebalance
 from protocol.errors import ErrorCode
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import (
@@ -28,13 +28,21 @@ from gateway.coordinator.facts import (
     ProtocolViolated,
     Violation,
 )
-from gateway.coordinator.model import Delivered, Event, Group, GroupState, JoinReply, Step, SyncGroup, SyncReply, Watch
+from gateway.coordinator.model import (
+    Delivered,
+    Event,
+    Group,
+    GroupState,
+    JoinReply,
+    Member,
+    Step,
+    SyncGroup,
+    SyncReply,
+    Watch,
+)
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from protocol.consumer import Assignment, TopicPartition, decode_assignment, decode_subscription, encode_assignment
 from protocol.errors import ErrorCode, ProtocolError
-
-if TYPE_CHECKING:
-    from gateway.coordinator.draft import Draft
 
 ORPHANED_GENERATIONS = 3
 """Generations without an owner before a partition counts as orphaned. A cooperative move leaves a partition
@@ -59,6 +67,19 @@ class Claim:
 
 
 Claims = Mapping[MemberId, Claim]
+
+
+class ClaimingGroup(Protocol):
+    """A group whose members claim partitions: a `Group`, or a draft of one."""
+
+    @property
+    def members(self) -> Mapping[MemberId, Member]: ...
+
+    @property
+    def protocol_name(self) -> str | None: ...
+
+    @property
+    def watch(self) -> Watch: ...
 
 
 def is_cooperative(protocol_name: str | None) -> bool:
@@ -107,7 +128,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
     return Step(after.with_watch(watch), taken.replies, (*taken.facts, *found.facts()))
 
 
-def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[MemberId, Claim]:
+def claims_of(group: ClaimingGroup, found: _Findings | None = None) -> dict[MemberId, Claim]:
     """Return the claims of the members whose subscription can be read."""
     claims: dict[MemberId, Claim] = {}
     for member in group.members.values():
@@ -123,7 +144,7 @@ def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[Memb
     return claims
 
 
-def claimants(group: Group | Draft, claims: Claims) -> dict[Partition, set[MemberId]]:
+def claimants(group: ClaimingGroup, claims: Claims) -> dict[Partition, set[MemberId]]:
     """Return the holders of each partition by their own claims: the claimants of the newest generation.
 
     A stale claim counts if no member has a newer one: its member may have missed the reply that revoked the partition.

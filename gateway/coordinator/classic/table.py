@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.coordinator import deadlines, handoff_progress, heartbeat, join, leave, sync
-from gateway.coordinator.identity import Standing
+from gateway.coordinator.classic import deadlines, handoff_progress, heartbeat, join, leave, sync
+from gateway.coordinator.classic.identity import Standing
 from gateway.coordinator.model import (
     LEGAL_TRANSITIONS,
     ConnectionClosed,

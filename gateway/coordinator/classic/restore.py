@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.coordinator import classic_handoff
+from gateway.coordinator.classic import handoff
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.observer import FOLLOW_UP_MS
+from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.document import dump, load
-from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Trigger
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
 from gateway.coordinator.model import Group, GroupState, Member, MemberId, Settings
-from gateway.coordinator.observer import FOLLOW_UP_MS
 from gateway.coordinator.protocols import subscribed_topics
-from gateway.coordinator.rebalance import prepare_rebalance
 
 SHORTEST_SESSION_MS = 10_000
 """Time in which a member may return after any restart, however long ago the first one was: it must find the node
@@ -70,7 +70,7 @@ def restore(
         # all others do.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
-        classic_handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)
+        handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)
     if group.watch.withheld:
         draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
     if len(draft.members) > settings.group_max_size:

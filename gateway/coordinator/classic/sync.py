@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.coordinator.classic_handoff import begin, is_held
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.handoff import begin, is_held
+from gateway.coordinator.classic.identity import generation_of, refusal
 from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberSynced
-from gateway.coordinator.identity import generation_of, refusal
 from gateway.coordinator.model import (
     Group,
     GroupState,

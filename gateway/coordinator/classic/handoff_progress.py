@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gateway.coordinator.classic_handoff import replace_all, tell_if_pending
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.handoff import replace_all, tell_if_pending
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.draft import Draft
 from gateway.coordinator.handoff import Awaits, Drained, Handoff, HandoffEnd, settled
 from gateway.coordinator.model import Group, HandoffProgress, Settings, Step
 

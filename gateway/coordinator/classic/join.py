@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.coordinator.classic_handoff import joined_again
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.handoff import joined_again
+from gateway.coordinator.classic.identity import NO_MEMBER_ID, Requester, Standing, identify
+from gateway.coordinator.classic.rebalance import joined, rebalance
 from gateway.coordinator.facts import AssignmentGiven, Departure, MemberJoined, MemberRejoined, Trigger, shortened
-from gateway.coordinator.identity import NO_MEMBER_ID, Requester, Standing, identify
 from gateway.coordinator.model import (
     Group,
     GroupState,
@@ -29,7 +30,6 @@ from gateway.coordinator.model import (
     Step,
 )
 from gateway.coordinator.protocols import compatible, select_protocol, subscribed_topics
-from gateway.coordinator.rebalance import joined, rebalance
 from protocol.errors import ErrorCode
 
 KNOWN_MEMBER_ID_REQUIRED = 4

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.coordinator.draft import Draft, session_ms
+from gateway.coordinator.classic.draft import Draft, session_ms
+from gateway.coordinator.classic.identity import NO_MEMBER_ID, generation_of, refusal
 from gateway.coordinator.facts import Fact
 from gateway.coordinator.handoff import Awaits
-from gateway.coordinator.identity import NO_MEMBER_ID, generation_of, refusal
 from gateway.coordinator.model import (
     ConnectionId,
     Group,

@@ -15,9 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from gateway.coordinator.facts import Departure, MemberId, MemberSynced
+from gateway.coordinator.classic.observer import (
+    Claims,
+    Partition,
+    claimants,
+    claims_of,
+    is_cooperative,
+    partitions_or_none,
+)
+from gateway.coordinator.facts import Departure, Fact, MemberId, MemberSynced
 from gateway.coordinator.handoff import (
     LONGEST_HOLD_MS,
     Awaits,
@@ -31,19 +39,39 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
     by_pair,
 )
-from gateway.coordinator.model import Group, GroupState, Member, SyncReply
-from gateway.coordinator.observer import Claims, Partition, claimants, claims_of, is_cooperative, partitions_or_none
+from gateway.coordinator.model import Group, GroupState, Member, Reply, RequestId, Settings, SyncReply, Watch
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from gateway.coordinator.draft import Draft
+
+class HandoffDraft(Protocol):
+    """The part of a `Draft` that handoffs read and change."""
+
+    now_ms: int
+    settings: Settings
+    group_id: str
+    state: GroupState
+    protocol_type: str | None
+    protocol_name: str | None
+    generation_id: int
+    members: dict[MemberId, Member]
+    watch: Watch
+    handoffs: tuple[Handoff, ...]
+    hold_deadlines: dict[MemberId, int]
+
+    def put(self, member: Member) -> None: ...
+
+    def arm_session(self, member: Member) -> None: ...
+
+    def answer(self, request_id: RequestId, reply: Reply) -> None: ...
+
+    def tell(self, fact: Fact) -> None: ...
 
 
 # --- when the leader has assigned -------------------------------------------------------------------------------------
 
 
-def begin(draft: Draft) -> None:
+def begin(draft: HandoffDraft) -> None:
     """Determine, for the generation just assigned, which partitions must be waited for and which members wait.
 
     Groups of other protocol types are left alone; members whose bytes cannot be read gain and lose nothing.
@@ -71,7 +99,7 @@ def begin(draft: Draft) -> None:
     _hold_targets(draft)
 
 
-def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Partition, set[MemberId]]:
+def _holders(draft: HandoffDraft, before: Mapping[Partition, Handoff]) -> Mapping[Partition, set[MemberId]]:
     """Return the holders of each partition by the members' claims. A source that still claims a partition for which
     another member has waited holds it, however old its claim: the newer claim belongs to a member that was assigned
     the partition and has read nothing."""
@@ -88,7 +116,7 @@ def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Parti
 
 
 def _sources(
-    draft: Draft,
+    draft: HandoffDraft,
     holders: Mapping[Partition, set[MemberId]],
     given: Mapping[Partition, MemberId],
     before: Mapping[Partition, Handoff],
@@ -122,7 +150,7 @@ def _sources(
 
 
 def _record(
-    draft: Draft,
+    draft: HandoffDraft,
     settings: HandoffSettings,
     partition: Partition,
     source: MemberId,
@@ -150,7 +178,7 @@ def _record(
     )
 
 
-def _tell_begun(draft: Draft, mode: HandoffMode) -> None:
+def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
     pending = [(each, each.target) for each in draft.handoffs if each.is_pending]
     pairs = by_pair((each.source, target, each.topic, each.partition) for each, target in pending if target is not None)
     for (source, target), partitions in pairs.items():
@@ -165,7 +193,7 @@ def _tell_begun(draft: Draft, mode: HandoffMode) -> None:
             tell_ended(draft, each, HandoffEnd.TIMEOUT)
 
 
-def _hold_targets(draft: Draft) -> None:
+def _hold_targets(draft: HandoffDraft) -> None:
     awaited = {each.source for each in draft.handoffs if each.is_pending}
     for each in draft.handoffs:
         if each.target is not None and each.is_pending and each.target not in awaited:
@@ -176,14 +204,14 @@ def _hold_targets(draft: Draft) -> None:
 # --- held members -----------------------------------------------------------------------------------------------------
 
 
-def is_held(draft: Draft, member_id: MemberId) -> bool:
+def is_held(draft: HandoffDraft, member_id: MemberId) -> bool:
     """Return True if the member's SyncGroup must not be answered yet."""
     return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(
         each.is_pending and each.target == member_id for each in draft.handoffs
     )
 
 
-def _release(draft: Draft) -> None:
+def _release(draft: HandoffDraft) -> None:
     """Answer the members that wait for nothing any more, or have been held as long as a client can be."""
     for member_id in draft.hold_deadlines:
         member = draft.members.get(member_id)
@@ -199,7 +227,7 @@ def _release(draft: Draft) -> None:
 # --- when a wait ends -------------------------------------------------------------------------------------------------
 
 
-def generation_begun(draft: Draft) -> None:
+def generation_begun(draft: HandoffDraft) -> None:
     """Record the end of the last generation's waits when a join phase ends with members. Remember what sources have
     still not released or not drained, for the next assignment."""
     settings = draft.settings.handoff_of(draft.group_id)
@@ -232,7 +260,7 @@ def _heir(handoff: Handoff, claims: Claims) -> MemberId | None:
     return max(claimers, key=lambda key: (claims[key].generation_id, key)) if len(claimers) > 1 else None
 
 
-def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> bytes:
+def last_assignment(draft: HandoffDraft, member: Member, *, was_assigned: bool) -> bytes:
     """Return what a new generation keeps of the member's assignment: in mode `drain` the next assignment is compared
     with it. A generation that was never assigned took nothing from any member."""
     if draft.settings.handoff_of(draft.group_id).mode is not HandoffMode.DRAIN:
@@ -242,7 +270,7 @@ def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> byte
     return member.assignment if was_assigned else member.last_assignment
 
 
-def joined_again(draft: Draft, member: Member) -> None:
+def joined_again(draft: HandoffDraft, member: Member) -> None:
     """Update handoffs after a member has re-joined a generation that continues: by joining again it releases what it
     does not claim."""
     if all(each.source != member.member_id for each in draft.handoffs):
@@ -265,7 +293,7 @@ def joined_again(draft: Draft, member: Member) -> None:
     replace_all(draft, each_left())
 
 
-def member_gone(draft: Draft, member_id: MemberId, departure: Departure) -> None:
+def member_gone(draft: HandoffDraft, member_id: MemberId, departure: Departure) -> None:
     """End the waits for a member that is gone. Partitions assigned to it have no target until the next assignment."""
     if not draft.handoffs:
         return
@@ -282,7 +310,7 @@ def member_gone(draft: Draft, member_id: MemberId, departure: Departure) -> None
     draft.handoffs = tuple(kept)
 
 
-def member_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
+def member_replaced(draft: HandoffDraft, old_id: MemberId, new_id: MemberId) -> None:
     """Transfer handoffs to the new process of a static member. It holds none of the partitions that its predecessor
     had to release, and inherits the predecessor's waits."""
     kept: list[Handoff] = []
@@ -306,7 +334,7 @@ def member_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
     _release_if_stable(draft)
 
 
-def expire(draft: Draft) -> None:
+def expire(draft: HandoffDraft) -> None:
     """Force the handoffs whose time is over, as part of a Tick."""
 
     def each_in_time() -> Iterator[Handoff | None]:
@@ -341,7 +369,7 @@ def postponed(handoffs: Iterable[Handoff], by_ms: int) -> tuple[Handoff, ...]:
     return tuple(replace(each, deadline_ms=each.deadline_ms + by_ms) for each in handoffs)
 
 
-def take_over(draft: Draft, clock_lead_ms: int | None, shortest_ms: int) -> None:
+def take_over(draft: HandoffDraft, clock_lead_ms: int | None, shortest_ms: int) -> None:
     """Continue the waits in a coordinator that has read the group, because members that its predecessor answered do
     not ask again. Each wait gets what is left of its time, but at least `shortest_ms`, within which a source finds
     the new coordinator. It gets all of its time if the start of the predecessor's wait is unknown."""
@@ -412,7 +440,7 @@ def awaited_by(
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def replace_all(draft: Draft, handoffs: Iterable[Handoff | None]) -> None:
+def replace_all(draft: HandoffDraft, handoffs: Iterable[Handoff | None]) -> None:
     """Replace the records; None stands for a handoff that is over."""
     after = tuple(each for each in handoffs if each is not None)
     if after != draft.handoffs:
@@ -422,17 +450,17 @@ def replace_all(draft: Draft, handoffs: Iterable[Handoff | None]) -> None:
             _release(draft)
 
 
-def _release_if_stable(draft: Draft) -> None:
+def _release_if_stable(draft: HandoffDraft) -> None:
     if draft.state is GroupState.STABLE:
         _release(draft)
 
 
-def tell_if_pending(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
+def tell_if_pending(draft: HandoffDraft, handoff: Handoff, reason: HandoffEnd) -> None:
     if handoff.is_pending:
         tell_ended(draft, handoff, reason)
 
 
-def tell_ended(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
+def tell_ended(draft: HandoffDraft, handoff: Handoff, reason: HandoffEnd) -> None:
     assert handoff.target is not None
     mode = HandoffMode.DRAIN if handoff.awaits is Awaits.DRAIN else draft.settings.handoff_of(draft.group_id).mode
     draft.tell(

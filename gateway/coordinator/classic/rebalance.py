@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.coordinator.classic_handoff import generation_begun, last_assignment
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.handoff import generation_begun, last_assignment
 from gateway.coordinator.facts import Departure, GenerationStarted, RebalanceBegun, Trigger
 from gateway.coordinator.model import GroupState, JoinedMember, JoinReply, Member, MemberId, SyncReply
 from gateway.coordinator.protocols import metadata_of, select_protocol, subscribed_topics

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
+from gateway.apis.services import FindsTopics, HasCatalog, HasHistory, HasLog
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
@@ -53,7 +54,7 @@ def epoch_at(offset: int, epochs: Epochs) -> int:
 async def read_epochs(
     partitions: Iterable[Partition],
     states: dict[PartitionKey, PartitionState] | ErrorCode,
-    context: RequestContext,
+    context: RequestContext[HasHistory],
 ) -> dict[PartitionKey, list[tuple[int, int]]] | ErrorCode:
     """Read the epochs of partitions that have had more than one."""
     if isinstance(states, ErrorCode):
@@ -85,7 +86,9 @@ def unknown_topic(*, by_id: bool) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestContext, *, by_id: bool) -> ErrorCode:
+async def resolve_topics(
+    topics: Iterable[tuple[str, UUID]], context: RequestContext[HasCatalog], *, by_id: bool
+) -> ErrorCode:
     """Ask Postgres for those of the topics that are missing here. A request gives either names or ids. Return the
     code for topics that are still missing."""
     catalog = context.services.catalog
@@ -104,7 +107,7 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
 
 
 async def look_up_topics(
-    names: Iterable[str], context: RequestContext, operation: AclOperation | None
+    names: Iterable[str], context: RequestContext[FindsTopics], operation: AclOperation | None
 ) -> dict[str, Topic | ErrorCode]:
     """Return each topic, or the reason why the client gets none. `operation`: the operation that the client must be
     allowed; None: nothing is checked."""
@@ -143,7 +146,7 @@ def find_served(topic: Topic | ErrorCode, partition_index: int, current_leader_e
 
 
 async def read_states(
-    partitions: list[Partition], context: RequestContext
+    partitions: list[Partition], context: RequestContext[HasLog]
 ) -> dict[PartitionKey, PartitionState] | ErrorCode:
     """The stored truth of these partitions; a deleted one is missing."""
     if not partitions:

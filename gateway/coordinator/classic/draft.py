@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.coordinator.classic_handoff import member_gone, member_replaced
+from gateway.coordinator.classic.handoff import member_gone, member_replaced
 from gateway.coordinator.facts import (
     Departure,
     EveryoneHeard,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from gateway.net.context import RequestContext
+from gateway.security.authorizer import HasAuthorizer
 from gateway.security.kinds import CLUSTER_NAME as CLUSTER
 from gateway.security.kinds import AclOperation, ResourceType
 
@@ -34,7 +35,7 @@ class Resource(Enum):
 _ALL = {resource: sum(1 << operation for operation in resource.operations) for resource in Resource}
 
 
-def authorized_operations(resource: Resource, name: str, context: RequestContext, *, asked: bool) -> int:
+def authorized_operations(resource: Resource, name: str, context: RequestContext[HasAuthorizer], *, asked: bool) -> int:
     """Return the bit field of the operations that the connection's principal may do on the named resource. If the
     principal may not describe the cluster, the field for the cluster is empty."""
     if not asked:

@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.coordinator import restore as records
+from gateway.coordinator.classic import restore as records
+from gateway.coordinator.classic.deadlines import next_deadline, postponed
+from gateway.coordinator.classic.handoff_progress import see_topics
+from gateway.coordinator.classic.observer import guarded, observe, withhold
+from gateway.coordinator.classic.restore import restore, stored, stored_member
+from gateway.coordinator.classic.table import TABLE
+from gateway.coordinator.classic.views import describe
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.deadlines import next_deadline, postponed
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Conversion,
@@ -25,7 +30,6 @@ from gateway.coordinator.facts import (
     MemberId,
 )
 from gateway.coordinator.handoff import HandoffsChanged
-from gateway.coordinator.handoff_progress import see_topics
 from gateway.coordinator.machine import LONG_BYTES, Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -48,11 +52,7 @@ from gateway.coordinator.model import (
     SyncReply,
     TxnOffsetCommit,
 )
-from gateway.coordinator.observer import guarded, observe, withhold
-from gateway.coordinator.restore import restore, stored, stored_member
 from gateway.coordinator.streams.model import StreamsGroup
-from gateway.coordinator.table import TABLE
-from gateway.coordinator.views import describe
 from protocol.errors import ErrorCode
 
 __all__ = ["CLASSIC", "DURABLE", "describe", "next_deadline", "postponed", "restore", "step", "stored", "stored_member"]

@@ -1,0 +1,84 @@
+"""The services of a node's handlers, as one value.
+
+The one idea: this is the only value that has all services. A handler sees the part of it that the handler declares
+(`gateway/apis/services.py`), and pyright compares the two where `gateway/app.py` makes the dispatch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from gateway.apis.described_topics import DescribedTopics
+from gateway.apis.internal_topics import InternalTopics
+from gateway.cluster.clock import ClusterClock
+from gateway.cluster.membership import Membership
+from gateway.config.settings import Settings
+from gateway.groups.groups import Groups
+from gateway.groups.idle_owners import IdleOwners
+from gateway.groups.marks import Marks
+from gateway.internal_log.writer import InternalLogs
+from gateway.log.appender import Appender
+from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
+from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
+from gateway.operate.metrics import Metrics
+from gateway.quotas.throttles import Throttles
+from gateway.security.authorizer import Authorizer
+from gateway.security.delegation import DelegationTokens
+from gateway.security.tls import Certificates
+from gateway.share.partitions import SharePartitions
+from gateway.share.sessions import ShareSessions
+from gateway.transactions.coordinator import Transactions
+from storage.history import HistoryStore
+from storage.log import LogStore
+from storage.offsets import OffsetStore
+from storage.producers import ProducerStore
+from storage.share import ShareStore
+from storage.topics import TopicStore
+from storage.users import UserStore
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The services, made once by `gateway/app.py`."""
+
+    settings: Settings
+    catalog: Catalog
+    topics: TopicStore
+    log: LogStore
+    validator: BatchValidator
+    recompressor: Recompressor
+    appender: Appender
+    tail: Tail
+    producers: ProducerStore
+    offsets: OffsetStore
+    groups: Groups
+    membership: Membership
+    metrics: Metrics
+    cluster_id: str
+    described_topics: DescribedTopics
+    internal_topics: InternalTopics
+    history: HistoryStore
+    transactions: Transactions
+    throttles: Throttles
+    share: SharePartitions
+    share_sessions: ShareSessions
+    share_store: ShareStore
+    users: UserStore
+    clock: ClusterClock = field(default_factory=ClusterClock)
+    internal_logs: InternalLogs | None = None
+    """None: internal topics hold what has been written to them before."""
+    marks: Marks | None = None
+    """How far consumers were served, if groups may ask."""
+    idle_owners: IdleOwners | None = None
+    """Watches members that read nothing of what they were assigned."""
+    authorizer: Authorizer | None = None
+    """None: every client may do everything."""
+    delegation: DelegationTokens | None = None
+    """None without `delegation.token.secret.key`."""
+    broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a request alters settings of brokers."""
+    certificates: Certificates | None = None
+    """The certificates of its listeners; None: no client may change them."""

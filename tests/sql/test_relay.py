@@ -1,0 +1,89 @@
+"""The relay among several nodes: take-over after a kill, and fetches that wait on other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import count
+
+import asyncpg
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.cluster.conftest import Cluster, cluster
+from tests.sql.conftest import create_topic
+from tests.sql.reading import DEADLINE_S, read, values
+
+__all__ = ["cluster"]
+
+WAIT_S = 5.0
+"""How long a fetch waits for records."""
+
+
+async def test_another_node_takes_over_from_a_killed_relay(cluster: Cluster, database_url: str) -> None:
+    nodes = cluster(2)
+    create_topic(nodes[0], "t", 1)
+    sql, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    stopped = asyncio.Event()
+    produced = 0
+
+    async def produce() -> None:
+        nonlocal produced
+        for number in count():
+            if stopped.is_set():
+                return
+            await sql.execute("select kafka.produce('t', $1, partition => 0)", str(number))
+            produced += 1
+
+    async def wait_for(more: int) -> None:
+        wanted, deadline_s = produced + more, time.monotonic() + DEADLINE_S
+        while produced < wanted:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+
+    producing = asyncio.create_task(produce())
+    # After the first kill, the node that is killed next is the relay.
+    for node in (nodes[0], nodes[1], nodes[0]):
+        await wait_for(200)
+        node.kill()
+        await wait_for(200)
+        assert await other.fetchval("select kafka.flush('20 seconds')")
+        await asyncio.to_thread(node.restart)
+    stopped.set()
+    await producing
+    await sql.close()
+    await other.close()
+    consumer = Consumer({"bootstrap.servers": ",".join(node.bootstrap for node in nodes), "group.id": "g"})
+    try:
+        found = read(consumer, "t", produced, partitions=1, none_more_s=0.3)
+    finally:
+        consumer.close()
+    assert [int(value) for value in values(found)] == list(range(produced))
+
+
+async def test_fetches_that_wait_on_other_nodes_return_at_once(cluster: Cluster, database_url: str) -> None:
+    nodes = cluster(2)
+    partitions = 6
+    create_topic(nodes[0], "t", partitions)
+    described = AdminClient({"bootstrap.servers": nodes[0].bootstrap}).list_topics("t", timeout=10)
+    leaders = {partition.leader for partition in described.topics["t"].partitions.values()}
+    assert len(leaders) == 2
+    consumer = Consumer(
+        {"bootstrap.servers": nodes[0].bootstrap, "group.id": "g", "fetch.wait.max.ms": int(WAIT_S * 1000)}
+    )
+    consumer.assign([TopicPartition("t", partition, 0) for partition in range(partitions)])
+    sql = await asyncpg.connect(database_url)
+    try:
+        taken: list[float] = []
+        for number in range(4 * partitions):
+            await sql.execute("select kafka.produce('t', $1, partition => $2)", str(number), number % partitions)
+            start_s = time.monotonic()
+            message = await asyncio.to_thread(consumer.poll, DEADLINE_S)
+            assert message is not None
+            assert message.value() == str(number).encode()
+            taken.append(time.monotonic() - start_s)
+    finally:
+        await sql.close()
+        consumer.close()
+    # The first fetch of each partition comes when the client has found its leader.
+    assert max(taken[2 * partitions :]) < WAIT_S / 2, taken

@@ -1,0 +1,196 @@
+"""The drill of docs/restore.md: topics, offsets and a user's own tables are restored to one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from confluent_kafka import Consumer
+
+from storage.embedded import USER, EmbeddedPostgres
+from storage.postgres_programs import bin_directory
+from tests.closing import close
+from tests.commands.test_moving import sluice
+from tests.gateway_process import GatewayFactory
+from tests.postgres import Databases, LoopThread, short_directory
+from tests.sql.conftest import create_topic
+from tests.sql.reading import read
+from tests.sql.test_offsets import COMMIT, fence
+
+Connection = asyncpg.Connection
+GROUP = "billing"
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    """An event loop that outlives the test's own, for servers."""
+    made = LoopThread()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def directory() -> AsyncIterator[Path]:
+    with short_directory() as made:
+        yield made
+
+
+async def order(sql: Connection, first: int, count: int) -> None:
+    """Insert orders and produce their events, a transaction for each."""
+    for number in range(first, first + count):
+        async with sql.transaction():
+            await sql.execute("insert into orders values ($1)", number)
+            await sql.execute("select kafka.produce('orders', $1, partition => 0)", str(number))
+
+
+async def bill(sql: Connection, bootstrap: str, until: int) -> list[int]:
+    """Store what a stock consumer of the group reads, with its position, until order `until`. Return what it read."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": GROUP,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe(["orders"])
+    found: list[int] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    try:
+        while until not in found:
+            assert time.monotonic() < deadline_s, found
+            message: Any = consumer.poll(0.1)
+            if message is None:
+                continue
+            assert message.error() is None, message.error()
+            number = int(message.value())
+            found.append(number)
+            member = consumer.memberid()
+            assert member
+            async with sql.transaction():
+                await sql.execute("insert into billed values ($1)", number)
+                generation = await fence(sql, GROUP, member)
+                await sql.execute(COMMIT, GROUP, "orders", 0, message.offset() + 1, generation, member)
+        return found
+    finally:
+        close(consumer)
+
+
+async def prepare(sql: Connection) -> None:
+    await sql.execute("create table orders (id integer primary key); create table billed (id integer primary key)")
+
+
+async def assert_restored(sql: Connection, bootstrap: str, orders: int, billed: int) -> None:
+    """Assert that tables, topic and position are of one moment, and that work continues from there."""
+    assert await sql.fetchval("select count(*) from orders") == orders
+    assert await sql.fetchval("select count(*) from billed") == billed
+    assert await sql.fetchval('select "offset" from kafka.committed($1)', GROUP) == billed
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    try:
+        log = [int(message.value()) for message in read(reader, "orders", orders, partitions=1, none_more_s=0.5)]
+    finally:
+        reader.close()
+    assert log == list(range(orders))
+    await order(sql, orders, 5)
+    assert await bill(sql, bootstrap, orders + 4) == list(range(billed, orders + 5))
+    rows = await sql.fetch("select id from billed order by id")
+    assert [row["id"] for row in rows] == list(range(orders + 5))
+
+
+@pytest.mark.timeout(180)
+async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
+    gateway_factory: GatewayFactory, loop: LoopThread, directory: Path
+) -> None:
+    archive, copy = directory / "archive", directory / "restored"
+    archive.mkdir(mode=0o777)
+    archive.chmod(0o777)
+    settings = {"archive_mode": "on", "archive_command": f"cp %p {archive}/%f", "wal_level": "replica"}
+    server = EmbeddedPostgres(directory / "original", settings=settings)
+    gateway = gateway_factory(database_url=loop.run(server.start()))
+    create_topic(gateway, "orders", 1)
+    sql = await asyncpg.connect(server.url)
+    await prepare(sql)
+    await order(sql, 0, 30)
+    copy.mkdir(mode=0o711)
+    socket = ("-h", str(directory / "original" / "socket"), "-U", USER)
+    words = [bin_directory() / "pg_basebackup", *socket, "-D", copy / "postgres", "-c", "fast"]
+    subprocess.run(words, check=True, timeout=DEADLINE_S)
+    await bill(sql, gateway.bootstrap, 29)
+    gateway.kill()
+    await order(sql, 30, 20)  # no node gives these records their offsets before the moment
+    await sql.execute("select pg_create_restore_point('drill')")
+    gateway.restart()
+    await order(sql, 50, 30)
+    await bill(sql, gateway.bootstrap, 79)
+    last: Any = await sql.fetchval("select pg_walfile_name(pg_switch_wal())")
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not (archive / last).exists():
+        assert time.monotonic() < deadline_s, "Postgres does not archive its WAL"
+        await asyncio.sleep(0.05)
+    await sql.close()
+    gateway.stop()
+    loop.run(server.stop())
+
+    (copy / "postgres" / "recovery.signal").touch()
+    recovery = {
+        "restore_command": f"cp {archive}/%f %p",
+        "recovery_target_name": "drill",
+        "recovery_target_action": "promote",
+    }
+    restored = EmbeddedPostgres(copy, settings=recovery)
+    url = loop.run(restored.start())
+    sql = await asyncpg.connect(url)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while await sql.fetchval("select pg_is_in_recovery()"):
+        assert time.monotonic() < deadline_s, "Postgres does not reach the restore point"
+        await asyncio.sleep(0.05)
+    try:
+        new = gateway_factory(database_url=url)
+        await assert_restored(sql, new.bootstrap, 50, 30)
+        new.stop()
+    finally:
+        await sql.close()
+        loop.run(restored.stop())
+
+
+@pytest.mark.timeout(180)
+async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_offsets(
+    gateway_factory: GatewayFactory, postgres: Databases, tmp_path: Path
+) -> None:
+    gateway = gateway_factory()
+    assert gateway.database_url is not None
+    create_topic(gateway, "orders", 1)
+    sql = await asyncpg.connect(gateway.database_url)
+    await prepare(sql)
+    await order(sql, 0, 30)
+    await bill(sql, gateway.bootstrap, 29)
+    await order(sql, 30, 20)
+    backup, dump, records = tmp_path / "backup", tmp_path / "tables.dump", tmp_path / "records"
+    log_store = ("--log-store", str(gateway.data_dir / "log"))
+    sluice("backup", str(backup), "--database-url", gateway.database_url, *log_store)
+    subprocess.run(
+        [bin_directory() / "pg_dump", "-Fc", "-n", "public", "-f", dump, gateway.database_url], check=True, timeout=60
+    )
+    await order(sql, 50, 10)
+    await sql.close()
+    gateway.stop()
+    url = postgres.create(empty=True)
+    try:
+        sluice("restore", str(backup), "--database-url", url, "--log-store", str(records))
+        subprocess.run(
+            [bin_directory() / "pg_restore", "--clean", "--if-exists", "-d", url, dump], check=True, timeout=60
+        )
+        new = gateway_factory(database_url=url, environment={"SLUICE_LOG_STORE": str(records)})
+        sql = await asyncpg.connect(url)
+        await assert_restored(sql, new.bootstrap, 50, 30)
+        await sql.close()
+        new.stop()
+    finally:
+        postgres.drop(url)
