@@ -34,7 +34,7 @@ RECORD = StructType(
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
         StructField("headers", HEADERS),
-        StructField("date", DateType()),  # of `timestamp`, in UTC
+        StructField("date", DateType()),  # of `timestamp`, in UTC, within years 1 to 9999
     ]
 )
 ARCHIVE_PARTITIONS = ("topic", "date")

@@ -1,15 +1,19 @@
 """Typed archives: JSON whose fields become columns, Avro of a given schema, and what fits neither.
 
 The one idea: the record as it was is always kept, so nothing can be lost here. JSON's fields are typed strictly: a
-value goes into `data` only if its own type fits the column's; a top-level field of which any part does not fit is
-also kept whole, as JSON, in `_rescued`. New fields become new columns. A record that is no JSON object, or no Avro of
-the schema, is a dead letter with a reason.
+value goes into `data` only if the column can hold it exactly; a top-level field of which any part does not fit is
+also kept whole, as JSON, in `_rescued`. New fields become new columns, as long as Delta allows their names and
+`MAX_FIELDS` is not reached; other fields are rescued. A record that is no JSON object, or no Avro of the schema, is a
+dead letter with a reason.
+
+Expressions stay flat: Spark walks them recursively, so one level per field would overflow its stack.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +26,8 @@ from pyspark.sql.types import (
     DataType,
     DecimalType,
     DoubleType,
+    FloatType,
+    IntegralType,
     LongType,
     NullType,
     StringType,
@@ -36,7 +42,13 @@ from pipeline.schema import DATA, RESCUED
 NO_TYPE = StructType()
 CONFLUENT_PREFIX_BYTES = 5
 MAX_DEPTH = 5
-MAX_FIELDS = 1000
+# Columns that inference adds to a struct, nested ones counted. A batch of 400 columns took 20 s on two busy cores, one
+# of 1,000 more than four minutes: the cost rises with the square.
+MAX_FIELDS = 400
+# Delta refuses columns with these characters unless a table maps its columns by name.
+REFUSED_IN_NAMES = frozenset(" ,;{}()\n\t=")
+# A decimal of 38 digits that covers a number's fraction at one of these scales can be compared exactly.
+COMPARED_SCALES = (18, 37)
 
 
 class Typing(Protocol):
@@ -118,7 +130,7 @@ class JsonTyping:
 
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
         parsed = parse(records)
-        kind = merge(stored, _struct(_parse_datatype_string(self.given))) if self.given else stored
+        kind = merge(stored, _given(self.given)) if self.given else stored
         if self.evolve or not kind.fields:
             kind = merge(kind, infer(parsed))
         return to_typed(parsed, kind)
@@ -153,15 +165,22 @@ def struct_words(text: str) -> str:
 
 
 def settle(kind: DataType, depth: int = 0) -> DataType:
-    """A type that later values fit as well: decimals are doubles, mixed values text, unknown ones left out."""
+    """Return a type that later values fit as well.
+
+    Fractions are doubles, integers beyond 64 bits decimals, mixed values text. Fields of unknown type, or of a name
+    that a column cannot have, are left out.
+    """
     if isinstance(kind, DecimalType):
-        return LongType() if kind.scale == 0 and kind.precision <= 18 else DoubleType()
+        if kind.scale:
+            return DoubleType()
+        return LongType() if kind.precision <= 18 else DecimalType(38, 0)
     if isinstance(kind, LongType | DoubleType | BooleanType | StringType | NullType):
         return kind
     if isinstance(kind, StructType) and depth < MAX_DEPTH:
         fields = [StructField(field.name, settle(field.dataType, depth + 1)) for field in kind.fields]
         known = [field for field in fields if not isinstance(field.dataType, NullType)]
-        return StructType(known[:MAX_FIELDS]) if known else NullType()
+        allowed = merge(NO_TYPE, StructType(known))
+        return allowed if allowed.fields else NullType()
     if isinstance(kind, ArrayType) and depth < MAX_DEPTH:
         element = settle(kind.elementType, depth + 1)
         return NullType() if isinstance(element, NullType) else ArrayType(element)
@@ -178,11 +197,38 @@ def merge(stored: StructType, found: DataType) -> StructType:
     for field in stored.fields:
         other = next((each for each in found.fields if each.name == field.name), None)
         fields.append(field if other is None else StructField(field.name, _merge_types(field.dataType, other.dataType)))
+    room = MAX_FIELDS - _leaves(StructType(fields))
     for field in found.fields:
-        if field.name.lower() not in held and len(fields) < MAX_FIELDS:
+        needed = _leaves(field.dataType)
+        if field.name.lower() not in held and needed <= room and can_be_column(field.name):
             held[field.name.lower()] = field
             fields.append(field)
+            room -= needed
     return StructType(fields)
+
+
+def _leaves(kind: DataType) -> int:
+    """Return the number of columns that a type becomes in a Parquet file."""
+    if isinstance(kind, StructType):
+        return sum(_leaves(field.dataType) for field in kind.fields)
+    return _leaves(kind.elementType) if isinstance(kind, ArrayType) else 1
+
+
+def can_be_column(name: str) -> bool:
+    """Return whether Delta accepts `name` as a column's name."""
+    return bool(name) and REFUSED_IN_NAMES.isdisjoint(name)
+
+
+def _given(text: str) -> StructType:
+    """Return the type in --schema. PipelineError if Delta refuses one of its names."""
+    kind = _struct(_parse_datatype_string(text))
+    refused = [field.name for field in kind.fields if not can_be_column(field.name)]
+    if refused:
+        raise PipelineError(
+            f"The field {refused[0]!r} of --schema cannot be a column's name.",
+            "Leave it out of the schema; its values are kept in _rescued.",
+        )
+    return kind
 
 
 def _merge_types(stored: DataType, found: DataType) -> DataType:
@@ -195,21 +241,36 @@ def _merge_types(stored: DataType, found: DataType) -> DataType:
 
 def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
     """Columns data and _rescued from `parsed`."""
-    value = F.col("parsed")
     good = F.col("parsed").isNotNull() & F.col("reason").isNull()
-    members = F.expr("try_variant_get(parsed, '$', 'map<string,variant>')")
-    rescued = F.map_filter(members, lambda name, member: _misfits(name, member, kind))
-    typed = parsed
+    # A column of its own: Spark would otherwise build the map once for every field.
+    typed = parsed.withColumn("members", F.when(good, F.expr("try_variant_get(parsed, '$', 'map<string,variant>')")))
+    members = F.col("members")
+    at = {field.name: F.try_element_at(members, F.lit(field.name)) for field in kind.fields}
+    fitting = F.array(*(F.when(fits(at[field.name], field.dataType), F.lit(field.name)) for field in kind.fields)).cast(
+        "array<string>"
+    )
+    rescued = F.map_filter(
+        members,
+        lambda name, member: (
+            (F.schema_of_variant(member) != "VOID") & ~F.coalesce(F.array_contains(fitting, name), F.lit(False))
+        ),
+    )
+    typed = typed.withColumn(RESCUED, rescued)
     if kind.fields:
-        typed = typed.withColumn(DATA, F.when(good, cast(value, kind)))
-    return typed.withColumn(RESCUED, F.when(good & (F.size(rescued) > 0), F.to_json(rescued))).drop("parsed")
+        columns = [cast(at[field.name], field.dataType).alias(field.name) for field in kind.fields]
+        typed = typed.withColumn(DATA, F.when(good, F.struct(*columns)))
+    text = F.when(F.size(RESCUED) > 0, F.to_json(RESCUED))
+    return typed.withColumn(RESCUED, text).drop("parsed", "members")
 
 
-def _misfits(name: Column, member: Column, kind: StructType) -> Column:
-    answer = F.schema_of_variant(member) != "VOID"
-    for field in reversed(kind.fields):
-        answer = F.when(name == field.name, ~fits(member, field.dataType)).otherwise(answer)
-    return answer
+def _all(conditions: Sequence[Column]) -> Column:
+    """Return whether all of `conditions` hold. The tree of the expression is as deep as a logarithm of their number."""
+    if not conditions:
+        return F.lit(True)
+    if len(conditions) == 1:
+        return conditions[0]
+    middle = len(conditions) // 2
+    return _all(conditions[:middle]) & _all(conditions[middle:])
 
 
 def _get(value: Column, kind: str) -> Column:
@@ -237,29 +298,53 @@ def fits(value: Column, kind: DataType) -> Column:
     """Return whether `cast` loses nothing of a variant. Null fits everything."""
     own = F.schema_of_variant(value)
     nothing = value.isNull() | (own == "VOID")
-    if isinstance(kind, StructType):
-        known = [field.name for field in kind.fields]
-        inside = own.startswith("OBJECT") & ~F.exists(
-            F.map_keys(_get(value, "map<string,variant>")), lambda name: ~name.isin(known)
-        )
-        for field in kind.fields:
-            inside = inside & fits(_member(value, field.name), field.dataType)
-        return nothing | inside
-    if isinstance(kind, ArrayType):
-        inside = own.startswith("ARRAY") & F.forall(
-            _get(value, "array<variant>"), lambda element: fits(element, kind.elementType)
-        )
-        return nothing | inside
     if isinstance(kind, StringType):
         return F.lit(True)
-    if isinstance(kind, LongType):
-        return nothing | (own == "BIGINT")
-    if isinstance(kind, DoubleType):
-        return nothing | own.isin("BIGINT", "DOUBLE", "FLOAT") | own.startswith("DECIMAL")
+    return nothing | _fits(value, own, kind)
+
+
+def _fits(value: Column, own: Column, kind: DataType) -> Column:
+    """Return whether a variant of the type `own` that is not null fits `kind`."""
+    if isinstance(kind, StructType):
+        known = [field.name for field in kind.fields]
+        names = F.map_keys(_get(value, "map<string,variant>"))
+        inside = _all([fits(_member(value, field.name), field.dataType) for field in kind.fields])
+        return own.startswith("OBJECT") & ~F.exists(names, lambda name: ~name.isin(known)) & inside
+    if isinstance(kind, ArrayType):
+        elements = _get(value, "array<variant>")
+        return own.startswith("ARRAY") & F.forall(elements, lambda element: fits(element, kind.elementType))
     if isinstance(kind, BooleanType):
-        return nothing | (own == "BOOLEAN")
-    # A type that only a given schema has, such as a date: any value that Spark can convert.
-    return nothing | _get(value, kind.simpleString()).isNotNull()
+        return own == "BOOLEAN"
+    if isinstance(kind, IntegralType):
+        # Null if the integer is too large for a narrower type.
+        return (own == "BIGINT") & _get(value, kind.simpleString()).isNotNull()
+    exact = (own == "BIGINT") | own.startswith("DECIMAL")
+    if isinstance(kind, DecimalType):
+        return exact & _get(value, kind.simpleString()).isNotNull() & (_fraction_digits(value) <= kind.scale)
+    if isinstance(kind, DoubleType):
+        return (own == "DOUBLE") | (exact & _is_as_written(value, kind))
+    if isinstance(kind, FloatType):
+        narrowed = (own == "DOUBLE") & (_get(value, "float").cast("double") == _get(value, "double"))
+        return narrowed | (exact & _is_as_written(value, kind))
+    # A type that only a given schema has, such as a date: text that Spark can convert.
+    return (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
+
+
+def _fraction_digits(value: Column) -> Column:
+    """Return the number of digits behind the point of an integer or decimal variant, without trailing zeros."""
+    return F.length(F.regexp_extract(_get(value, "string"), r"\.(\d*?)0*$", 1))
+
+
+def _is_as_written(value: Column, kind: DataType) -> Column:
+    """Return whether a binary number, written as short as it can be, is the decimal number of the text."""
+    text, binary = _get(value, "string"), _get(value, kind.simpleString()).cast("string")
+    same = [
+        (_fraction_digits(value) <= scale)
+        & text.try_cast(f"decimal(38,{scale})").eqNullSafe(binary.try_cast(f"decimal(38,{scale})"))
+        & text.try_cast(f"decimal(38,{scale})").isNotNull()
+        for scale in (0, *COMPARED_SCALES)
+    ]
+    return F.coalesce(same[0] | same[1] | same[2], F.lit(False))
 
 
 def _struct(kind: DataType) -> StructType:

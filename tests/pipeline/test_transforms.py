@@ -16,8 +16,9 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import to_records
-from pipeline.archive.typed import AvroTyping, JsonTyping, infer, merge, parse, settle, struct_words
+from pipeline.archive.typed import MAX_FIELDS, AvroTyping, JsonTyping, infer, merge, parse, settle, struct_words
 from pipeline.compact.transforms import worth_compacting
+from pipeline.errors import PipelineError
 from pipeline.partitioners import murmur2
 from pipeline.replay.plan import Plan
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
@@ -63,6 +64,18 @@ def test_a_row_of_the_connector_becomes_a_record(spark: SparkSession) -> None:
     assert found[0].date == date(2026, 1, 31)
     assert (bytes(found[0].key), found[0].value, bytes(found[1].value)) == (b"k", None, b"")
     assert [(header.key, bytes(header.value)) for header in found[0].headers] == headers
+
+
+def test_a_date_is_one_that_every_reader_knows(spark: SparkSession) -> None:
+    kinds = f"{KAFKA}, ms long"
+    rows = [
+        ("a", 0, at, AT, 0, None, None, None, ms) for at, ms in enumerate([253_402_300_800_000, -62_135_596_800_001])
+    ]
+    frame = spark.createDataFrame(rows, kinds).withColumn("timestamp", F.timestamp_millis("ms"))
+    found = to_records(frame).orderBy("offset").select("date", F.unix_millis("timestamp")).collect()
+    assert [tuple(row) for row in found] == [
+        (date(9999, 12, 31), 253_402_300_800_000), (date(1, 1, 1), -62_135_596_800_001),
+    ]  # fmt: skip
 
 
 def test_a_missing_or_changed_column_is_an_error(spark: SparkSession) -> None:
@@ -116,6 +129,70 @@ def test_what_is_no_json_object_has_a_reason_and_a_null_has_none(spark: SparkSes
     assert [row[DATA] is None for row in rows] == [False, True, True, True, True, True, True]
 
 
+def typed_rows(spark: SparkSession, kind: str | None, *values: str) -> list[Any]:
+    typing = JsonTyping(kind, evolve=kind is None)
+    return typing.apply(json_records(spark, *values), StructType()).orderBy("offset").collect()
+
+
+@pytest.mark.parametrize("character", [*" ,;{}()=", "\\t", "\\n"])
+def test_a_name_that_delta_refuses_is_rescued_at_any_depth(spark: SparkSession, character: str) -> None:
+    bad = f"first{character}name"
+    value = f'{{"id": 1, "{bad}": "x", "who": {{"age": 2, "{bad}": 3}}}}'
+    [row] = typed_rows(spark, None, value)
+    assert row[DATA].asDict(recursive=True) == {"id": 1, "who": {"age": 2}}
+    expected = json.loads(value)
+    assert json.loads(row[RESCUED]) == {name: expected[name] for name in expected if name != "id"}
+
+
+def test_nested_names_that_differ_in_case_only_make_one_column(spark: SparkSession) -> None:
+    [row] = typed_rows(spark, None, '{"who": {"a": 1, "A": 2}}')
+    assert len(row[DATA].who) == 1
+    assert json.loads(row[RESCUED]) == {"who": {"a": 1, "A": 2}}
+
+
+def test_a_schema_with_a_name_that_delta_refuses_is_an_error(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match="'first name'"):
+        typed_rows(spark, "`first name` string", "{}")
+
+
+def test_records_that_each_bring_a_field_are_typed_up_to_the_limit(spark: SparkSession) -> None:
+    rows = typed_rows(spark, None, *(f'{{"u{number}": {number}}}' for number in range(MAX_FIELDS + 10)))
+    typed = [row for row in rows if row[RESCUED] is None]
+    assert len(typed) == MAX_FIELDS
+    assert all(row[DATA][f"u{row.offset}"] == row.offset for row in typed)
+    assert [json.loads(row[RESCUED]) for row in rows if row[RESCUED]] == [
+        {f"u{row.offset}": row.offset} for row in rows if row[RESCUED]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitting", "rescued"),
+    [
+        ("bigint", ["9223372036854775807", "-1"], ["9223372036854775808", "1.5", "1e2", "true", '"1"']),
+        ("int", ["8"], ["8.5", "true", "2147483648", '"8"']),
+        ("double", ["1.5", "0.30000000000000004", "1e2", "9007199254740992", "0.1", "123456789012345.67", "-0.001"],
+         ["9007199254740993", "12345678901234567890", "0.1234567890123456789", "true", '"1"']),
+        ("float", ["1.5", "0.1"], ["0.123456789", "16777217", "true"]),
+        ("decimal(10,2)", ["8.5", "8", "0.120", "12345678.91"], ["0.1234567", "123456789.1", "true", "1e2"]),
+        ("date", ['"2026-01-31"'], ["7", "true", '"soon"']),
+        ("boolean", ["true"], ["1", '"true"']),
+    ],
+)  # fmt: skip
+def test_only_a_value_that_its_column_holds_exactly_is_typed(
+    spark: SparkSession, kind: str, fitting: list[str], rescued: list[str]
+) -> None:
+    rows = typed_rows(spark, f"v {kind}", *(f'{{"v": {value}}}' for value in [*fitting, *rescued]))
+    assert [row[RESCUED] is None and row[DATA].v is not None for row in rows] == (
+        [True] * len(fitting) + [False] * len(rescued)
+    )
+    assert all(row[DATA].v is None and row[RESCUED] for row in rows[len(fitting) :])
+
+
+def test_an_integer_beyond_64_bits_is_a_decimal(spark: SparkSession) -> None:
+    [row] = typed_rows(spark, None, '{"v": 12345678901234567890}')
+    assert (row[DATA].v, row[RESCUED]) == (12345678901234567890, None)
+
+
 def test_types_that_later_values_fit_as_well() -> None:
     assert struct_words("OBJECT<`OBJECT<`: OBJECT<>, b: ARRAY<OBJECT<c: BIGINT>>>") == (
         "STRUCT<`OBJECT<`: VOID, b: ARRAY<STRUCT<c: BIGINT>>>"
@@ -130,6 +207,12 @@ def test_types_that_later_values_fit_as_well() -> None:
         deep = StructType([StructField(name, deep)])
     assert settle(deep).simpleString().count("struct") == 5
     assert settle(deep).simpleString().endswith(StringType().simpleString() + ">" * 5)
+
+
+def test_nested_fields_count_towards_the_limit() -> None:
+    wide = StructType([StructField(f"f{number}", LongType()) for number in range(MAX_FIELDS - 1)])
+    found = StructType([StructField("a", wide), StructField("b", wide), StructField("c", LongType())])
+    assert merge(StructType(), found).names == ["a", "c"]
 
 
 AVRO = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]}'
