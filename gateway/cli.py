@@ -76,6 +76,12 @@ def _topics(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
 
 
+def _cluster(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_cluster
+
+    add_cluster(parser)
+
+
 def _transactions(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_transactions
 
@@ -136,9 +142,10 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("config", "show each option's value and origin", _config),
     ),
     "Ask a broker (--bootstrap HOST:PORT)": (
-        _Command("topics", "topics: list, describe, create, delete, tail", _topics),
+        _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", _topics),
         _Command("groups", "consumer groups: list, describe, lag, reset-offsets, delete", _groups),
         _Command("transactions", "transactions: list, describe, abort", _transactions),
+        _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
     "Ask the database (--config, --database-url, --data-dir)": (
