@@ -76,6 +76,12 @@ def _topics(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
 
 
+def _cluster(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_cluster
+
+    add_cluster(parser)
+
+
 def _transactions(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_transactions
 
@@ -88,6 +94,14 @@ def _nodes(parser: argparse.ArgumentParser) -> None:
 
     add_database_options(parser)
     add_nodes(parser, settings_of)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    from gateway.operate.doctor import add_doctor
+    from gateway.options import add_options, settings_of
+
+    add_options(parser)
+    add_doctor(parser, settings_of)
 
 
 def _users(parser: argparse.ArgumentParser) -> None:
@@ -128,13 +142,15 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("config", "show each option's value and origin", _config),
     ),
     "Ask a broker (--bootstrap HOST:PORT)": (
-        _Command("topics", "topics: list, describe, create, delete, tail", _topics),
+        _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", _topics),
         _Command("groups", "consumer groups: list, describe, lag, reset-offsets, delete", _groups),
         _Command("transactions", "transactions: list, describe, abort", _transactions),
+        _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
     "Ask the database (--config, --database-url, --data-dir)": (
         _Command("nodes", "list the live nodes, their leases and how far they are behind", _nodes),
+        _Command("doctor", "check Postgres, disk, clock, addresses and limits, and say what to do", _doctor),
         _Command("users", "who may authenticate by SCRAM: add, list, delete", _users),
         _Command("groups history", "what happened to a group, from the journal", _groups),
         _Command("check", "read every record and say what is wrong", _check),

@@ -50,6 +50,14 @@ def add_transactions(parser: argparse.ArgumentParser) -> None:
     transactions.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import cluster_info
+    from gateway.commands.arguments import common
+
+    parser.set_defaults(run=_run)
+    cluster_info.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+
+
 def _run(given: argparse.Namespace) -> int:
     from gateway.commands.client import Cluster
     from gateway.commands.errors import CommandError

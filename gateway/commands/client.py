@@ -201,6 +201,10 @@ class Cluster:
                 raise CommandError(f"{error}; broker {node_id} advertises that address") from error
             raise
 
+    def ask_controller(self, request: Any) -> Any:
+        """Return the response of the controller. It alone changes topics in clusters of old Kafka."""
+        return self.ask(request, node_id=self.metadata(()).controller_id)
+
     def serves(self, api_key: ApiKey, version: int | None = None) -> bool:
         """Return whether the broker that is asked first serves an API, in this version if one is given."""
         deadline = time.monotonic() + self._timeout_s

@@ -1,4 +1,4 @@
-"""`sluice topics`: list, describe, create, delete, tail, by Kafka's protocol, with any broker."""
+"""`sluice topics`: list, describe, create, change, delete, tail, by Kafka's protocol, with any broker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
-from gateway.commands import log
+from gateway.commands import log, topic_changes
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
@@ -21,16 +20,9 @@ from protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
-from protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResponse,
-)
 from protocol.records import Record
 from protocol.shown import shown
 
-TOPIC_RESOURCE = 2
-DYNAMIC_TOPIC_CONFIG = 1
 FOLLOW_WAIT_MS = 500
 
 
@@ -49,6 +41,8 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     create.add_argument("--replication-factor", type=int, default=-1, metavar="N", help="default: the broker's")
     create.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
     create.set_defaults(command=create_topic)
+
+    topic_changes.add_commands(commands, common)
 
     delete = commands.add_parser("delete", parents=[common], help="delete topics with their records")
     delete.add_argument("topic", nargs="+")
@@ -109,32 +103,23 @@ def describe_topic(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def _configs(cluster: Cluster, topic: str) -> dict[str, object]:
     """Return the settings that were made for this topic."""
-    resource = DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)
-    response: DescribeConfigsResponse = cluster.ask(DescribeConfigsRequest(resources=(resource,)))
-    (result,) = response.results
-    if result.error_code:
-        raise CommandError(f"settings of {topic}: {result.error_message or ErrorCode(result.error_code).name}")
     return {
         config.name: config.value
-        for config in sorted(result.configs, key=lambda config: config.name)
-        if config.config_source == DYNAMIC_TOPIC_CONFIG
+        for config in topic_changes.settings(cluster, topic)
+        if config.config_source == topic_changes.DYNAMIC_TOPIC_CONFIG
     }
 
 
 def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
-    configs: list[CreatableTopicConfig] = []
-    for text in given.set:
-        name, equals, value = str(text).partition("=")
-        if not equals:
-            raise CommandError(f"--set {text}: write KEY=VALUE, e.g. retention.ms=3600000")
-        configs.append(CreatableTopicConfig(name=name, value=value))
     wanted = CreatableTopic(
         name=given.topic,
         num_partitions=given.partitions,
         replication_factor=given.replication_factor,
-        configs=tuple(configs),
+        configs=tuple(
+            CreatableTopicConfig(name=name, value=value) for name, value in topic_changes.key_values(given.set).items()
+        ),
     )
-    response: CreateTopicsResponse = _of_controller(cluster, CreateTopicsRequest(topics=(wanted,)))
+    response: CreateTopicsResponse = cluster.ask_controller(CreateTopicsRequest(topics=(wanted,)))
     (result,) = response.topics
     if result.error_code:
         raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
@@ -153,7 +138,7 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     request = DeleteTopicsRequest(
         topics=tuple(DeleteTopicState(name=name) for name in names), topic_names=names, timeout_ms=30_000
     )
-    response: DeleteTopicsResponse = _of_controller(cluster, request)
+    response: DeleteTopicsResponse = cluster.ask_controller(request)
     rows: list[Row] = []
     for result in response.responses:
         code = ErrorCode(result.error_code)
@@ -163,10 +148,6 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
         rows.append({"topic": result.name, "result": said})
     show(rows, ("topic", "result"), as_json=given.json)
     return 1 if any(result.error_code for result in response.responses) else 0
-
-
-def _of_controller(cluster: Cluster, request: object) -> Any:
-    return cluster.ask(request, node_id=cluster.metadata(()).controller_id)
 
 
 # --- tail -------------------------------------------------------------------------------------------------------------
