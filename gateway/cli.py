@@ -108,6 +108,14 @@ def _nodes(parser: argparse.ArgumentParser) -> None:
     add_nodes(parser, settings_of)
 
 
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    from gateway.operate.doctor import add_doctor
+    from gateway.options import add_options, settings_of
+
+    add_options(parser)
+    add_doctor(parser, settings_of)
+
+
 def _users(parser: argparse.ArgumentParser) -> None:
     from gateway.operate.users import add_users
     from gateway.options import database_options, settings_of
@@ -156,6 +164,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
     ),
     "Ask the database (--config, --database-url, --data-dir)": (
         _Command("nodes", "list the live nodes, their leases and how far they are behind", _nodes),
+        _Command("doctor", "check Postgres, disk, clock, addresses and limits, and say what to do", _doctor),
         _Command("users", "who may authenticate by SCRAM: add, list, delete", _users),
         _Command("groups history", "what happened to a group, from the journal", _groups),
         _Command("check", "read every record and say what is wrong", _check),

@@ -1,4 +1,4 @@
-"""The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these five.
+"""The exceptions of storage. asyncpg's exceptions never leave this room; a caller sees one of these six.
 
 Refusals that Postgres decides about one element of a call are values (`storage.types.Refusal`), not exceptions.
 """
@@ -25,3 +25,7 @@ class StorageConflict(StorageError):  # noqa: N818 - a state, not a mistake
 
 class TransactionTooLarge(StorageError):  # noqa: N818 - a state, not a mistake
     """The transaction may not enlist so many partitions and groups. Nothing was written."""
+
+
+class PoolerError(StorageError):
+    """A connection pooler in front of Postgres does not keep the sessions of its clients."""

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.database_url import parse_database_url
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import PoolerError, StorageError, StorageUnavailable
 from storage.guard import HistoryGuard, Witness
 from storage.queries import statement
 from storage.schema import SEARCH_PATH
@@ -422,7 +422,7 @@ class Database:
         acquire_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
     ) -> Database:
-        """Open the pools. Raise StorageUnavailable if Postgres cannot be reached, and StorageError if a pooler in
+        """Open the pools. Raise StorageUnavailable if Postgres cannot be reached, and PoolerError if a pooler in
         front of it does not keep sessions."""
         pools: list[Pool] = []
         guard = HistoryGuard()
@@ -452,7 +452,7 @@ class Database:
 
 
 async def _require_sessions(first: Pool, second: Pool) -> None:
-    """Raise StorageError unless each connection keeps its server, because prepared statements, LISTEN and the pinned
+    """Raise PoolerError unless each connection keeps its server, because prepared statements, LISTEN and the pinned
     settings belong to a server. A pooler in transaction mode hands a free server to the next client that asks. So
     the second connection gets the server of the first, or the first gets another one afterwards."""
     query = statement("backend")
@@ -466,9 +466,9 @@ async def _require_sessions(first: Pool, second: Pool) -> None:
     except StorageUnavailable:
         raise
     except StorageError as error:
-        raise StorageError(f"{_POOLER} ({error})") from error
+        raise PoolerError(f"{_POOLER} ({error})") from error
     if not kept:
-        raise StorageError(_POOLER)
+        raise PoolerError(_POOLER)
 
 
 _POOLER = (

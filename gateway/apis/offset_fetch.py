@@ -44,6 +44,8 @@ from storage.types import CommittedOffset, Topic
 
 MANY_GROUPS_FROM = 8
 TOP_LEVEL_ERROR_FROM = 2
+UNSTABLE_FROM = 7
+"""The first version whose clients know UNSTABLE_OFFSET_COMMIT (KIP-447)."""
 GROUPS_AT_ONCE = 100
 """Groups of one OffsetFetch whose offsets are read by one statement."""
 MAX_NAMED = 2_000
@@ -108,7 +110,7 @@ async def offset_fetch(
         answers: list[OffsetFetchResponseGroup] = []
         async for group, fetched in in_pieces(zip(request.groups, found, strict=True)):
             if isinstance(fetched, KafkaError):
-                answers.append(_refused_group(request, group, fetched.code))
+                answers.append(_refused_group(group, fetched.code))
             else:
                 answered = [await _response_topics(topic) async for topic in in_pieces(fetched)]
                 answers.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
@@ -155,9 +157,9 @@ def refuse_offset_fetch(
     there. librdkafka (2.16) asks again only for partitions that the answer names, and never reads the others.
     """
     if version >= MANY_GROUPS_FROM:
-        return OffsetFetchResponse(groups=tuple(_refused_group(request, group, code) for group in request.groups))
+        return OffsetFetchResponse(groups=tuple(_refused_group(group, code) for group in request.groups))
     named: tuple[OffsetFetchResponseTopic, ...] = ()
-    if version < TOP_LEVEL_ERROR_FROM or _asks_again(request, request.topics or (), code):
+    if version < TOP_LEVEL_ERROR_FROM or (version >= UNSTABLE_FROM and _asks_again(request.topics or (), code)):
         error = code if version < TOP_LEVEL_ERROR_FROM else ErrorCode.UNSTABLE_OFFSET_COMMIT
         named = tuple(
             OffsetFetchResponseTopic(
@@ -174,11 +176,9 @@ def refuse_offset_fetch(
     return OffsetFetchResponse(error_code=code, topics=named)
 
 
-def _refused_group(
-    request: OffsetFetchRequest, group: OffsetFetchRequestGroup, code: ErrorCode
-) -> OffsetFetchResponseGroup:
+def _refused_group(group: OffsetFetchRequestGroup, code: ErrorCode) -> OffsetFetchResponseGroup:
     topics = group.topics or ()
-    if not _asks_again(request, topics, code):
+    if not _asks_again(topics, code):
         return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code)
     named = tuple(
         OffsetFetchResponseTopics(
@@ -199,17 +199,9 @@ def _refused_group(
     return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code, topics=named)
 
 
-def _asks_again(
-    request: OffsetFetchRequest,
-    topics: Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics],
-    code: ErrorCode,
-) -> bool:
-    """Return True if the client knows UNSTABLE_OFFSET_COMMIT and asks for as many partitions as a consumer has."""
-    return (
-        request.require_stable
-        and code in _ELSEWHERE
-        and sum(len(topic.partition_indexes) for topic in topics) <= MAX_NAMED
-    )
+def _asks_again(topics: Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics], code: ErrorCode) -> bool:
+    """Return True if the client asks for as many partitions as a consumer has, and should ask another node for them."""
+    return code in _ELSEWHERE and sum(len(topic.partition_indexes) for topic in topics) <= MAX_NAMED
 
 
 async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:

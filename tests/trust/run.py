@@ -40,7 +40,7 @@ from tests.trust.workloads import (
 )
 from tests.trust.world import World, world
 
-READ_S = 240.0
+READ_S = 120.0
 NODES = 3
 
 PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET = "plain", "idempotent", "keyed", "source", "target"

@@ -1,0 +1,43 @@
+"""docs/metrics.md lists the metrics of a running node, and the alert rules use no others."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+
+import pytest
+
+from tests.gateway_process import ROOT, GatewayProcess
+
+PAGE = ROOT / "docs" / "metrics.md"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+
+
+@pytest.fixture(scope="module")
+def exported(gateway: GatewayProcess) -> dict[str, str]:
+    """Type of each metric by its name, as a running node exports it after its first read of the cluster."""
+    deadline_s = time.monotonic() + 30
+    text = ""
+    while "sluice_open_transactions " not in text:
+        assert time.monotonic() < deadline_s, text
+        with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as response:
+            text = response.read().decode()
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+def test_the_page_lists_each_metric_with_its_type(exported: dict[str, str]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
+    assert dict(rows) == exported
+    assert len(rows) == len(exported)
+
+
+def test_alert_rules_use_exported_metrics(exported: dict[str, str]) -> None:
+    series = set(exported)
+    series |= {f"{name}_bucket" for name, kind in exported.items() if kind == "histogram"}
+    expressions = re.findall(r"^ +expr: (.+)$", ALERTS.read_text(), re.MULTILINE)
+    assert len(expressions) == ALERTS.read_text().count("- alert: ") > 0
+    for expression in expressions:
+        used = set(re.findall(r"\b(?:sluice|kafka|process)_\w+", expression))
+        assert used, expression
+        assert used <= series, expression
