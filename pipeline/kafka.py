@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import (
@@ -98,9 +98,12 @@ class Cluster:
         self._bootstrap = bootstrap
         self._admin = AdminClient(dict(self.settings))
 
-    def topics(self, names: Sequence[str] = (), pattern: str | None = None) -> list[str]:
-        """Those of `names` and of `pattern` that exist. PipelineError if a name does not."""
-        existing = self._metadata()
+    def topics(
+        self, names: Sequence[str] = (), pattern: str | None = None, *, existing: Collection[str] | None = None
+    ) -> list[str]:
+        """Those of `names` and of `pattern` that exist. `existing`: the topics of the cluster, if the caller has asked
+        already. PipelineError if a name does not exist."""
+        existing = self._metadata() if existing is None else existing
         lacking = [name for name in names if name not in existing]
         if lacking:
             raise PipelineError(

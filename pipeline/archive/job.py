@@ -200,7 +200,8 @@ class Archive:
                 self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
         self._gone = set(gone)
         names = [name for name in self._topics if name in existing]
-        return self._cluster.topics(names, self._arguments.pattern)
+        # A topic may be deleted between two questions, so one answer decides.
+        return self._cluster.topics(names, self._arguments.pattern, existing=existing)
 
     def _wanted(self, name: str) -> bool:
         return name in self._topics or self._arguments.pattern is not None

@@ -17,6 +17,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 from kafka.errors import (
     FencedInstanceIdError,
     GroupIdNotFoundError,
+    KafkaConnectionError,
     KafkaError,
     UnknownTopicOrPartitionError,
 )
@@ -113,6 +114,10 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
                         self.consumer.commit(_offsets({(record.topic, record.partition): record.offset + 1}))
         except FencedInstanceIdError as error:
             raise FencedError(str(error)) from error
+        except KafkaConnectionError:
+            # poll raises this if the broker stays away for longer than the library looks for a coordinator, about five
+            # seconds. An application polls again.
+            return
 
     def _patience_ms(self) -> int:
         changed, self._topics_changed = self._topics_changed, False
