@@ -51,7 +51,8 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
     headers = tuple(_header(text) for text in given.header)
     separator: bytes | None = None
     if given.key_separator is not None:
-        separator = given.key_separator.encode(errors="surrogateescape")
+        # A shell passes on the two characters of \t, which name a tab here, as in kcat.
+        separator = given.key_separator.replace("\\t", "\t").encode(errors="surrogateescape")
         if not separator:
             raise CommandError("--key-separator wants a text, e.g. --key-separator :")
     (topic,) = cluster.topics((given.topic,))

@@ -47,8 +47,8 @@ def test_keys_go_to_the_partition_of_the_java_client(
     sluice: Prompt, gateway: GatewayProcess, topic: str, stdin: io.BytesIO
 ) -> None:
     keys = [f"key-{number}" for number in range(20)]
-    write(stdin, "".join(f"{key}:a:b\n" for key in keys).encode())
-    sluice("produce", topic, "--key-separator", ":", "-H", "source=test")
+    write(stdin, "".join(f"{key}\ta:b\n" for key in keys).encode())
+    sluice("produce", topic, "--key-separator", "\\t", "-H", "source=test")
     producer = Producer({"bootstrap.servers": gateway.bootstrap, "partitioner": "murmur2_random"})
     for key in keys:
         producer.produce(topic, "stock", key=key)
