@@ -347,10 +347,10 @@ def _prepare_session(
 
     async def prepare(connection: _PooledConnection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
-        lost.watch(connection, await connection.fetchval(statement("backend")))
         known = guard.known()
         server = await connection.fetchrow(statement("history_witness"))
         assert server is not None
+        lost.watch(connection, server["process_id"])
         present: Row | None = None
         if guard.accepted and server["identity"] is not None:
             present = await connection.fetchrow(statement("present_history"), known.transactions)

@@ -1,6 +1,7 @@
 -- name: history_witness
--- Names that this server and its files have, and how far its log is on disk; nulls on a standby. The timeline changes
--- with every promotion, the ids of database and table with every restored dump.
+-- Names that this server and its files have, how far its log is on disk, and which server process answers. The first two
+-- are null on a standby. The timeline changes with every promotion, the ids of database and table with every restored
+-- dump.
 select
     case when not pg_is_in_recovery() then concat_ws(
         '/',
@@ -9,7 +10,8 @@ select
         (select oid from pg_database where datname = current_database()),
         to_regclass('sluice.cluster')::oid
     ) end as identity,
-    case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
+    case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn,
+    pg_backend_pid() as process_id;
 
 -- name: history_is_kept
 -- Return whether a database of ours exists yet.
