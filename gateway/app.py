@@ -22,7 +22,7 @@ from gateway.apis.permissions import authorize
 from gateway.apis.topics import make_dead_letter_topic
 from gateway.building.background import build_background
 from gateway.building.cluster import ClusterPart, build_cluster
-from gateway.building.database import open_database
+from gateway.building.database import open_database, wait_for_locks
 from gateway.building.groups import GroupPart, build_groups
 from gateway.building.listeners import (
     Listeners,
@@ -161,7 +161,7 @@ class App:
             regular=False,
         )
         start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
-        await leases.renew()
+        await wait_for_locks(leases.renew)
         undo.push("leases", STEP_TIMEOUT_S, leases.release)
 
         throttles = Throttles(
@@ -215,7 +215,7 @@ class App:
         share.partitions.report_dead_letters(dead_letters.notice)
         start("dead letters", dead_letters.run, interval_ms=0, regular=False)
         if broker.sql_schema:
-            relay = await open_sql_door(database, services, cluster.wakeups)
+            relay = await wait_for_locks(lambda: open_sql_door(database, services, cluster.wakeups))
             start("relay of SQL records", relay.run, interval_ms=0, regular=False)
         background.start(self._supervisor, undo)
         if http is not None:
@@ -228,7 +228,7 @@ class App:
         """Register the node, and load the catalog as the node that it has become. Raise StorageError."""
         membership = cluster.membership
         await membership.require_own_addresses()
-        await membership.join()
+        await wait_for_locks(membership.join)
         log.catalog.place_by(lambda: membership.leads)
         await log.catalog.serve_as(lambda: str(membership.node_id))
         await listeners.certificates.begin(log.catalog.broker)

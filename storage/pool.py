@@ -133,7 +133,7 @@ def _lost_connection(error: StorageUnavailable) -> bool:
     return not isinstance(cause, TimeoutError)
 
 
-def lock_not_available(error: Exception) -> bool:
+def lock_not_available(error: BaseException) -> bool:
     """True if Postgres gave up waiting for a lock."""
     return str(getattr(error, "sqlstate", "")) == "55P03"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -16,12 +18,16 @@ from storage.embedded import EmbeddedPostgres, holds_cluster
 from storage.errors import StorageError, StorageUnavailable
 from storage.history import HistoryStore
 from storage.migrate import has_tables, migrate
-from storage.pool import Database
+from storage.pool import Database, lock_not_available
 
 logger = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 DATABASE_PATIENCE_S = 30.0
 """How long a start waits for a database that does not answer yet."""
+LOCK_PATIENCE_S = 60.0
+"""How long a start waits for a lock that another session of the database holds."""
 DATABASE_RETRY_S = 0.5
 DATABASE_REMINDER_S = 10.0
 """Interval between log lines that the start is still waiting for the database."""
@@ -85,4 +91,23 @@ async def _connect(url: str, settings: Settings) -> Database:
             if text != last_told or now >= remind_s:
                 logger.warning("waiting for the database", database=hide_password(url), error=text)
                 last_told, remind_s = text, now + DATABASE_REMINDER_S
+            await asyncio.sleep(DATABASE_RETRY_S)
+
+
+async def wait_for_locks(step: Callable[[], Awaitable[T]]) -> T:
+    """Run a step of the start, and repeat it while another session holds a lock that the step needs.
+
+    The step must be safe to repeat. Raise StorageError, after LOCK_PATIENCE_S also for the lock.
+    """
+    deadline, remind_s = time.monotonic() + LOCK_PATIENCE_S, 0.0
+    while True:
+        try:
+            return await step()
+        except StorageUnavailable as error:
+            now = time.monotonic()
+            if error.__cause__ is None or not lock_not_available(error.__cause__) or now > deadline:
+                raise
+            if now >= remind_s:
+                logger.warning("waiting for a lock that another session of the database holds", error=str(error))
+                remind_s = now + DATABASE_REMINDER_S
             await asyncio.sleep(DATABASE_RETRY_S)

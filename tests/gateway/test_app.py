@@ -12,6 +12,9 @@ import uuid
 from collections.abc import Callable
 from platform import python_version
 
+import asyncpg
+import pytest
+
 from gateway.apis import SERVED
 from gateway.net.context import Role
 from gateway.version import program_version
@@ -219,6 +222,24 @@ async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(gateway_fact
     answer = await client.send(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 4)
     assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID, "this node coordinates the group, without waiting a minute"
     await client.close()
+
+
+@pytest.mark.parametrize("table", ["coordinator_lease", "node", "sql_door"])
+async def test_a_start_waits_for_a_lock_that_another_session_holds(
+    gateway_factory: GatewayFactory, database_url: str, table: str
+) -> None:
+    gateway = gateway_factory(database_url=database_url)
+    gateway.stop()
+    session = await asyncpg.connect(database_url)
+    async with session.transaction():
+        await session.execute(f"lock table sluice.{table} in share row exclusive mode")
+        start = asyncio.create_task(asyncio.to_thread(gateway.start))
+        async with asyncio.timeout(60):
+            while "waiting for a lock" not in gateway.log_tail():
+                assert not start.done()
+                await asyncio.sleep(0.05)
+    await session.close()
+    await start
 
 
 async def test_each_listener_shows_its_own_address_of_every_node(
