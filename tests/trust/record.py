@@ -14,8 +14,8 @@ COLUMNS = ("date", "commit", "seed", "minutes", "operations", "faults", "verdict
 def record(path: Path, verdict: Verdict, commit: str, at: datetime | None = None) -> None:
     """Append the run to the table at `path`, and create the table if it does not exist.
 
-    `commit`: of the sources that were attacked. `at`: when the run ended; None for now. Operations are records that were
-    acknowledged or consumed, commits, changes of owners and observations.
+    `commit`: of the sources that were attacked. `at`: when the run ended; None for now. Operations are records that
+    were acknowledged or consumed, commits, changes of owners and observations.
     """
     broken = [name for name, sentences in verdict.violations.items() if sentences]
     row = (
