@@ -44,7 +44,7 @@ class MirrorSource:
 
 @dataclass(frozen=True, slots=True)
 class MirrorPosition:
-    """Where the copy of a partition goes on."""
+    """The offset at which the copy of a partition goes on."""
 
     next_offset: int
     leader_epoch: int

@@ -30,7 +30,7 @@ MAX_EMPTY_ROUNDS = 60
 
 
 class Target(Protocol):
-    """Where copied records go."""
+    """The log that takes the copied records."""
 
     async def begin(self, key: TopicPartition, topic: SourceTopic, log_start_offset: int) -> int:
         """Return the source's offset at which the copy goes on. Raise CommandError if the partition cannot take a

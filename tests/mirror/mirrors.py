@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     timestamp: tuple[int, int]
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: tuple[Any, ...]
 
 
 def words(source: str, target: GatewayProcess, *more: str) -> list[str]:

@@ -110,7 +110,7 @@ def test_aborted_records_and_markers_leave_their_offsets_empty(source: str, targ
     original = read_partition(source, topic)
     assert [record.value for record in original[5:]] == [b"committed-1", b"committed-2", b"committed-3"]
     assert read_partition(target.bootstrap, topic) == original
-    everything = read_partition(target.bootstrap, topic, **{"isolation.level": "read_uncommitted"})
+    everything = read_partition(target.bootstrap, topic, 0, **{"isolation.level": "read_uncommitted"})
     assert everything == original, "aborted records are not copied"
     assert watermarks(target.bootstrap, topic) == watermarks(source, topic)
 
@@ -248,6 +248,24 @@ def test_a_following_mirror_copies_what_arrives(source: str, target: GatewayProc
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_waiting_consumer_receives_mirrored_records(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    mirror_once(source, target, "--topics", topic)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": target.bootstrap, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 60_000}
+        | {"socket.timeout.ms": 70_000, "enable.auto.commit": False}
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        assert len(consumer.consume(10, 30)) == 10
+        fill(source, topic, 0, 1)
+        mirror_once(source, target, "--topics", topic)  # its fetch waits at the end of the log by now
+        assert len(consumer.consume(1, 10)) == 1
+    finally:
+        consumer.close()
 
 
 def _wait_for_end(target: GatewayProcess, topic: str, end: int) -> None:
