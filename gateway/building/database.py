@@ -81,8 +81,7 @@ class UrlFile:
     """The database's URL in a file, read for each new connection, because the password in the URL may change."""
 
     def __init__(self, path: Path, url: str) -> None:
-        self._path, self._url = path, url
-        self._told = ""
+        self._path, self._url, self._told = path, url, ""
 
     async def current(self) -> str:
         """Return the URL in the file; the last usable one if the file has none."""
@@ -99,7 +98,8 @@ class UrlFile:
                 file=str(self._path),
                 error=error,
             )
-        self._url, self._told = url, error
+        self._url = url
+        self._told = error
         return url
 
 

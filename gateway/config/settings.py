@@ -51,7 +51,7 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the settings were loaded from, to load them again after a file has changed."""
+    """Arguments of `load`, to load the settings again after a file has changed."""
 
     flags: Mapping[str, str]
     assignments: tuple[str, ...]
@@ -579,7 +579,8 @@ def _load_broker(
     except ConfigError as error:
         value = given.get(error.name)
         origin = "default" if value is None else value.origin
-        raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+        shown = "…" if origin == set_file.origin(_SET) else error.value or ""
+        raise ConfigurationError(error.name, shown, origin, error.reason) from error
     return broker, [_shown(given[name]) for name in sorted(given)]
 
 

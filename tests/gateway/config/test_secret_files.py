@@ -98,6 +98,8 @@ def test_setting_that_is_no_secret_has_no_file(tmp_path: Path) -> None:
     [
         ("SLUICE_DATABASE_URL_FILE", "http://me:hush@host"),
         ("SLUICE_SET_FILE", "hush"),
+        ("SLUICE_SET_FILE", "listener.name.in.plain.sasl.jaas=hush"),
+        ("SLUICE_SET_FILE", "num.partitions=hush"),
         ("SLUICE_SET_FILE", "listener.name.in.plain.sasl.jaas.config=hush"),
     ],
 )
