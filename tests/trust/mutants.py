@@ -88,7 +88,7 @@ MUTANTS: Sequence[Mutant] = (
             Edit(
                 "storage/functions/log.sql",
                 "log_end.next_offset + p_record_counts[i] - 1,",
-                "log_end.next_offset + p_record_counts[i] - 1 + (random() < 0.005)::integer,",
+                "log_end.next_offset + p_record_counts[i] - 1 + (random() < 0.05)::integer,",
             )
         ],
         ("offsets are dense",),
