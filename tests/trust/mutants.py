@@ -91,7 +91,7 @@ MUTANTS: Sequence[Mutant] = (
                 "log_end.next_offset + p_record_counts[i] - 1 + (random() < 0.05)::integer,",
             )
         ],
-        ("offsets are dense",),
+        ("offsets are dense", "every partition can be read to its end"),
     ),
     Mutant(
         "a read of the tail skips a batch",
@@ -110,8 +110,14 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "two appends have one place in a segment",
-        [Edit("storage/segments.py", "self.end += size_bytes\n", "self.end += size_bytes * (position % 11 != 3)\n")],
-        ("nothing acknowledged is lost",),
+        [
+            Edit(
+                "storage/segments.py",
+                "self.end += size_bytes\n",
+                "self.end += size_bytes * (position == 0 or position % 3 > 0)\n",
+            )
+        ],
+        ("nothing acknowledged is lost", "a restart keeps the log"),
         segments=True,
     ),
     Mutant(

@@ -30,11 +30,12 @@ from tests.wire import WireClient
 
 TOPIC = "damaged"
 RECORDS = 40
-ROUNDS = int(os.environ.get("SLUICE_TEST_DAMAGES", "3"))
+ROUNDS = int(os.environ.get("SLUICE_TEST_DAMAGES", "1"))
 """Damages of each kind. A long run uses 100 and more."""
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
+PAGES = 4
+"""Damaged pages of Postgres in each round."""
 SECTOR = 512
-PAGE = 8_192
 INDEX_OF_THE_LOG = "^(chunk|partition|topic|log_object)"
 """Tables and indexes in which Postgres finds a record, as a regular expression."""
 STORAGE_WORDS = ("invalid page", "page verification failed", "could not read", "unexpected data", "KAFKA_STORAGE_ERROR")
@@ -173,7 +174,7 @@ async def test_damaged_page_of_postgres_is_answered_with_an_error_or_stops_the_n
     chance = random.Random(SEED)
     refused = 0
     assert len(files) > 3
-    for table in [*files] * ROUNDS:
+    for table in chance.choices([*files], k=PAGES * ROUNDS):
         async with restored(gateway, gateway.data_dir / "postgres"):
             flip_a_bit(files[table], chance)
             try:

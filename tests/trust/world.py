@@ -42,7 +42,7 @@ SETTINGS = {
     "log.cleaner.backoff.ms": "1000",
 }
 """Settings of every node. Heartbeats and compactions are frequent, so that a short run has many of them."""
-SEGMENTS = {"log.store.inline.max.bytes": "256", "log.store.roll.ms": "2000"}
+SEGMENTS = {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"}
 """Settings of nodes with a directory of segments: most commits go there at once, and the others soon."""
 
 
