@@ -122,7 +122,7 @@ def run(
             workload.start()
         violations: dict[str, list[str]] = {"every node starts again and answers": []}
         try:
-            _attack(attacked, history, chance, names, began_s + seconds, say)
+            _attack(attacked, history, chance, names, time.monotonic() + seconds, say)
             attacked.heal()
             say("All faults have ended; workloads finish.")
             violations["every workload finishes"] = _finish(work, history, read_s)

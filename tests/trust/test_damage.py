@@ -35,6 +35,8 @@ ROUNDS = int(os.environ.get("SLUICE_TEST_DAMAGES", "1"))
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 PAGES = 4
 """Damaged pages of Postgres in each round."""
+BITS = 50
+"""Flipped bits of a file. Most of a page is empty, so few of them would show nothing."""
 SECTOR = 512
 INDEX_OF_THE_LOG = "^(chunk|partition|topic|log_object)"
 """Tables and indexes in which Postgres finds a record, as a regular expression."""
@@ -176,7 +178,8 @@ async def test_damaged_page_of_postgres_is_answered_with_an_error_or_stops_the_n
     assert len(files) > 3
     for table in chance.choices([*files], k=PAGES * ROUNDS):
         async with restored(gateway, gateway.data_dir / "postgres"):
-            flip_a_bit(files[table], chance)
+            for _ in range(BITS):
+                flip_a_bit(files[table], chance)
             try:
                 gateway.start()
             except AssertionError:
