@@ -408,6 +408,7 @@ PAGES = (
     "README.md",
     "docs/configure.md",
     "docs/monitoring.md",
+    "docs/move-from-kafka.md",
     "docs/releasing.md",
     "docs/testing.md",
     "SECURITY.md",
@@ -428,7 +429,14 @@ def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> N
             text=True,
             check=True,
         ).stdout
-        for command in (["serve"], ["test-server"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
+        for command in (
+            ["serve"],
+            ["mirror"],
+            ["test-server"],
+            ["check"],
+            ["groups", "reset-offsets"],
+            ["topics", "tail"],
+        )
     )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag
