@@ -407,6 +407,7 @@ def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
 PAGES = (
     "README.md",
     "docs/configure.md",
+    "docs/move-from-kafka.md",
     "docs/releasing.md",
     "docs/testing.md",
     "SECURITY.md",
@@ -427,7 +428,14 @@ def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> N
             text=True,
             check=True,
         ).stdout
-        for command in (["serve"], ["test-server"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
+        for command in (
+            ["serve"],
+            ["mirror"],
+            ["test-server"],
+            ["check"],
+            ["groups", "reset-offsets"],
+            ["topics", "tail"],
+        )
     )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag
