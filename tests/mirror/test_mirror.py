@@ -15,18 +15,19 @@ from tests.clients.topics import create_topic
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.mirror.mirrors import (
+    CODECS,
     Seen,
     commit,
     committed,
+    fill,
     mirror_once,
     read_partition,
     start,
+    transact,
     try_once,
     watermarks,
 )
 from tests.postgres import Databases
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @pytest.fixture(scope="module")
@@ -44,35 +45,6 @@ def source(clusters: tuple[GatewayProcess, GatewayProcess]) -> str:
 @pytest.fixture
 def target(clusters: tuple[GatewayProcess, GatewayProcess]) -> GatewayProcess:
     return clusters[1]
-
-
-def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
-    """Produce records with keys, headers and timestamps of their own."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
-    for number in range(count):
-        producer.produce(
-            topic,
-            key=None if number % 7 == 0 else b"key-%d" % (number % 20),
-            value=None if number % 11 == 0 else b"%06d" % number * 20,
-            partition=partition,
-            timestamp=1_700_000_000_000 + number * 1000,
-            headers=[("number", b"%d" % number), ("empty", None)],
-        )
-        producer.poll(0)
-    assert producer.flush(60) == 0
-
-
-def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
-    if commits:
-        producer.commit_transaction(30)
-    else:
-        producer.abort_transaction(30)
 
 
 def test_records_keep_offsets_timestamps_keys_headers_and_compression(source: str, target: GatewayProcess) -> None:
