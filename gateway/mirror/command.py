@@ -69,7 +69,7 @@ def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> Non
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="copy once, then compare every record of both clusters; exit code 1 if two differ",
+        help="copy once, then compare all records; exit code 1 if two differ",
     )
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="SECONDS", help="for each answer (30)")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")

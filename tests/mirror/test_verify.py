@@ -76,11 +76,8 @@ def test_a_missing_record_is_a_difference_unless_a_later_one_of_its_key_explains
     assert compared(source, target, WHOLE, less, compacted=True).first_difference == 2, "the last record of key a"
     superseded = {**WHOLE, 4: (b"a", b"3")}
     assert compared(source, target, superseded, {**less, 4: (b"a", b"3")}, compacted=True).first_difference == 1
-    both = {**WHOLE, 4: (b"a", b"3"), 5: (b"b", b"3")}
-    assert (
-        compared(source, target, both, {**less, 4: (b"a", b"3"), 5: (b"b", b"3")}, compacted=True).first_difference
-        is None
-    )
+    last = {4: (b"a", b"3"), 5: (b"b", b"3")}
+    assert compared(source, target, {**WHOLE, **last}, {**less, **last}, compacted=True).first_difference is None
 
 
 def test_a_missing_tombstone_is_no_difference_in_a_compacted_log(source: str, target: GatewayProcess) -> None:
