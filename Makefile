@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-oldest-postgres test-containers test-objects trust check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects trust fuzz check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -37,6 +37,9 @@ test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, buil
 
 trust: $(VENV)/dev.stamp ## Attack a cluster and judge what clients were told; ARGS="--minutes 30 --seed 7"
 	@$(VENV)/bin/python -m tests.trust $(ARGS)
+
+fuzz: $(VENV)/dev.stamp ## Fuzz every reader of strangers' bytes; ARGS="--seconds 600 --only batches"
+	@$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts, prose
 	$(VENV)/bin/ruff check .
