@@ -332,9 +332,7 @@ def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[
         ended: set[tuple[str | None, int | None]] = set()
         came_s = time.monotonic()
         while len(ended) < len(parts) and time.monotonic() < came_s + read_s:
-            messages = consumer.consume(5_000, 0.5)
-            came_s = time.monotonic() if messages else came_s
-            for message in messages:
+            for message in consumer.consume(5_000, 0.5):
                 topic, partition, offset, value = (
                     message.topic(),
                     message.partition(),
@@ -349,6 +347,7 @@ def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[
                 assert topic is not None
                 assert partition is not None
                 assert offset is not None
+                came_s = time.monotonic()
                 key = message.key()
                 log[Place(topic, partition, offset)] = Entry(None if key is None else key.decode(), int(value or b"-1"))
     finally:
@@ -358,13 +357,19 @@ def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[
 
 
 def log_ends(bootstrap: str, topics: Mapping[str, int]) -> dict[Part, int]:
-    """Return where each partition's log ends."""
+    """Return where each partition's log ends, without partitions that no longer exist."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
     parts = [TopicPartition(topic, index) for topic, count in topics.items() for index in range(count)]
     latest = OffsetSpec.latest()
     assert latest is not None
-    answers = admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S)
-    return {Part(part.topic, part.partition): answer.result(CALL_S * 2).offset for part, answer in answers.items()}
+    ends: dict[Part, int] = {}
+    for part, answer in admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S).items():
+        try:
+            ends[Part(part.topic, part.partition)] = answer.result(CALL_S * 2).offset
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+    return ends
 
 
 def describe(bootstrap: str, groups: Mapping[str, str]) -> dict[str, object]:

@@ -115,8 +115,9 @@ async def read_all(gateway: GatewayProcess, values: dict[int, bytes]) -> dict[Er
             code = ErrorCode(answer.error_code)
             codes[code] = codes.get(code, 0) + 1
             if code is ErrorCode.NONE:
-                found = [record for record in iter_records(bytes(answer.records or b"")) if record.offset == offset]
-                assert [record.value for record in found] == [value], f"offset {offset} has other bytes, or none"
+                assert answer.records, f"offset {offset} has no bytes"
+                found = [record for record in iter_records(bytes(answer.records)) if record.offset == offset]
+                assert [record.value for record in found] == [value], f"offset {offset} has other bytes"
     return codes
 
 
