@@ -407,6 +407,7 @@ def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
 PAGES = (
     "README.md",
     "docs/configure.md",
+    "docs/kubernetes.md",
     "docs/monitoring.md",
     "docs/move-from-kafka.md",
     "docs/releasing.md",
@@ -415,6 +416,7 @@ PAGES = (
     "docs/operate.md",
     "docs/security.md",
     "docs/storage.md",
+    "docs/systemd.md",
 )
 
 
