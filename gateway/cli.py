@@ -82,6 +82,24 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
 
 
+def _acls(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_acls
+
+    add_acls(parser)
+
+
+def _quotas(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_quotas
+
+    add_quotas(parser)
+
+
+def _configs(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_configs
+
+    add_configs(parser)
+
+
 def _produce(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_produce
 
@@ -167,6 +185,9 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("transactions", "transactions: list, describe, abort", _transactions),
         _Command("produce", "append the lines of stdin to a topic", _produce),
         _Command("consume", "print the records of a topic", _consume),
+        _Command("configs", "settings of topics, brokers and groups: describe, alter", _configs),
+        _Command("acls", "permissions of principals: list, add, remove", _acls),
+        _Command("quotas", "limits of users, client ids and addresses: list, set, remove", _quotas),
         _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
