@@ -100,6 +100,18 @@ def _configs(parser: argparse.ArgumentParser) -> None:
     add_configs(parser)
 
 
+def _context(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_context
+
+    add_context(parser)
+
+
+def _completion(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands.completion import add_completion
+
+    add_completion(parser, parsers)
+
+
 def _produce(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_produce
 
@@ -201,6 +213,10 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("backup", "copy the database and its records while a node serves", _backup),
         _Command("restore", "make an empty data directory what a backup was", _restore),
     ),
+    "Set up the command line": (
+        _Command("context", "named clusters: list, show, set, use, delete", _context),
+        _Command("completion", "print a script that completes commands in bash, zsh or fish", _completion),
+    ),
     "Look things up": (
         _Command("apis", "list what is served", _apis),
         _Command("decode", "show the fields of a message's body", _decode),
@@ -234,6 +250,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command. This imports what every command needs."""
+    made: dict[str, argparse.ArgumentParser] = {}
+    for commands in COMMANDS.values():
+        for command in commands:
+            if " " not in command.name:
+                made[command.name] = Parser(prog=f"sluice {command.name}", description=command.help)
+                command.add_arguments(made[command.name])
+                made[command.name].description = command.help
+    return made
 
 
 def _without_command(words: Sequence[str], names: Sequence[str]) -> int:

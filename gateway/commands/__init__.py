@@ -71,6 +71,13 @@ def add_configs(parser: argparse.ArgumentParser) -> None:
     _add_verbs(parser, configs.add_commands)
 
 
+def add_context(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import contexts
+
+    parser.set_defaults(run=contexts.run)
+    contexts.add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
+
+
 def add_produce(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import produce
 
@@ -102,10 +109,12 @@ def _add_alone(parser: argparse.ArgumentParser, add_arguments: Callable[[argpars
 
 def _run(given: argparse.Namespace) -> int:
     from gateway.commands.client import Cluster
+    from gateway.commands.contexts import choose
     from gateway.commands.errors import CommandError
     from gateway.commands.security import read_properties
 
     try:
+        choose(given)
         security = read_properties(given.command_config) if given.command_config else None
         with Cluster(given.bootstrap, timeout_s=given.timeout, security=security) as cluster:
             return int(given.command(cluster, given))
