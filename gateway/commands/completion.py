@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = frozenset({"FILE", "DIR"})
@@ -68,9 +69,11 @@ def _add(nodes: list[Node], path: tuple[str, ...], parser: argparse.ArgumentPars
     below: dict[str, argparse.ArgumentParser] = {}
     choices: list[str] = []
     for action in parser._actions:  # argparse shows its actions nowhere else
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
-            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            below = dict(action.choices)
+        found: object = action.choices
+        if isinstance(found, Mapping):  # only subcommands have a mapping here
+            below = dict(cast("Mapping[str, argparse.ArgumentParser]", found))
+            listed = cast("list[argparse.Action]", getattr(action, "_choices_actions", []))
+            helps = {choice.dest: choice.help or "" for choice in listed}
             commands = {name: helps.get(name, "") for name in below}
         elif action.option_strings:
             options.append(_option(action))
