@@ -1,7 +1,7 @@
 """`sluice consume --group`: a member of a group, by aiokafka, which prints records and commits what it printed.
 
 The one idea: a position is committed after its records have reached the output, and before the group may move its
-partition. So a record may be printed twice after a failure, and none is lost.
+partition. So a failure may print a record twice, but loses no record.
 """
 
 from __future__ import annotations
