@@ -152,3 +152,35 @@ async def test_a_group_without_members_commits_without_a_fence(
     (committed,) = consumer.committed([TopicPartition(topic, 1)], timeout=10)
     assert committed.offset == 6
     consumer.close()
+
+
+async def test_the_journal_shows_who_committed_by_sql(
+    sql: Connection, topic: str, join: Callable[..., Consumer]
+) -> None:
+    consumer = join("journaled", topic)
+    member_id = consumer.memberid()
+    generation = await fence(sql, "journaled", member_id)
+    async with sql.transaction():
+        await sql.execute(COMMIT, "journaled", topic, 0, 3, generation, member_id)
+        await sql.execute(COMMIT, "journaled", topic, 1, 4, generation, member_id)
+    with pytest.raises(asyncpg.PostgresError, match="fenced"):
+        await sql.execute(COMMIT, "journaled", topic, 0, 9, generation - 1, member_id)
+    await sql.execute("begin")
+    await sql.execute(COMMIT, "journaled", topic, 0, 8, generation, member_id)
+    await sql.execute("rollback")
+    await sql.execute("select kafka.commit_offset('unfenced', $1, 2, 5)", topic)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while await sql.fetchval("select exists (select from sluice.staged_offset)"):
+        assert time.monotonic() < deadline_s
+        consumer.poll(0.1)
+    role: Any = await sql.fetchval("select session_user")
+    rows = await sql.fetch(
+        """select group_id, generation_id, member_id, topic, partition, "offset", error_code, sql_role, log_end_offset
+        from sluice.journal_offset where kind = 'commit' and topic = $1 order by seq""",
+        topic,
+    )
+    assert [tuple(row) for row in rows] == [
+        ("journaled", generation, member_id, topic, 0, 3, 0, role, 0),
+        ("journaled", generation, member_id, topic, 1, 4, 0, role, 0),
+        ("unfenced", -1, None, topic, 2, 5, 0, role, 0),
+    ]
