@@ -141,7 +141,8 @@ async def test_a_group_without_members_commits_without_a_fence(
 ) -> None:
     await sql.execute("select kafka.commit_offset('simple', $1, 1, 5, 'note')", topic)
     async with sql.transaction():
-        await sql.execute("select kafka.commit_offset('simple', $1, 1, 6)", topic)
+        for offset in (9, 6):
+            await sql.execute("select kafka.commit_offset('simple', $1, 1, $2)", topic, offset)
         await sql.execute("savepoint s")
         await sql.execute("select kafka.commit_offset('simple', $1, 1, 7)", topic)
         await sql.execute("select kafka.commit_offset('simple', $1, 2, 8)", topic)
@@ -152,6 +153,32 @@ async def test_a_group_without_members_commits_without_a_fence(
     (committed,) = consumer.committed([TopicPartition(topic, 1)], timeout=10)
     assert committed.offset == 6
     consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sqlstate", "text"),
+    [
+        ("null, '{topic}', 0, 1", "22004", "must not be NULL"),
+        ("'g', null, 0, 1", "22004", "must not be NULL"),
+        ("'g', '{topic}', null, 1", "22004", "must not be NULL"),
+        ("'g', '{topic}', 0, null", "22004", "must not be NULL"),
+        ("'', '{topic}', 0, 1", "22023", "1 to 1024 bytes"),
+        ("repeat('g', 1025), '{topic}', 0, 1", "22023", "1 to 1024 bytes"),
+        ("'g', '{topic}', 0, -1", "22023", "must not be negative"),
+        ("'g', '{topic}', 0, 1, repeat('m', 4097)", "22023", "must not exceed 4096 bytes"),
+        ("'g', '{topic}', -1, 1", "42704", "does not exist"),
+        ("'g', '{topic}', 3, 1", "42704", "does not exist"),
+        ("'g', 'absent', 0, 1", "42704", "absent-0 does not exist"),
+    ],
+)
+async def test_bad_input_of_a_commit_is_refused(
+    sql: Connection, topic: str, arguments: str, sqlstate: str, text: str
+) -> None:
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await sql.execute(f"select kafka.commit_offset({arguments})".replace("{topic}", topic))
+    assert error(refused).sqlstate == sqlstate
+    assert text in str(refused.value)
+    assert error(refused).hint
 
 
 async def test_the_journal_shows_who_committed_by_sql(
