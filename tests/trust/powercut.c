@@ -69,7 +69,8 @@ static void broken(const char *what) {
 static int counts(const char *path) {
     size_t length = strlen(watched());
     if (!length || strncmp(path, watched(), length) || path[length] != '/') return 0;
-    return !strstr(path, "/postmaster.") && !strstr(path, "/postgres.log") && !strstr(path, "/pgsql_tmp") && !strstr(path, "pg_internal.init");
+    if (strstr(path, "/postmaster.") || strstr(path, "/.s.PGSQL.")) return 0;
+    return !strstr(path, "/postgres.log") && !strstr(path, "/pgsql_tmp") && !strstr(path, "pg_internal.init");
 }
 
 static int path_of(int fd, char *path) {
