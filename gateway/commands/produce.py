@@ -140,7 +140,7 @@ def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: 
         raise CommandError(f"{where} has no leader: repeat the command when a broker leads the partition")
     result = response.responses[0].partition_responses[0]
     if result.error_code:
-        why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {given.topic}")
+        why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {topic}")
         raise CommandError(f"{where}: {why}")
     return result.base_offset
 

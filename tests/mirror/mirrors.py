@@ -139,13 +139,14 @@ def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]
 def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
     """Produce records with keys, headers and timestamps of their own."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
+    first_ms = time.time_ns() // 1_000_000 - count * 1000  # so young that retention keeps them
     for number in range(count):
         producer.produce(
             topic,
             key=None if number % 7 == 0 else b"key-%d" % (number % 20),
             value=None if number % 11 == 0 else b"%06d" % number * 20,
             partition=partition,
-            timestamp=1_700_000_000_000 + number * 1000,
+            timestamp=first_ms + number * 1000,
             headers=[("number", b"%d" % number), ("empty", None)],
         )
         producer.poll(0)
