@@ -254,7 +254,7 @@ async def test_compression_and_append_time_are_the_topics(
 REFUSED = [
     ("null, 'v'", "22004", "topic is NULL"),
     ("'no such topic!', 'v'", "42602", "no legal topic name"),
-    ("'__consumer_offsets', 'v'", "42", "__consumer_offsets"),
+    ("'__consumer_offsets', 'v', 'k'", "42501", "__consumer_offsets is internal"),
     ("'{topic}', 'v', partition => -1", "22023", "partition -1 is negative"),
     ("'{topic}', 'v', partition => 3", "22023", "has no partition 3: it has 3"),
     ("'{topic}', 'v', headers => '[1]'", "22023", "headers must be a JSON object, not array"),
