@@ -80,7 +80,7 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --group dev --group build -o requirements-dev.lock
 	$(COMPILE) pyproject.toml --extra embedded -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo -c requirements-dev.lock -o requirements-pipeline.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo --group readers -c requirements-dev.lock -o requirements-pipeline.lock
 
 dist: $(VENV)/dev.stamp ## Build the last commit's wheel, source distribution, bill of materials and checksums into dist/
 	@$(VENV)/bin/python -m release dist

@@ -111,7 +111,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Look at the logs of master and workers; then start the job again: it goes on where it was.",
     ),
     (
-        r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception",
+        r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception|"
+        r"CommitFailedException|is not an ancestor of",
         "Another writer changed the table at the same moment.",
         "Start the job again; if it happens each time, stop the other writer.",
     ),

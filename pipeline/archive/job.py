@@ -1,4 +1,4 @@
-"""Archive topics into a Delta table, exactly once for every reader of the table.
+"""Archive topics into a Delta or Iceberg table, exactly once for every reader of the table.
 
 The one idea: a batch is a set of offset ranges; it is read by Spark's connector and committed together with the
 progress it makes, so the table is its own checkpoint. A crash leaves files that no commit names, and the next start
@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import connector, kafka, session, table
+from pipeline import catalog, connector, kafka, session, table
 from pipeline.archive import figures, typed
 from pipeline.archive.plan import Batch, Progress, Range, plan
 from pipeline.archive.start import starting_offsets
@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--topics", default="", metavar="A,B", help="topics by name")
     what.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches, also those made later")
     what.add_argument(
-        "--out", required=True, metavar="PATH", help="the Delta table: a folder, or a URL that Spark knows"
-    )
+        "--out", required=True, metavar="TABLE",
+        help="a Delta table's folder, or a URL that Spark knows; with --format iceberg a name like lake.events",
+    )  # fmt: skip
     what.add_argument(
         "--from", dest="start", default="earliest", metavar="WHERE",
         help="earliest, latest, a time (2026-01-31T12:00:00Z or milliseconds), or JSON {topic: {partition: offset}}; "
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default %(default)s)",
     )
     what.add_argument("--on-data-loss", choices=("fail", "continue"), default="fail", help="(default %(default)s)")
+    catalog.add_arguments(parser)
     typed.add_arguments(parser)
     pace = parser.add_argument_group("pace")
     pace.add_argument("--once", action="store_true", help="end when all that was there at the start is archived")
@@ -111,8 +113,8 @@ class Archive:
     ) -> None:
         self._spark, self._cluster, self._arguments = spark, cluster, arguments
         self._topics, self._lines, self._stop = topics, lines, stop
-        self._out: str = arguments.out
-        self._dead_letters = typed.dead_letter_path(arguments)
+        self._out = table.location(arguments.out, arguments.format)
+        self._dead_letters = typed.dead_letter_table(arguments)
         self._run_id = uuid.uuid4().hex
         self._read_committed = arguments.isolation == "read_committed"
         self._typing = typed.typing_of(arguments)
@@ -352,7 +354,7 @@ class Archive:
         return to_records(rows)
 
     def _stored_type(self) -> Any:
-        return typed.stored_type(table.read(self._spark, self._out).schema)
+        return typed.stored_type(table.schema(self._spark, self._out))
 
     def _committed(self, after: Progress) -> int:
         """The rows of the commit that must be ours. PipelineError if another run has written this batch."""

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
     _parse_datatype_string,
 )
 
+from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
 
@@ -67,11 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--evolve", choices=("add", "none"), default="add", help="new fields of JSON (default %(default)s)"
     )
     group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
-    group.add_argument("--dead-letters", metavar="PATH", help="the table of bad records (default: OUT_dead_letters)")
+    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
 
 
-def dead_letter_path(arguments: argparse.Namespace) -> str:
-    return arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters"
+def dead_letter_table(arguments: argparse.Namespace) -> str:
+    """Return the location of the table of bad records."""
+    return table.location(arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters", arguments.format)
 
 
 def typing_of(arguments: argparse.Namespace) -> Typing | None:
@@ -91,9 +93,9 @@ def typing_of(arguments: argparse.Namespace) -> Typing | None:
     return AvroTyping(text, framed=arguments.framing == "confluent")
 
 
-def stored_type(table: StructType) -> StructType:
+def stored_type(columns: StructType) -> StructType:
     """The type of `data` in a table, empty if it has none yet."""
-    found = table[DATA].dataType if DATA in table.names else NO_TYPE
+    found = columns[DATA].dataType if DATA in columns.names else NO_TYPE
     return found if isinstance(found, StructType) else NO_TYPE
 
 

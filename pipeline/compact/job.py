@@ -13,7 +13,7 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import session, table
+from pipeline import delta, session, table
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress as Lines
@@ -73,7 +73,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         try:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 row = spark.sql(
-                    f"OPTIMIZE {table.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
+                    f"OPTIMIZE {delta.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
                 ).collect()[0]
         except Exception as error:
             # Another writer replaced the same files first; the others are still worth it.
@@ -93,8 +93,8 @@ def vacuum(spark: SparkSession, path: str, hours: float, lines: Lines) -> None:
     before = spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled")
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", str(hours >= SAFE_HORIZON_HOURS).lower())
     try:
-        doomed = spark.sql(f"VACUUM {table.name(path)} RETAIN {hours:g} HOURS DRY RUN").count()
-        spark.sql(f"VACUUM {table.name(path)} RETAIN {hours:g} HOURS").collect()
+        doomed = spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS DRY RUN").count()
+        spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS").collect()
     finally:
         spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", before or "true")
     more = " or more" if doomed >= 1000 else ""  # Delta lists no more than that

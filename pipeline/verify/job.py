@@ -16,7 +16,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import kafka, session, table
+from pipeline import catalog, kafka, session, table
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.errors import PipelineError
@@ -47,7 +47,8 @@ TASKS_PER_CORE = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kafka.add_arguments(parser)
-    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
 
@@ -67,7 +68,7 @@ class Verification:
         self, spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, lines: Lines, stop: Stop
     ) -> None:
         self._spark, self._cluster, self._lines, self._stop = spark, cluster, lines, stop
-        self._path: str = arguments.archive
+        self._path = table.location(arguments.archive, arguments.format)
         self._only = [name for name in arguments.topics.split(",") if name]
         self._read_committed = arguments.isolation == "read_committed"
         self._reader = TopicReader(cluster.settings, self._read_committed)
