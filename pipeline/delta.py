@@ -48,6 +48,11 @@ def create(spark: SparkSession, path: str, schema: StructType, partitions: Seque
     spark.sql(f"CREATE TABLE IF NOT EXISTS {name(path)} ({columns}) USING DELTA{by}")
 
 
+def drop(spark: SparkSession, path: str) -> None:
+    folder = spark._jvm.org.apache.hadoop.fs.Path(path)
+    folder.getFileSystem(spark._jsc.hadoopConfiguration()).delete(folder, True)
+
+
 def read(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path)
 

@@ -84,6 +84,10 @@ def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequ
         spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {order}")
 
 
+def drop(spark: SparkSession, where: str) -> None:
+    spark.sql(f"DROP TABLE IF EXISTS {quoted(where)} PURGE")
+
+
 def read(spark: SparkSession, where: str) -> DataFrame:
     head = _head(spark, quoted(where))
     version = "" if head is None else f" VERSION AS OF {head}"

@@ -41,6 +41,11 @@ def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequ
     _format(where).create(spark, where, schema, partitions)
 
 
+def drop(spark: SparkSession, where: str) -> None:
+    """Delete a table and its files."""
+    _format(where).drop(spark, where)
+
+
 def read(spark: SparkSession, where: str) -> DataFrame:
     """Return the table as it is now; later commits do not change the frame. PipelineError if there is no table."""
     if not exists(spark, where):

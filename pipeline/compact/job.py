@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
             f"A horizon of {arguments.horizon_hours:g} hours would remove files of batches and readers that still run.",
             f"Take {LEAST_HORIZON_HOURS} hour or more.",
         )
+    if table.is_iceberg(arguments.archive):
+        raise PipelineError(
+            "compact merges the files of Delta tables only.",
+            "Call Iceberg's procedures rewrite_data_files and expire_snapshots; the archive's progress outlives both.",
+        )
     spark = session.open_session(session.options_of(arguments, "sluice compact"), lines)
     try:
         table.read(spark, arguments.archive)

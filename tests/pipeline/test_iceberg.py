@@ -146,6 +146,43 @@ def written(spark: SparkSession, where: str, head: int | None) -> int:
     return next(row.snapshot_id for row in found if row.snapshot_id not in main)
 
 
+@one_catalog
+def test_the_progress_outlives_merged_files_and_expired_snapshots(lake: SparkSession, gateway: GatewayProcess) -> None:
+    topic, name = filled(gateway.bootstrap, 1, 20), "table => 'default.events'"
+    given = ("--topics", topic, "--max-batch-records", "10", *FORMAT)
+    jobs.archive(lake, gateway.bootstrap, "events", *given)
+    lake.sql(f"CALL sluice.system.rewrite_data_files({name}, options => map('min-input-files', '2'))").collect()
+    now = "older_than => TIMESTAMP '2999-01-01 00:00:00'"
+    lake.sql(f"CALL sluice.system.expire_snapshots({name}, {now}, retain_last => 1)").collect()
+    assert next(commit.operation for commit in table.commits(lake, "iceberg:events")) == "replace"
+    topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(lake, gateway.bootstrap, "events", *given)
+    assert offsets(lake) == list(range(30))
+
+
+def test_a_catalog_that_is_not_described_is_refused() -> None:
+    given = ["--bootstrap", "x", "--out", "x", *FORMAT]
+    for where, words in (
+        (["--catalog", ""], "Iceberg tables need a catalog"),
+        (["--catalog", "postgresql://postgres@/db?host=/tmp", "--warehouse", "/lake"], "by a Unix socket"),
+        (["--catalog", "postgresql://postgres@localhost/db"], "needs a place for files"),
+        (["--catalog", "postgresql://postgres@127.0.0.1:1/db", "--warehouse", "/lake"], "Postgres does not answer"),
+        (["--catalog", "/lake", "--warehouse", "/files"], "holds the files, too"),
+    ):
+        with pytest.raises(PipelineError, match=words):
+            catalog.settings_of(jobs.parse(archive_job, [*given, *where]))
+
+
+def test_a_rest_catalog_and_one_of_the_users_own_are_passed_to_spark() -> None:
+    given = ["--bootstrap", "x", "--out", "x", *FORMAT]
+    rest = catalog.settings_of(jobs.parse(archive_job, [*given, "--catalog", "https://lake/v1", "--warehouse", "w"]))
+    assert {name.removeprefix(catalog.SPARK_NAME): value for name, value in rest.items()} == {
+        "": "org.apache.iceberg.spark.SparkCatalog", ".cache-enabled": "false", ".type": "rest",
+        ".uri": "https://lake/v1", ".warehouse": "w",
+    }  # fmt: skip
+    assert catalog.settings_of(jobs.parse(archive_job, [*given, "--conf", f"{catalog.SPARK_NAME}=my.Catalog"])) == {}
+
+
 # --- the five failures ----------------------------------------------------------------------------------------------
 
 
