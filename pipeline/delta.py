@@ -76,6 +76,36 @@ def append(
     )
 
 
+def merge(frame: DataFrame, path: str, keys: Sequence[str], newer: str, metadata: str) -> int:
+    """Make each row of `frame` the row of its keys, or delete that row if `deleted`. Return the number of changed rows.
+
+    `newer` is a condition over `old` and `new`; a row that is not newer changes nothing. `metadata` is in the commit.
+    """
+    spark = frame.sparkSession
+    on = " AND ".join(f"old.`{each}` = new.`{each}`" for each in keys)
+    columns = [each for each in frame.columns if each != "deleted"]
+    name_of_metadata = "spark.databricks.delta.commitInfo.userMetadata"
+    frame.createOrReplaceTempView("sluice_changes")
+    spark.conf.set(name_of_metadata, metadata)
+    try:
+        row = spark.sql(
+            f"MERGE INTO {name(path)} AS old USING sluice_changes AS new ON {on} "
+            f"WHEN MATCHED AND ({newer}) AND new.deleted THEN DELETE "
+            f"WHEN MATCHED AND ({newer}) THEN UPDATE SET {', '.join(f'`{each}` = new.`{each}`' for each in columns)} "
+            f"WHEN NOT MATCHED AND NOT new.deleted THEN INSERT ({', '.join(f'`{each}`' for each in columns)}) "
+            f"VALUES ({', '.join(f'new.`{each}`' for each in columns)})"
+        ).first()
+    finally:
+        spark.conf.unset(name_of_metadata)
+        spark.catalog.dropTempView("sluice_changes")
+    return 0 if row is None else int(row.num_affected_rows)
+
+
+def replace(frame: DataFrame, path: str, version: int, condition: str) -> None:
+    # Delta itself checks that no other writer took away what it takes away.
+    frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
+
+
 def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
     """Yield the commits that the log still holds, the latest first.
 

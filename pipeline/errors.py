@@ -19,6 +19,7 @@ class PipelineError(Exception):
         self.cause, self.next_step = cause, next_step
 
 
+LOST_FILE = "A file of the table is missing or damaged."
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"ForeignWriterError: ",
@@ -117,8 +118,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Start the job again; if it happens each time, stop the other writer.",
     ),
     (
-        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE",
-        "A file of the table is missing or damaged.",
+        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File",
+        LOST_FILE,
         "Run `sluice-pipeline verify`, which names what is lost; a vacuum during a longer read takes files away, too.",
     ),
 )

@@ -128,6 +128,16 @@ def append(
     _drop_branches(spark, name, branch)
 
 
+def replace(frame: DataFrame, where: str, version: int, condition: str) -> None:
+    (
+        _filled(frame, schema(frame.sparkSession, where))
+        .writeTo(quoted(where))
+        .option("isolation-level", "serializable")
+        .option("validate-from-snapshot-id", str(version))
+        .overwrite(F.expr(condition))
+    )
+
+
 def publish(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
     """Move `main` from `head` to the head of `branch`, or fail: IllegalArgumentException of Java if `main` has moved,
     PipelineError if another job has dropped the branch. Iceberg then creates it anew, from the newest head."""

@@ -8,6 +8,8 @@ rises, a number is committed once, and the job's progress travels in the same co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
 from types import ModuleType
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +18,8 @@ from pyspark.sql.types import StructType
 from pipeline import delta, iceberg
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+
+_LOST_FILES = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
 def location(name: str, kind: str) -> str:
@@ -66,6 +70,37 @@ def append(
 ) -> None:
     """Append `frame` unless `application` has committed `number` or a later one."""
     _format(where).append(frame, where, application, number, metadata, merge_schema=merge_schema)
+
+
+def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str, date]]) -> None:
+    """Replace the days of topics with `frame`, in one commit that fails if another writer changed them since `version`.
+
+    The files of those days are not read. The commit carries no progress.
+    """
+    spans = " OR ".join(f"(topic = {quoted(topic)} AND date = DATE {quoted(str(day))})" for topic, day in days)
+    _format(where).replace(frame, where, version, spans)
+
+
+def version(spark: SparkSession, where: str) -> int:
+    """Return the version, or the snapshot, that `read` reads now."""
+    return next(commits(spark, where)).version
+
+
+@contextmanager
+def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
+    """Read Delta tables without their missing and damaged files. Iceberg's reader knows no such mode."""
+    before = {name: spark.conf.get(name) for name in _LOST_FILES}
+    for name in _LOST_FILES:
+        spark.conf.set(name, "true")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "false")
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def commits(spark: SparkSession, where: str) -> Iterator[Commit]:

@@ -74,7 +74,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             lines.say(f"stopped; {len(parts) - index + 1} days are left for the next time", event="end")
             return
         started = time.monotonic()
-        where = f"topic = {_quoted(part.topic)} AND date = {_quoted(str(part.date))}"
+        where = f"topic = {table.quoted(part.topic)} AND date = {table.quoted(str(part.date))}"
         try:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 row = spark.sql(
@@ -112,10 +112,6 @@ def files(spark: SparkSession, path: str) -> DataFrame:
     """The files of the table's latest version: path, partitionValues, size and what else Delta knows of each."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), spark)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 if __name__ == "__main__":

@@ -95,6 +95,11 @@ def test_verify_names_a_changed_value_and_a_record_that_is_missing(lake: SparkSe
     assert proof.code == 3
     assert f"{topic}-0 offset 20: the archive does not hold it, the topic does" in proof.words
     assert f"{topic}-1 offset 17: its value is another in the archive than in the topic" in proof.words
+    jobs.repair(lake, gateway.bootstrap, "lake.events", "--ranges", f"{topic}-0:20,{topic}-1:17", *FORMAT)
+    assert jobs.verify(lake, gateway.bootstrap, "lake.events", *FORMAT).code == 0
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+    jobs.archive(lake, gateway.bootstrap, "lake.events", "--topics", topic, *FORMAT)
+    assert jobs.verify(lake, gateway.bootstrap, "lake.events", *FORMAT).code == 0
 
 
 @one_catalog
