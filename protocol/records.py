@@ -415,6 +415,13 @@ def end_marker(
     )
 
 
+def without_producer(head: BatchHead) -> BatchHead:
+    """Return the head of the same records without a producer and a transaction. `seal_batch` makes the batch of it."""
+    return head._replace(
+        attributes=head.attributes & ~_TRANSACTIONAL_BIT, producer_id=-1, producer_epoch=-1, base_sequence=-1
+    )
+
+
 def seal_batch(head: BatchHead, payload: Buffer) -> bytearray:
     """The batch of this head and these compressed records; length and CRC are computed, all else is as `head` says."""
     batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))

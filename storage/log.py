@@ -3,8 +3,8 @@
 The one idea: an append is one transaction for many partitions. In it Postgres decides offsets and duplicates under the
 partitions' row locks (`append_chunks` in functions/log.sql, or its short way, `append_inline`) and writes a row per
 chunk. This module decides where the bytes lie. A small commit carries them into Postgres in the same statement. A large
-one is written and synced to a segment while Postgres decides, and committed only after both. A read is one statement
-whose cost follows what it returns, and the bytes of the chunks it names.
+one is written and synced to a segment before its statement, so that Postgres holds no lock while the disk works. A read
+is one statement whose cost follows what it returns, and the bytes of the chunks it names.
 
 It reads no byte of a batch but its head, caches only what it read from files, and notifies no reader. A
 StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with its
@@ -84,11 +84,6 @@ _PARTITION_STATES = statement("partition_states")
 _CHUNK_AT_TIMESTAMP = statement("chunk_at_timestamp")
 _GREATEST_TIMESTAMP = statement("greatest_timestamp")
 _RAISE_LOG_START = statement("raise_log_start")
-
-
-class _WriteFailedError(Exception):
-    """Failure to write a segment. It leaves the transaction by this exception, so that it does not count as
-    Postgres' failure."""
 
 
 class LogStore:
@@ -184,31 +179,18 @@ class LogStore:
         return await self._hot.transact(append)
 
     async def _append_to_segment(self, segments: SegmentWriters, group: AppendGroup, *, wait: bool) -> Row:
-        """Write bytes and index at the same time. Repeat in another segment if this one was sealed because of its
-        age."""
+        """Write and sync the bytes, then decide and write the index by one statement. Repeat in another segment if this
+        one was sealed because of its age."""
         buffers = [buffer for candidate in range(len(group.candidates)) for buffer in group.buffers(candidate)]
         while True:
             segment = await segments.take(group.size_bytes)
             position = segment.reserve(group.size_bytes)
             written = segments.write(segment, buffers, position)
             arguments = group.arguments(wait=wait, object_id=segment.object_id, position=position)
-
-            async def append(
-                connection: Connection,
-                written: asyncio.Future[None] = written,
-                arguments: tuple[object, ...] = arguments,
-            ) -> Row:
-                decided = await connection.fetchrow(_APPEND_CHUNKS, *arguments)
-                assert decided is not None
-                try:
-                    await asyncio.shield(written)
-                except OSError as error:
-                    raise _WriteFailedError(str(error)) from error
-                return decided
-
             try:
-                decided = await self._hot.transact(append)
-            except _WriteFailedError as error:
+                await asyncio.shield(written)
+                decided = await self._hot.fetch_row(_APPEND_CHUNKS, *arguments)
+            except OSError as error:
                 raise StorageUnavailable(f"the log's directory cannot be written: {error}") from error
             finally:
                 # A thread uses the caller's bytes until it has written them.
@@ -218,6 +200,7 @@ class LogStore:
                     segments.drop(segment)
                 else:
                     segments.give_back(segment)
+            assert decided is not None
             if not decided["sealed"]:
                 return decided
             segments.retire(segment)

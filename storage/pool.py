@@ -51,11 +51,16 @@ SESSION_SETTINGS: Mapping[str, str] = {
 Row = Mapping[str, Any]
 T = TypeVar("T")
 
+Url = str | Callable[[], Awaitable[str]]
+"""A database's URL as the user wrote it, or a function that returns the URL for the next connection and does not raise.
+A password may change while the program runs."""
+
 _RETRIED_SQLSTATES = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected: rolled back by Postgres, so safe to run again."""
 
-_TRANSIENT_SQLSTATE_CLASSES = frozenset({"08", "40", "53", "57", "58"})
-"""Connection, rollback, insufficient resources, operator intervention (shutdown, timeouts), system error."""
+_TRANSIENT_SQLSTATE_CLASSES = frozenset({"08", "28", "40", "53", "57", "58"})
+"""Connection, refused login (a changed password may reach the file of the URL a minute later), rollback, insufficient
+resources, operator intervention (shutdown, timeouts), system error."""
 
 _TRANSIENT_SQLSTATES = frozenset({"25006", "25P03", "55P03"})
 """read_only_sql_transaction (a standby after failover), idle_in_transaction timeout, lock_not_available."""
@@ -136,6 +141,11 @@ def _lost_connection(error: StorageUnavailable) -> bool:
 def lock_not_available(error: BaseException) -> bool:
     """True if Postgres gave up waiting for a lock."""
     return str(getattr(error, "sqlstate", "")) == "55P03"
+
+
+def is_refused_login(error: StorageError) -> bool:
+    """True if Postgres refused user or password."""
+    return str(getattr(error.__cause__, "sqlstate", "")).startswith("28")
 
 
 def _retried(error: StorageError) -> bool:
@@ -317,13 +327,17 @@ class Pool:
             self._pool.terminate()
 
 
-async def connect(url: str, settings: Mapping[str, str], **options: float) -> Any:
+async def _dsn(url: Url) -> str:
+    return parse_database_url(url if isinstance(url, str) else await url()).for_asyncpg
+
+
+async def connect(url: Url, settings: Mapping[str, str], **options: float) -> Any:
     """Open an asyncpg connection outside the pools, to the database at `url` as the user wrote it. `settings` are
     pinned as in the pools; `options` are asyncpg's. The connection checks no history and raises what asyncpg raises."""
     connection = await cast(
         Awaitable[Any],
         asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-            parse_database_url(url).for_asyncpg, **cast(Any, options)
+            await _dsn(url), **cast(Any, options)
         ),
     )
     try:
@@ -361,7 +375,7 @@ def _prepare_session(
 
 
 async def _open_pool(
-    url: str,
+    url: Url,
     *,
     connections: int,
     statement_timeout_ms: int,
@@ -380,10 +394,17 @@ async def _open_pool(
         # From Postgres 17 on a default of the database could end a commit that only waits for its disk.
         "transaction_timeout": "0",
     }
+
+    async def connect_anew(_dsn_of_the_pool: object, **options: object) -> Any:
+        return await cast(
+            Awaitable[Any],
+            asyncpg.connect(await _dsn(url), **cast(Any, options)),  # pyright: ignore[reportUnknownMemberType]
+        )
+
     pool = await cast(
         Awaitable[Any],
         asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
-            parse_database_url(url).for_asyncpg,
+            connect=connect_anew,
             min_size=1,
             max_size=connections,
             max_queries=2**62,
@@ -407,13 +428,13 @@ class Database:
     hot: Pool
     cold: Pool
     control: Pool
-    url: str = field(repr=False)
+    url: Url = field(repr=False)
     guard: HistoryGuard = field(repr=False)
 
     @classmethod
     async def open(
         cls,
-        url: str,
+        url: Url,
         *,
         hot_connections: int = 6,
         cold_connections: int = 4,

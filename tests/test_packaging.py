@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 """Default that a compose file gives if the environment has no such variable."""
 RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK = "requirements.lock", "requirements-build.lock", "requirements-dev.lock"
-PIPELINE_LOCK = "requirements-pipeline.lock"
+PIPELINE_LOCK, DOCS_LOCK = "requirements-pipeline.lock", "requirements-docs.lock"
 INSTALL_SECONDS = 600
 START_SECONDS = 60
 
@@ -68,10 +68,11 @@ def declared() -> dict[str, list[Requirement]]:
         BUILD_LOCK: build + system,
         DEVELOPMENT_LOCK: runtime + build + system + development,
         PIPELINE_LOCK: runtime + extras["pipeline"] + extras["demo"],
+        DOCS_LOCK: [Requirement(text) for text in project["dependency-groups"]["docs"]],
     }
 
 
-@pytest.mark.parametrize("name", [RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK, PIPELINE_LOCK])
+@pytest.mark.parametrize("name", [RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK, PIPELINE_LOCK, DOCS_LOCK])
 def test_a_lock_pins_by_hash_what_the_project_declares_and_names_no_host(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "://" not in text
@@ -90,7 +91,7 @@ def test_the_locks_agree_so_that_run_and_test_share_one_environment() -> None:
     for name in (RUNTIME_LOCK, BUILD_LOCK):
         for package, (requirement, _) in locked(name).items():
             assert development[package][0].specifier == requirement.specifier
-    for package, (requirement, _) in locked(PIPELINE_LOCK).items():
+    for package, (requirement, _) in (locked(PIPELINE_LOCK) | locked(DOCS_LOCK)).items():
         assert package not in development or development[package][0].specifier == requirement.specifier
 
 
@@ -341,7 +342,7 @@ def test_docker_compose_resolves_the_cluster_profile_as_documented() -> None:
     result = subprocess.run(command, cwd=ROOT, env=outside(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     services = yaml.safe_load(result.stdout)["services"]
-    gateways = {name: service for name, service in services.items() if name != "postgres"}
+    gateways = {name: service for name, service in services.items() if service["image"] == "sluice"}
     shared: set[tuple[str | None, object]] = set()
     ports: list[int] = []
     for service in gateways.values():
@@ -407,12 +408,18 @@ def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
 PAGES = (
     "README.md",
     "docs/configure.md",
+    "docs/monitoring.md",
+    "docs/move-from-kafka.md",
     "docs/releasing.md",
     "docs/testing.md",
     "SECURITY.md",
     "docs/operate.md",
     "docs/security.md",
     "docs/storage.md",
+    "docs/index.md",
+    "docs/tutorial.md",
+    "docs/rebalances.md",
+    "docs/durability.md",
 )
 
 
@@ -427,7 +434,14 @@ def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> N
             text=True,
             check=True,
         ).stdout
-        for command in (["serve"], ["test-server"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
+        for command in (
+            ["serve"],
+            ["mirror"],
+            ["test-server"],
+            ["check"],
+            ["groups", "reset-offsets"],
+            ["topics", "tail"],
+        )
     )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag

@@ -11,15 +11,9 @@ import uuid
 
 from gateway.apis.leaving import farewell
 from gateway.apis.services import HasGroups
-from gateway.coordinator.model import (
-    ConnectionId,
-    Heartbeat,
-    JoinGroup,
-    LeaveGroup,
-    LeavingMember,
-    MemberId,
-    SyncGroup,
-)
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.requests import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse

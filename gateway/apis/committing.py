@@ -17,10 +17,11 @@ from uuid import UUID
 
 from gateway.apis.offset_topics import has_partition
 from gateway.apis.services import HasGroups, HasOffsets, HasSettings
-from gateway.coordinator.facts import OffsetsCommitted
-from gateway.coordinator.model import ConnectionId, MemberId, OffsetCommitReply
-from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
-from gateway.coordinator.model import TxnOffsetCommit as TxnOffsetCommitEvent
+from gateway.coordinator.facts import MemberId, OffsetsCommitted
+from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.requests import OffsetCommit as OffsetCommitEvent
+from gateway.coordinator.requests import OffsetCommitReply
+from gateway.coordinator.requests import TxnOffsetCommit as TxnOffsetCommitEvent
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces

@@ -20,8 +20,8 @@ from gateway.apis.visibility import HIDDEN, group_views, shows_all, topic_names
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.consumer.views import describe
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import MemberId
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each

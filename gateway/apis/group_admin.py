@@ -12,9 +12,10 @@ from typing import Protocol
 
 from gateway.apis.services import HasShare
 from gateway.apis.visibility import ViewsGroups, group_views
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.views import describe
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import DeleteGroup, Group
+from gateway.coordinator.requests import DeleteGroup
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations

@@ -15,11 +15,13 @@ from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition,
 from gateway.apis.services import FindsTopics, HasGroups, HasIdleOwners, HasOffsets
 from gateway.apis.visibility import ViewsGroups
 from gateway.coordinator.classic.handoff import awaited_by, member_on
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import Group, HandoffProgress, MemberId
+from gateway.coordinator.requests import HandoffProgress
 from gateway.coordinator.streams.model import StreamsGroup
 from gateway.coordinator.streams.offsets import fetch_refusal as streams_fetch_refusal
 from gateway.net.context import RequestContext

@@ -16,8 +16,8 @@ from gateway.apis.services import FindsTopics, HasGroups
 from gateway.apis.subscribed_topics import look_up_subscribed
 from gateway.apis.visibility import HIDDEN, group_views, shows_all, topic_names
 from gateway.coordinator.consumer.partitions import Partitions
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import MemberId
 from gateway.coordinator.share.model import SIMPLE, ShareGroup, ShareGroupHeartbeat, ShareMember, state_of
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext

@@ -18,8 +18,8 @@ from gateway.apis.leaving import farewell
 from gateway.apis.services import ChangesCatalog, FindsTopics, HasGroups, HasThrottles
 from gateway.apis.topics import make_internal_topics
 from gateway.apis.visibility import group_views, may_create_topic, shows_all
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import MemberId
 from gateway.coordinator.streams.model import (
     Endpoint,
     EndpointPartitions,

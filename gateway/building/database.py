@@ -13,12 +13,12 @@ import structlog
 
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.histories import begin_history
-from gateway.config.settings import Settings, hide_password
+from gateway.config.settings import Settings, hide_password, read_database_url
 from storage.embedded import EmbeddedPostgres, holds_cluster
 from storage.errors import StorageError, StorageUnavailable
 from storage.history import HistoryStore
 from storage.migrate import has_tables, migrate
-from storage.pool import Database, lock_not_available
+from storage.pool import Database, Url, is_refused_login, lock_not_available
 
 logger = structlog.get_logger(__name__)
 
@@ -50,7 +50,8 @@ async def open_database(settings: Settings, undo: Undo) -> DatabasePart:
         undo.push("embedded postgres", POSTGRES_STOP_TIMEOUT_S, embedded.stop)
         url = await embedded.start()
     try:
-        database = await _connect(url, settings)
+        file = settings.database_url_file
+        database = await _connect(url if file is None else UrlFile(file, url).current, settings)
         undo.push("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S))
         if settings.database_url is not None:
             await _require_moved(database, url, settings.data_dir)
@@ -76,9 +77,36 @@ async def _require_moved(database: Database, url: str, data_dir: Path) -> None:
     )
 
 
-async def _connect(url: str, settings: Settings) -> Database:
+class UrlFile:
+    """The database's URL in a file, read for each new connection, because the password in the URL may change."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        self._path, self._url, self._told = path, url, ""
+
+    async def current(self) -> str:
+        """Return the URL in the file; the last usable one if the file has none."""
+        url, error = self._url, ""
+        try:
+            url = await asyncio.to_thread(read_database_url, self._path)
+        except ValueError as refused:
+            error = str(refused)
+        if url != self._url:
+            logger.info("the URL of the database changed", file=str(self._path), database=hide_password(url))
+        if error and error != self._told:
+            logger.error(
+                "the file with the database's URL cannot be used: the last URL stays in use; correct the file",
+                file=str(self._path),
+                error=error,
+            )
+        self._url = url
+        self._told = error
+        return url
+
+
+async def _connect(url: Url, settings: Settings) -> Database:
     deadline = time.monotonic() + DATABASE_PATIENCE_S
     last_told, remind_s = "", 0.0
+    shown = hide_password(settings.database_url or str(url))
     while True:
         try:
             return await Database.open(
@@ -86,10 +114,10 @@ async def _connect(url: str, settings: Settings) -> Database:
             )
         except StorageUnavailable as error:
             now, text = time.monotonic(), str(error)
-            if now > deadline:
+            if now > deadline or is_refused_login(error):
                 raise
             if text != last_told or now >= remind_s:
-                logger.warning("waiting for the database", database=hide_password(url), error=text)
+                logger.warning("waiting for the database", database=shown, error=text)
                 last_told, remind_s = text, now + DATABASE_REMINDER_S
             await asyncio.sleep(DATABASE_RETRY_S)
 

@@ -129,7 +129,7 @@ def _tls(listener: Listener, broker: BrokerConfig, certificates: Certificates, m
 
     identify = None if security.sasl is not None else identify_by(security.tls)
     context = make_context(security.tls, failed)
-    certificates.add(listener, context)
+    certificates.add(listener, context, security.tls)
     return Tls(context, identify)
 
 

@@ -30,12 +30,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "-b",
         "--bootstrap",
         "--bootstrap-server",
-        type=_addresses,
+        type=addresses,
         default=os.environ.get("SLUICE_BOOTSTRAP") or DEFAULT_BOOTSTRAP,
         metavar="HOST:PORT,…",
         help=f"any broker of the cluster (default: $SLUICE_BOOTSTRAP, else {DEFAULT_BOOTSTRAP})",
     )
-    parser.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     parser.add_argument(
         "--command-config",
         metavar="FILE",
@@ -45,7 +45,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
-def _addresses(text: str) -> tuple[Address, ...]:
+def addresses(text: str) -> tuple[Address, ...]:
+    """Return the addresses of HOST:PORT,HOST:PORT. Raise argparse.ArgumentTypeError."""
     found: list[Address] = []
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
@@ -55,11 +56,12 @@ def _addresses(text: str) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Return a time from more than 0 to an hour. Raise argparse.ArgumentTypeError."""
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 3600:
+        found = 0.0
+    if not 0 < found <= 3600:
         raise argparse.ArgumentTypeError("expected seconds, more than 0")
-    return seconds
+    return found

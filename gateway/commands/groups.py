@@ -223,7 +223,7 @@ def _partition_rows(
     All partitions of a topic for which the group has committed are listed. Without a commit the lag is unknown: a new
     member reads `never_committed` records if its auto.offset.reset is earliest, and none of them if it is latest.
     """
-    commits = _committed(cluster, group_id)
+    commits = committed(cluster, group_id)
     starts = share_starts(cluster, group_id) if not commits else {}
     wanted = sorted(
         commits.keys() | owners.keys() | starts.keys() | _all_partitions(cluster, {topic for topic, _ in commits})
@@ -264,7 +264,9 @@ def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartit
     }
 
 
-def _committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
+def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
+    """Return the commits of a group; none if the group does not exist."""
+
     def code(response: OffsetFetchResponse) -> int:
         return response.error_code
 
@@ -282,17 +284,17 @@ def _committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
 
 def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
     group_id: str = given.group
-    commits = _committed(cluster, group_id)
+    commits = committed(cluster, group_id)
     wanted = _wanted_partitions(cluster, given, commits)
     if not wanted:
         raise CommandError(f"group {group_id} has committed nothing; name topics with --topic")
     known = [] if commits else [str(row["group"]) for row in listed_groups(cluster)]
     is_new = not commits and group_id not in known
     rows: list[Row] = []
-    targets: dict[TopicPartition, int] = {}
+    targets: dict[TopicPartition, Commit] = {}
     for (topic, partition), target in _targets(cluster, given, wanted, commits).items():
         commit = commits.get((topic, partition))
-        targets[topic, partition] = target
+        targets[topic, partition] = Commit(target, "")
         rows.append(
             {
                 "topic": topic,
@@ -304,7 +306,7 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
         )
     if given.execute:
         _demand_no_members(cluster, group_id)
-        _commit(cluster, group_id, targets)
+        commit_offsets(cluster, group_id, targets)
     show(rows, ("topic", "partition", "committed", "new", "moved"), as_json=given.json)
     if is_new:
         print(f"sluice: group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}", file=sys.stderr)
@@ -373,13 +375,16 @@ def _targets(
     return targets
 
 
-def _commit(cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, int]) -> None:
+def commit_offsets(cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, Commit]) -> None:
+    """Commit for a group without members. Raise CommandError if the group has members."""
     topics = tuple(
         OffsetCommitRequestTopic(
             name=name,
             partitions=tuple(
-                OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset, committed_metadata="")
-                for (topic, partition), offset in targets.items()
+                OffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=each.offset, committed_metadata=each.metadata
+                )
+                for (topic, partition), each in targets.items()
                 if topic == name
             ),
         )

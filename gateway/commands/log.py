@@ -141,7 +141,7 @@ class Reader:
             return
         if code:
             raise CommandError(f"{self._topic}[{partition}] cannot be read: {ErrorCode(code).name}")
-        aborted = _Aborted(answer.aborted_transactions or ())
+        aborted = Aborted(answer.aborted_transactions or ())
         for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
             head = read_head(batch)
             try:
@@ -153,7 +153,7 @@ class Reader:
             self.positions[partition] = max(self.positions[partition], head.last_offset + 1)
 
 
-class _Aborted:
+class Aborted:
     """Filter of aborted transactions and control batches: the client's part of reading committed records."""
 
     def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:

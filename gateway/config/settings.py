@@ -14,7 +14,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from gateway.config.listeners import (
     parse_roles,
     render_address,
 )
+from gateway.config.secret_files import SUFFIX, SecretFileError, SecretFiles, read_secret, read_secret_files
 from gateway.config.security import listener_security
 from gateway.config.suggestions import did_you_mean, may_be_secret
 from gateway.operate.logs import LOG_LEVELS, LogFormat
@@ -48,6 +49,22 @@ class ConfigurationError(Exception):
         super().__init__(f"{option}: {value!r} (from {origin}): {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Arguments of `load`, to load the settings again after a file has changed."""
+
+    flags: Mapping[str, str]
+    assignments: tuple[str, ...]
+    environment: Mapping[str, str]
+    config: str | None
+    files: tuple[Path, ...]
+    """Files that were read: the TOML file, and those with secrets."""
+
+    def load(self) -> Settings:
+        """Load the settings again. Raise ConfigurationError."""
+        return load(self.flags, self.assignments, self.environment, self.config).settings
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The options, typed. Field names are the options' with underscores."""
@@ -57,6 +74,8 @@ class Settings:
     roles: Roles
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
+    database_url_file: Path | None = None
+    """File that `database_url` was read from. Each new connection reads it again."""
     data_dir: Path
     postgres_bin: Path | None
     """Directory of the programs of the embedded Postgres; None: the wheel's or the system's."""
@@ -77,6 +96,7 @@ class Settings:
     workers: int
     """Nodes that `sluice serve` runs, one process each. If there are several, these settings are the first node's."""
     broker: BrokerConfig
+    sources: Sources = field(repr=False, compare=False)
 
     @property
     def log_place(self) -> Path | str | None:
@@ -107,6 +127,11 @@ def _advertised(text: str) -> Address:
 
 def _address_or_off(text: str) -> Address | None:
     return None if text == "off" else parse_address(text)
+
+
+def read_database_url(path: Path) -> str:
+    """Return the URL that a file holds. Raise ValueError, without any part of the URL in it."""
+    return _database_url(read_secret(path))
 
 
 def _database_url(text: str) -> str:
@@ -274,6 +299,12 @@ _BY_FIELD = {option.field: option for option in OPTIONS}
 _BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
 _OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG"})
 """Other variables of ours. The last two are defaults of commands that connect to a broker."""
+_SET = "SLUICE_SET"
+_SECRET_VARIABLES = (
+    *(option.variable for option in OPTIONS if option.secret),
+    *(variable for variable, name in _BROKER_VARIABLES.items() if BROKER_CONFIGS[name].type is ConfigType.PASSWORD),
+)
+"""Variables whose values may be in files, beside SLUICE_SET."""
 TEST_PREFIX = "SLUICE_TEST_"
 """Variables of the test suite, which a gateway that it starts may inherit."""
 _SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
@@ -308,6 +339,15 @@ def load(
     `config` is the file's path (flag `--config`), else `SLUICE_CONFIG`. Raise ConfigurationError.
     """
     _refuse_unknown_variables(environment)
+    sources = Sources(dict(flags), tuple(assignments), dict(environment), config, ())
+    try:
+        secrets = read_secret_files(environment, _SECRET_VARIABLES)
+        # SLUICE_SET and a file of more settings do not exclude each other.
+        named = {name: text for name, text in environment.items() if name == _SET + SUFFIX}
+        set_file = read_secret_files(named, (_SET,))
+    except SecretFileError as error:
+        raise ConfigurationError(error.variable, error.path, "environment", error.reason) from error
+    environment = secrets.environment
     path, named_by = config, "flag --config"
     if not path:
         path, named_by = environment.get("SLUICE_CONFIG"), "environment SLUICE_CONFIG"
@@ -319,7 +359,7 @@ def load(
         if option.name in flags:
             text, origin = flags[option.name], f"flag {option.flag}"
         elif option.variable in environment:
-            text, origin = environment[option.variable], f"environment {option.variable}"
+            text, origin = environment[option.variable], secrets.origin(option.variable)
         elif option.field in file_options:
             text, origin = file_options[option.field], f"file {path}"
         if text is None:
@@ -331,7 +371,7 @@ def load(
                 shown = "…" if option.secret else hide_password(text)
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
         values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
-    broker, broker_values = _load_broker(assignments, environment, file_broker, path)
+    broker, broker_values = _load_broker(sources.assignments, secrets, set_file, file_broker, path)
     warnings: list[str] = []
     given = {value.name: value for value in broker_values}
     warnings += [
@@ -353,13 +393,20 @@ def load(
             warnings.append(f"rack (from {options['rack'].origin}) is not looked at: broker.rack is given")
         parsed["rack"] = given["broker.rack"].text or None
     values.extend(broker_values)
+    url_file = secrets.files.get(_BY_FIELD["database_url"].variable)
     settings = Settings(
         **parsed,
+        database_url_file=url_file if "database-url" not in flags else None,
+        sources=replace(sources, files=_files(path, secrets, set_file)),
         listeners=listeners,
         roles=replace(roles, controller_listeners=tuple(each.name for each in listeners if each.is_controller)),
         broker=broker,
     )
     return Configuration(settings, tuple(values), tuple(warnings))
+
+
+def _files(path: str | None, *secrets: SecretFiles) -> tuple[Path, ...]:
+    return (*((Path(path),) if path else ()), *(file for each in secrets for file in each.files.values()))
 
 
 def _lowered(sentence: str) -> str:
@@ -446,6 +493,7 @@ def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     known = {option.variable for option in OPTIONS} | _BROKER_VARIABLES.keys() | _OTHER_VARIABLES
+    known |= {variable + SUFFIX for variable in (*_SECRET_VARIABLES, _SET)}
     for name, text in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(TEST_PREFIX):
             continue
@@ -505,16 +553,25 @@ def _as_text(name: str, value: object, origin: str) -> str:
 
 
 def _load_broker(
-    assignments: Iterable[str], environment: Mapping[str, str], file_broker: Mapping[str, str], path: str | None
+    assignments: Iterable[str],
+    secrets: SecretFiles,
+    set_file: SecretFiles,
+    file_broker: Mapping[str, str],
+    path: str | None,
 ) -> tuple[BrokerConfig, list[Value]]:
+    environment = secrets.environment
     given: dict[str, Value] = {name: Value(name, text, f"file {path}") for name, text in file_broker.items()}
     # A value may contain a comma (cleanup.policy lists), so only a comma before another assignment separates.
     for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9._\-]*=)", environment.get("SLUICE_SET", "")):
         if assignment.strip():
             _assign(given, assignment, "environment SLUICE_SET")
+    # A line is one assignment, because a value such as a JAAS configuration may contain any other separator.
+    for line in set_file.environment.get(_SET, "").splitlines():
+        if line.strip():
+            _assign(given, line, set_file.origin(_SET), secret=True)
     for variable, name in _BROKER_VARIABLES.items():
         if variable in environment:
-            given[name] = Value(name, environment[variable], f"environment {variable}")
+            given[name] = Value(name, environment[variable], secrets.origin(variable))
     for assignment in assignments:
         _assign(given, assignment, "flag --set")
     try:
@@ -522,7 +579,8 @@ def _load_broker(
     except ConfigError as error:
         value = given.get(error.name)
         origin = "default" if value is None else value.origin
-        raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+        shown = "…" if origin == set_file.origin(_SET) else error.value or ""
+        raise ConfigurationError(error.name, shown, origin, error.reason) from error
     return broker, [_shown(given[name]) for name in sorted(given)]
 
 
@@ -532,10 +590,11 @@ def _shown(value: Value) -> Value:
     return Value(value.name, HIDDEN, value.origin) if secret else value
 
 
-def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:
+def _assign(given: dict[str, Value], assignment: str, origin: str, *, secret: bool = False) -> None:
     name, equals, text = assignment.strip().partition("=")
     if not equals or not name:
-        raise ConfigurationError("set", assignment, origin, "expected KEY=VALUE, e.g. num.partitions=3")
+        shown = "…" if secret else assignment
+        raise ConfigurationError("set", shown, origin, "expected KEY=VALUE, e.g. num.partitions=3")
     given[name.strip()] = Value(name.strip(), text.strip(), origin)
 
 

@@ -13,9 +13,9 @@ from uuid import UUID
 
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.timeline import timeline
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import Group
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.journal_members import AnyMember, OwnedPartition, instance_of, owned_by, session_timeout_ms

@@ -27,7 +27,7 @@ from gateway.coordinator.facts import (
     TargetComputed,
 )
 from gateway.coordinator.machine import Step, StoredGroup, Value
-from gateway.coordinator.model import (
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
     Heartbeat,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gateway.coordinator.model import Group, Member, MemberId, Protocols
+from gateway.coordinator.classic.model import Group, Member
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.requests import Protocols
 from protocol import consumer
 from protocol.errors import ProtocolError
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic, Describing
-from gateway.coordinator.model import Settings
+from gateway.coordinator.settings import Settings
 from gateway.groups.settings import group_settings
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST

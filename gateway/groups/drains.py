@@ -18,6 +18,7 @@ from uuid import UUID
 import structlog
 
 from gateway.coordinator.classic import handoff as classic_handoff
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Fact, OffsetsCommitted, RebalanceBegun, TransactionCommitted
@@ -30,7 +31,7 @@ from gateway.coordinator.handoff import (
     HandoffsChanged,
 )
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import Group, HandoffProgress
+from gateway.coordinator.requests import HandoffProgress
 from gateway.groups.commit_pace import CommitPaces
 from gateway.groups.groups import Groups
 from gateway.groups.marks import Mark, Marks

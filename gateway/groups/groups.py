@@ -14,6 +14,7 @@ import structlog
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import Leases, shard_of
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
@@ -26,7 +27,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary, Value
-from gateway.coordinator.model import Group, Settings
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.share.machine import SHARE
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.machine import STREAMS

@@ -19,6 +19,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from gateway.coordinator.classic.handoff import member_on
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.observer import claims_of, is_cooperative, partitions_or_none
 from gateway.coordinator.facts import (
     MAX_NAMED,
@@ -29,7 +30,6 @@ from gateway.coordinator.facts import (
     ProtocolViolated,
     Violation,
 )
-from gateway.coordinator.model import Group
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
+from gateway.coordinator.classic.model import Group, Member
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, MemberState
 from gateway.coordinator.facts import Fact, MemberId, TargetComputed
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import Group, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.share.model import ShareGroup, ShareMember
 from gateway.coordinator.streams.model import MemberState as StreamsMemberState

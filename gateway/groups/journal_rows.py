@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Conversion,
@@ -37,7 +38,6 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
-from gateway.coordinator.model import Group, GroupState, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.coordinator.share.model import ShareGroup
 from gateway.groups.journal_members import (

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from gateway.coordinator.classic.model import Group, Member
 from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
-from gateway.coordinator.model import Group, Member
 from gateway.groups.journal_members import (
     AnyMember,
     OwnedPartition,

@@ -20,7 +20,7 @@ from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, Machines, StoredGroup, Value
-from gateway.coordinator.model import Settings
+from gateway.coordinator.settings import Settings
 from gateway.groups.gatherer import Gatherer
 from gateway.groups.slot import Unstored
 from storage.errors import StorageConflict, StorageUnavailable

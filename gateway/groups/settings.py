@@ -32,7 +32,7 @@ from gateway.config.group import (
     group_number,
 )
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings, ShareSettings, StreamsSettings
+from gateway.coordinator.settings import ConsumerSettings, MigrationPolicy, Settings, ShareSettings, StreamsSettings
 
 logger = structlog.stdlib.get_logger(__name__)
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
 from gateway.coordinator.consumer.model import MemberState as ConsumerMemberState
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions
 from gateway.coordinator.machine import Value
-from gateway.coordinator.model import Group, GroupState, Member
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.model import MemberState as StreamsMemberState
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember

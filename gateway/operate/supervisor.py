@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from gateway.config.definition import ConfigError
+from gateway.config.settings import ConfigurationError
 from gateway.operate.metrics import Metrics
 from storage.errors import StorageError
 
 logger = structlog.stdlib.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
+FORESEEN = (StorageError, TimeoutError, ConfigError, ConfigurationError)
+"""Errors whose text is the whole diagnosis."""
 MAX_BACKOFF_S = 10.0
 """The longest back-off; never longer than the pass's own interval, because a node whose leases lapse in the meantime
 serves no group."""
@@ -70,7 +74,7 @@ class Supervisor:
                 text = f"{type(error).__name__}: {error}"
                 if text != told:
                     # While Postgres is away each pass fails alike, and a trace would show where, not why.
-                    told, foreseen = text, isinstance(error, StorageError | TimeoutError)
+                    told, foreseen = text, isinstance(error, FORESEEN)
                     logger.log(
                         logging.WARNING if foreseen else logging.ERROR,
                         "background pass failed",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
@@ -169,6 +170,10 @@ class ListenerSasl:
         find = partial(self.users.find, address=address)
         find_token = partial(self.users.find_token, address=address)
         return ScramExchange(MECHANISMS[mechanism], find, find_token, self.clock)
+
+    def renew_users(self, users: Mapping[str, str]) -> None:
+        """Replace the users of PLAIN and their passwords for later logins."""
+        self.settings = replace(self.settings, plain_users=users)
 
     async def close(self) -> None:
         if self.tokens is not None:

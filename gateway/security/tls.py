@@ -15,6 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -135,32 +136,48 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
     return context
 
 
+@dataclass(slots=True)
+class _Served:
+    """A TLS listener, the context with which its connections are made, and the settings in force."""
+
+    listener: Listener
+    context: ListenerContext
+    settings: TlsSettings
+
+
 class Certificates:
     """Certificates of the node's TLS listeners. Each listener may get new ones while it serves (KIP-226)."""
 
     def __init__(self) -> None:
-        self._contexts: list[tuple[Listener, ListenerContext]] = []
+        self._served: list[_Served] = []
 
-    def add(self, listener: Listener, context: ListenerContext) -> None:
+    def add(self, listener: Listener, context: ListenerContext, settings: TlsSettings) -> None:
         """Add a context with which the listener's connections are made."""
-        self._contexts.append((listener, context))
+        self._served.append(_Served(listener, context, settings))
 
-    async def read(self, broker: BrokerConfig) -> Callable[[], None]:
-        """Read the certificates that `broker` names for listeners whose settings were altered, now or before. The
-        returned function puts them into use for later connections. Raise ConfigError if they cannot be used."""
-        made: list[tuple[ListenerContext, ListenerContext]] = []
-        for listener, context in self._contexts:
-            if context.successor is None and not is_altered(listener, broker):
+    @property
+    def files(self) -> list[str]:
+        """Files with the keys and certificates in use."""
+        named = [file for each in self._served for file in (each.settings.key_file, each.settings.trusted_file)]
+        return [file for file in named if file is not None]
+
+    async def read(self, broker: BrokerConfig, *, every: bool = False) -> Callable[[], None]:
+        """Read the certificates that `broker` names: those of `every` listener, else of listeners whose settings were
+        altered, now or before. The returned function puts them into use for later connections. Raise ConfigError if
+        they cannot be used."""
+        made: list[tuple[_Served, ListenerContext, TlsSettings]] = []
+        for each in self._served:
+            if not every and each.context.successor is None and not is_altered(each.listener, broker):
                 continue
-            settings = listener_security(listener, broker).tls
+            settings = listener_security(each.listener, broker).tls
             assert settings is not None
-            successor = await asyncio.to_thread(make_context, settings, context.failed)
-            successor.pending = context.pending
-            made.append((context, successor))
+            successor = await asyncio.to_thread(make_context, settings, each.context.failed)
+            successor.pending = each.context.pending
+            made.append((each, successor, settings))
 
         def use() -> None:
-            for context, successor in made:
-                context.successor = successor
+            for each, successor, settings in made:
+                each.context.successor, each.settings = successor, settings
             if made:
                 logger.info("certificates were read again", listeners=len(made))
 

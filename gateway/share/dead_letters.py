@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.settings import ShareSettings
 from gateway.coordinator.share.partition import DeadLettersSettled, Range
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog

@@ -20,7 +20,7 @@ from uuid import UUID
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.membership import Membership
 from gateway.config.group import BY_DURATION, duration_ms
-from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.settings import ShareSettings
 from gateway.coordinator.share.partition import (
     Acquire,
     Acquired,

@@ -12,17 +12,11 @@ import uuid
 from collections.abc import Collection
 from dataclasses import replace
 
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Request, Value
-from gateway.coordinator.model import (
-    Group,
-    JoinGroup,
-    JoinReply,
-    LeaveGroup,
-    LeavingMember,
-    SyncGroup,
-)
+from gateway.coordinator.requests import JoinGroup, JoinReply, LeaveGroup, LeavingMember, SyncGroup
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.groups import Groups

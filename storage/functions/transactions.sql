@@ -159,6 +159,16 @@ begin
             select count(*) from (
                 select from pending_offset o where o.producer_id = p_producer_id limit p_max_pending
             ) pending
+        ) > p_max_pending and (
+            -- The sum counts an offset twice if the transaction has committed its partition before.
+            select count(*) from (
+                select p_group_ids[added.fence_position], added.topic_id, added.partition_index
+                from unnest(p_fence_positions, p_topic_ids, p_partition_indexes)
+                    added (fence_position, topic_id, partition_index)
+                union
+                select o.group_id, o.topic_id, o.partition_index
+                from pending_offset o where o.producer_id = p_producer_id
+            ) distinct_offsets
         ) > p_max_pending then 'transaction_too_large'
     end;
     if unfit is not null then

@@ -1,5 +1,54 @@
 -- Produce: kafka.produce and kafka.produce_many.
 
+create or replace function sluice.door_produce(
+    p_topic text, p_value bytea, p_key bytea, p_headers jsonb, p_partition integer, p_timestamp timestamptz
+) returns void
+language plpgsql volatile
+set search_path = sluice, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+as $$
+-- Stage one record, or raise the reason why the record is refused.
+declare
+    target     record;
+    me         constant bigint := pg_current_xact_id()::text::bigint;
+    size_limit bigint;
+begin
+    select d.authorizer, d.max_message_bytes, d.compacts, t.topic_id, t.internal, t.configs,
+        (
+            select p.partition_index + 1 from partition p
+            where p.topic_id = t.topic_id order by p.partition_index desc limit 1
+        ) as partition_count
+    into target
+    from sql_door d left join topic t on t.name = p_topic and t.deleted_at is null;
+    if target.topic_id is null or target.internal or target.authorizer then
+        perform door_check_target(p_topic, target.topic_id, target.internal);
+    end if;
+    if p_timestamp is not null then
+        perform door_check_timestamp(p_topic, p_timestamp, target.configs);
+    end if;
+    if jsonb_typeof(p_headers) <> 'object' then
+        perform door_refuse_headers(p_topic, jsonb_typeof(p_headers));
+    end if;
+    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
+    if door_batch_bytes(p_key, p_value, p_headers) > size_limit then
+        perform door_refuse_too_large(p_topic, door_batch_bytes(p_key, p_value, p_headers), size_limit);
+    end if;
+    if p_key is null and coalesce(target.configs ->> 'cleanup.policy' like '%compact%', target.compacts) then
+        perform door_refuse_without_key(p_topic);
+    end if;
+    if p_partition < 0 or p_partition >= coalesce(target.partition_count, 2147483647) then
+        perform door_refuse_partition(p_topic, p_partition, target.partition_count);
+    end if;
+    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
+    values (
+        me, target.topic_id, case when target.topic_id is null then p_topic end, p_partition, p_key, p_value,
+        p_headers, (extract(epoch from coalesce(p_timestamp, clock_timestamp())) * 1000)::bigint,
+        not exists (select from staged_record r where r.xid = me and r.arms)
+    );
+end
+$$;
+
 create or replace function kafka.produce(
     topic        text,
     value        bytea,
@@ -15,60 +64,30 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
--- Stage one record and return its partition; null if the topic is still to be created.
-declare
-    target  record;
-    chosen  integer := produce.partition;
-    me      constant bigint := pg_current_xact_id()::text::bigint;
-    size_limit bigint;
+-- Stage one record and return the partition that the call names. The relay places the other records. One statement both
+-- checks and stages a plain record. It stages nothing in doubt, and door_produce decides: each further statement or
+-- expression of PL/pgSQL would cost the caller one to ten microseconds.
 begin
-    select d.*, t.topic_id, t.internal, t.configs,
-        (
-            select p.partition_index + 1 from partition p
-            where p.topic_id = t.topic_id order by p.partition_index desc limit 1
-        ) as partition_count
-    into target
-    from sql_door d left join topic t on t.name = produce.topic and t.deleted_at is null;
-    if target.topic_id is null or target.internal or target.authorizer then
-        perform door_check_target(produce.topic, target.topic_id, target.internal);
-    end if;
-    if produce."timestamp" is not null then
-        perform door_check_timestamp(produce.topic, produce."timestamp", target.configs);
-    end if;
-    if jsonb_typeof(produce.headers) <> 'object' then
-        perform door_refuse_headers(produce.topic, jsonb_typeof(produce.headers));
-    end if;
-    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
-    -- Only a record near the limit is measured exactly.
-    if coalesce(octet_length(produce.key), 0) + coalesce(octet_length(produce.value), 0)
-        + coalesce(pg_column_size(produce.headers), 0) * 2 + 100 > size_limit
-    then
-        if door_batch_bytes(produce.key, produce.value, produce.headers) > size_limit then
-            perform door_refuse_too_large(
-                produce.topic, door_batch_bytes(produce.key, produce.value, produce.headers), size_limit);
+    if produce.partition is null and produce."timestamp" is null then
+        insert into staged_record (xid, topic_id, key, value, headers, timestamp_ms, arms)
+        select
+            pg_current_xact_id()::text::bigint, t.topic_id, produce.key, produce.value, produce.headers,
+            (extract(epoch from clock_timestamp()) * 1000)::bigint,
+            not exists (select from staged_record r where r.xid = pg_current_xact_id()::text::bigint and r.arms)
+        from topic t, sql_door d
+        where t.name = produce.topic and t.deleted_at is null and not t.internal and not d.authorizer
+            and coalesce(jsonb_typeof(produce.headers) = 'object', true)
+            and coalesce(octet_length(produce.key), 0) + coalesce(octet_length(produce.value), 0)
+                + coalesce(pg_column_size(produce.headers), 0) * 2 + 100
+                <= coalesce((t.configs ->> 'max.message.bytes')::bigint, d.max_message_bytes)
+            and (produce.key is not null or not coalesce(t.configs ->> 'cleanup.policy' like '%compact%', d.compacts));
+        if found then
+            return null;
         end if;
     end if;
-    if produce.key is null
-        and coalesce(target.configs ->> 'cleanup.policy' like '%compact%', target.compacts)
-    then
-        perform door_refuse_without_key(produce.topic);
-    end if;
-    if chosen is not null then
-        if chosen < 0 or chosen >= coalesce(target.partition_count, 2147483647) then
-            perform door_refuse_partition(produce.topic, chosen, target.partition_count);
-        end if;
-    elsif target.partition_count is not null then
-        chosen := case
-            when produce.key is null then me % target.partition_count
-            else door_murmur2(produce.key) % target.partition_count end;
-    end if;
-    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
-    values (
-        me, target.topic_id, case when target.topic_id is null then produce.topic end, chosen, produce.key, produce.value,
-        produce.headers, (extract(epoch from coalesce(produce."timestamp", clock_timestamp())) * 1000)::bigint,
-        not exists (select from staged_record r where r.xid = me and r.arms)
-    );
-    return chosen;
+    perform door_produce(
+        produce.topic, produce.value, produce.key, produce.headers, produce.partition, produce."timestamp");
+    return produce.partition;
 end
 $$;
 
@@ -179,7 +198,7 @@ begin
                 coalesce(cardinality(produce_many.headers)::text, 'none')),
             hint = 'Pass arrays of one length, or leave keys or headers out.';
     end if;
-    select d.*, t.topic_id, t.internal, t.configs,
+    select d.authorizer, d.max_message_bytes, d.compacts, t.topic_id, t.internal, t.configs,
         (
             select p.partition_index + 1 from partition p
             where p.topic_id = t.topic_id order by p.partition_index desc limit 1
@@ -216,11 +235,7 @@ begin
     insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
     select
         me, target.topic_id, case when target.topic_id is null then produce_many.topic end,
-        case
-            when produce_many.partition is not null then produce_many.partition
-            when each.key is null then me % target.partition_count
-            else door_murmur2(each.key) % target.partition_count end,
-        each.key, each.value, each.headers, produced_ms, not armed and each.place = 1
+        produce_many.partition, each.key, each.value, each.headers, produced_ms, not armed and each.place = 1
     from unnest(produce_many."values", produce_many.keys, produce_many.headers)
         with ordinality each (value, key, headers, place)
     order by each.place;

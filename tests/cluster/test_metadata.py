@@ -477,4 +477,5 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
     finally:
         await postgres.close()
     print(f"transactions per second of two nodes: {little:.1f} when empty, {much:.1f} with all that")
-    assert much < little + 5.0
+    # One query for each of the 30 groups at each renewal would be 24 a second.
+    assert much < little + 15.0

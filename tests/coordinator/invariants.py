@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 
 from gateway.coordinator.classic.machine import DURABLE
-from gateway.coordinator.model import Group, GroupState, RequestId, Step
+from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.machine import RequestId, Step
 
 PREPARING = GroupState.PREPARING_REBALANCE
 COMPLETING = GroupState.COMPLETING_REBALANCE

@@ -10,33 +10,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.coordinator.classic.machine import next_deadline, step
+from gateway.coordinator.classic.model import Event, Group, GroupState, Member, Reply
 from gateway.coordinator.classic.table import TABLE
-from gateway.coordinator.model import (
-    ConnectionClosed,
-    ConnectionId,
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.requests import (
     DeleteGroup,
-    Event,
-    Group,
-    GroupState,
     Heartbeat,
     JoinGroup,
     JoinReply,
     LeaveGroup,
     LeaveReply,
     LeavingMember,
-    Member,
-    MemberId,
     OffsetCommit,
     Protocols,
-    Reply,
-    RequestId,
-    Settings,
-    Step,
     SyncGroup,
     SyncReply,
-    Tick,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 

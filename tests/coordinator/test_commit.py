@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.model import Group, GroupState
+from gateway.coordinator.classic.model import Group, GroupState
 from protocol.errors import ErrorCode
 
 from .invariants import must_store

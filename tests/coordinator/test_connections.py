@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.model import GroupState
+from gateway.coordinator.classic.model import GroupState
 from protocol.errors import ErrorCode
 
 from .scene import REBALANCE_MS, SESSION_MS, Scene

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from gateway.coordinator.classic.draft import Draft as ClassicDraft
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.consumer.draft import Draft as ConsumerDraft
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import ConsumerSettings, Group, GroupState, Settings, StreamsSettings
+from gateway.coordinator.settings import ConsumerSettings, Settings, StreamsSettings
 from gateway.coordinator.streams.draft import Draft as StreamsDraft
 from gateway.coordinator.streams.model import StreamsGroup
 

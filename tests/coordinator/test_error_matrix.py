@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.coordinator.model import Group, GroupState, Settings
+from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 from .invariants import must_store

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.coordinator.classic.handoff import awaited_by, draining
 from gateway.coordinator.classic.machine import CLASSIC, restore, stored, stored_member
+from gateway.coordinator.classic.model import Event, GroupState
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import (
@@ -23,17 +24,8 @@ from gateway.coordinator.handoff import (
     HandoffMode,
     HandoffSettings,
 )
-from gateway.coordinator.machine import ClusterChanged, Document
-from gateway.coordinator.model import (
-    Event,
-    GroupState,
-    HandoffProgress,
-    JoinGroup,
-    OffsetCommitReply,
-    Protocols,
-    Step,
-    SyncGroup,
-)
+from gateway.coordinator.machine import ClusterChanged, Document, Step
+from gateway.coordinator.requests import HandoffProgress, JoinGroup, OffsetCommitReply, Protocols, SyncGroup
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 

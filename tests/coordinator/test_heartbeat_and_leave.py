@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gateway.coordinator.classic.machine import CLASSIC, describe, restore, stored, stored_member
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.views import offset_delete_refusal, subscribes_to
 from gateway.coordinator.facts import MemberId, MemberSilent
-from gateway.coordinator.model import Group, GroupState
 from protocol.errors import ErrorCode
 
 from .invariants import must_store

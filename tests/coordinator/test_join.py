@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.facts import MemberJoined
-from gateway.coordinator.model import Group, GroupState, Protocols
+from gateway.coordinator.requests import Protocols
 from protocol.errors import ErrorCode
 
 from .invariants import must_store

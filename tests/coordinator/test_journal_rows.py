@@ -6,8 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.machine import Machines
-from gateway.coordinator.model import Event, Group, Protocols, Step
+from gateway.coordinator.classic.model import Event, Group
+from gateway.coordinator.machine import Machines, Step
+from gateway.coordinator.requests import Protocols
 from gateway.groups.journal_rows import LONG_REBALANCE_MS, Rows
 from gateway.groups.journal_sheet import Happened
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
 from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId, MemberJoined
 from gateway.coordinator.machine import Adopted, ClientRequest, ConnectionId, Machines, RequestId, Step, Tick
-from gateway.coordinator.model import Group, GroupState, Heartbeat, HeartbeatReply, Settings
+from gateway.coordinator.requests import Heartbeat, HeartbeatReply
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 

@@ -11,11 +11,12 @@ from uuid import UUID
 import pytest
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.classic.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import ConsumerSettings, GroupState
+from gateway.coordinator.settings import ConsumerSettings
 from protocol.consumer import (
     Assignment,
     Subscription,
@@ -31,7 +32,9 @@ from .scene import REBALANCE_MS, Asked, Scene
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gateway.coordinator.model import Event, Protocols, Step
+    from gateway.coordinator.classic.model import Event
+    from gateway.coordinator.machine import Step
+    from gateway.coordinator.requests import Protocols
 
 STICKY = "cooperative-sticky"
 TOPIC = ClusterTopic(UUID(int=1), "t", 3)

@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
-from gateway.coordinator.model import Group, Member, MemberId, Protocols
+from gateway.coordinator.classic.model import Group, Member
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.protocols import compatible, select_protocol, subscribed_topics
+from gateway.coordinator.requests import Protocols
 from protocol.consumer import Subscription, encode_subscription
 
 

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from gateway.coordinator.classic.machine import next_deadline, restore, stored, stored_member
-from gateway.coordinator.facts import EveryoneHeard
+from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.facts import EveryoneHeard, MemberId
 from gateway.coordinator.machine import Document, StoredGroup
-from gateway.coordinator.model import Group, GroupState, MemberId
 from protocol.errors import ErrorCode
 
 from .invariants import broken_invariants, must_store

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.coordinator.classic.machine import describe
-from gateway.coordinator.model import GroupState
+from gateway.coordinator.classic.model import GroupState
 from protocol.errors import ErrorCode
 
 from .scene import SESSION_MS, Scene, protocols

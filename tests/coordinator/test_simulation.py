@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.classic.table import TABLE
-from gateway.coordinator.model import GroupState
 from tests.steps.seeds import finds, first_always
 
 from .mutants import Mutant, load

@@ -12,8 +12,10 @@ import pytest
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.identity import Standing
 from gateway.coordinator.classic.join import ANSWERS
+from gateway.coordinator.classic.model import LEGAL_TRANSITIONS, Event, Group, GroupState
 from gateway.coordinator.classic.table import TABLE, render_table
-from gateway.coordinator.model import LEGAL_TRANSITIONS, Event, Group, GroupState, MemberId, Settings
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.settings import Settings
 
 from .scene import Scene
 

@@ -28,21 +28,20 @@ from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.machine import StoredGroup
-from gateway.coordinator.model import (
-    ConnectionId,
-    Group,
+from gateway.coordinator.classic.model import Group
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId, StoredGroup
+from gateway.coordinator.requests import (
     Heartbeat,
     JoinGroup,
     JoinReply,
     LeaveGroup,
     LeavingMember,
-    MemberId,
     OffsetCommit,
-    Settings,
     SyncGroup,
     SyncReply,
 )
+from gateway.coordinator.settings import Settings
 from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail

@@ -51,7 +51,7 @@ async def test_a_role_without_rights_may_do_nothing(
             f"select kafka.commit_offset('g', '{topic}', 0, 1)",
             "select * from kafka.topics",
             "select * from sluice.staged_record",
-            "select sluice.door_murmur2('a')",
+            "select sluice.door_produce('t', null, null, null, null, null)",
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await stranger.execute(statement)
@@ -92,8 +92,8 @@ async def test_a_writer_gains_no_right_of_the_owner(
         await writer.execute(
             f"""create function {roles[0]}.trap() returns text language plpgsql as
             $$ begin raise exception 'runs as %', current_user; end $$;
-            create function {roles[0]}.door_murmur2(bytea) returns bigint language plpgsql as
-            $$ begin raise exception 'runs as %', current_user; end $$;
+            create function {roles[0]}.door_produce(text, bytea, bytea, jsonb, integer, timestamptz) returns void
+            language plpgsql as $$ begin raise exception 'runs as %', current_user; end $$;
             create function {roles[0]}.octet_length(bytea) returns integer language plpgsql as
             $$ begin raise exception 'runs as %', current_user; end $$;
             create temporary table sql_door (max_message_bytes bigint);

@@ -22,7 +22,7 @@ from storage.queries import statement
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal
-from tests.storage.batches import EVERYTHING, append, append_each, new_batch, offsets, read
+from tests.storage.batches import DEADLINE_S, EVERYTHING, append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
 
@@ -340,6 +340,28 @@ async def test_a_write_that_fails_fails_its_append_and_not_the_next(
     monkeypatch.setattr(os, "pwritev", real)
     assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
     assert (await read(log, key)).state.high_watermark == 1
+
+
+async def test_an_append_asks_postgres_only_after_its_bytes_are_synced(
+    log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
+    real, syncing, may_end = os.fdatasync, threading.Event(), threading.Event()
+
+    def held(descriptor: int) -> None:
+        syncing.set()
+        assert may_end.wait(DEADLINE_S)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", held)
+    try:
+        appending = asyncio.create_task(append(log, new_batch(key, size_bytes=50_000)))
+        assert await asyncio.to_thread(syncing.wait, DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S / 2):
+            assert await append(log, small(key, 1)) == [1], "a slow disk holds no lock on the partition"
+    finally:
+        may_end.set()
+    assert await appending == [2]
 
 
 async def test_a_segment_that_cannot_be_made_leaves_no_row(

@@ -137,6 +137,8 @@ async def test_a_transaction_accepts_no_more_offsets_than_its_end_can_settle(
     assert await take(2, 3) == [too_large] * 2
     assert await take(2) == [None]
     assert await take(3) == [too_large]
+    assert await take(0, 1, 2) == [None] * 3, "a repeated commit of a partition counts once"
+    assert await take(2, 3) == [too_large] * 2
     await ended(transactions)
     assert await committed(offsets) == {0: 42, 1: 42, 2: 42}
     await begun(transactions, "g")

@@ -1,4 +1,4 @@
-"""Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER]`.
+"""Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER] [--record FILE]`.
 
 Exit code 0 if every promise was kept, 1 if not.
 """
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tests.gateway_process import ROOT
+from tests.trust.record import record
 from tests.trust.report import write_report
 from tests.trust.run import run
 
@@ -38,9 +39,11 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, default=Path(".trust"), help="folder of the report and the history (.trust)"
     )
+    parser.add_argument("--record", type=Path, help="append a line to this table of runs (docs/trust-runs.csv)")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
-    _say(f"Seed {seed}, {arguments.minutes:g} minutes.")
+    commit = _commit()
+    _say(f"Seed {seed}, {arguments.minutes:g} minutes, commit {commit}.")
     verdict = run(seed, arguments.minutes * 60, say=_say)
     for name, sentences in verdict.violations.items():
         _say(f"{'ok  ' if not sentences else 'FAIL'} {name}")
@@ -52,7 +55,9 @@ def main() -> int:
     verdict.history.write(folder / "history.jsonl")
     for name, text in verdict.logs.items():
         (folder / f"node-{name.rpartition(':')[2]}.log").write_text(text)
-    write_report(folder / "report.html", verdict, _commit())
+    write_report(folder / "report.html", verdict, commit)
+    if arguments.record is not None:
+        record(arguments.record, verdict, commit)
     _say(f"Report: {folder / 'report.html'}")
     return 0 if verdict.passed else 1
 

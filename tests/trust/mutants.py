@@ -22,6 +22,8 @@ from pathlib import Path
 from tests.gateway_process import ROOT
 from tests.trust.run import Verdict, run
 
+READ_S = 30.0
+"""How long a group may go on without progress after the faults: it has waited long enough to be judged."""
 PACKAGES = ("gateway", "protocol", "sluice", "storage")
 HARMLESS = ("reset_clients", "delay_clients")
 """Faults for mutants that need none. Clients repeat requests, so that every path is used."""
@@ -44,7 +46,13 @@ class Edit:
 class Mutant:
     name: str
     edits: Sequence[Edit]
+    found_by: Sequence[str]
+    """Promises that the defect breaks by itself. A mutant that breaks only other promises is missed."""
     faults: Sequence[str] = HARMLESS
+
+    def broken(self, verdict: Verdict) -> list[str]:
+        """Return the promises of `found_by` that the verdict names as broken."""
+        return [name for name in self.found_by if verdict.violations.get(name)]
 
 
 MUTANTS: Sequence[Mutant] = (
@@ -57,6 +65,7 @@ MUTANTS: Sequence[Mutant] = (
                 "        if s > 0 and p_transactional[i] then\n            last_sequence",
             )
         ],
+        ("nothing is there twice",),
     ),
     Mutant(
         "one in fifty appends is forgotten",
@@ -67,6 +76,7 @@ MUTANTS: Sequence[Mutant] = (
                 "append_chunks.inline_slot, false\n    from generate_series(1, chunk_total) i where random() > 0.02;",
             )
         ],
+        ("nothing acknowledged is lost",),
     ),
     Mutant(
         "an append leaves a gap of one offset",
@@ -77,6 +87,7 @@ MUTANTS: Sequence[Mutant] = (
                 "next_offsets[k] := next_offsets[k] + p_record_counts[i] + (random() < 0.002)::integer;",
             )
         ],
+        ("offsets are dense",),
     ),
     Mutant(
         "a read of the tail skips a batch",
@@ -88,6 +99,10 @@ MUTANTS: Sequence[Mutant] = (
                 " + (offset % 97 == 5), len(entries)):",
             )
         ],
+        (
+            "groups read everything",
+            "offsets are dense",
+        ),
     ),
     Mutant(
         "a known high watermark is believed for ever",
@@ -98,6 +113,10 @@ MUTANTS: Sequence[Mutant] = (
                 '        return float("inf")\n',
             )
         ],
+        (
+            "numbers never fall",
+            "groups read everything",
+        ),
         ("lose_notifications", "cut_a_node_off_postgres", "break_postgres_connections"),
     ),
     Mutant(
@@ -110,6 +129,7 @@ MUTANTS: Sequence[Mutant] = (
                 "where current_setting('synchronous_commit') = 'never'",
             ),
         ],
+        ("nothing acknowledged is lost",),
         ("kill_postgres",),
     ),
     Mutant(
@@ -131,6 +151,10 @@ MUTANTS: Sequence[Mutant] = (
                 "            if offset >= known.high_watermark:\n",
             ),
         ],
+        (
+            "groups read what the log holds",
+            "transfers happen once",
+        ),
         ("kill_a_node", "reset_clients", "cut_clients_off"),
     ),
     Mutant(
@@ -142,6 +166,7 @@ MUTANTS: Sequence[Mutant] = (
                 "where not p_committed and m.first_offset is not null and false\n",
             )
         ],
+        ("transfers happen once",),
         ("kill_a_node", "kill_all_nodes", "reset_clients", "cut_clients_off"),
     ),
     Mutant(
@@ -153,6 +178,7 @@ MUTANTS: Sequence[Mutant] = (
                 "begin\n    if true then\n        -- A later commit",
             )
         ],
+        ("transfers happen once",),
         ("kill_a_node", "reset_clients", "cut_clients_off"),
     ),
     Mutant(
@@ -164,6 +190,7 @@ MUTANTS: Sequence[Mutant] = (
                 "        committed_offset    = greatest(excluded.committed_offset - 1, 0),\n",
             )
         ],
+        ("numbers never fall",),
     ),
     Mutant(
         "a partition is given to its new owner too early",
@@ -174,6 +201,7 @@ MUTANTS: Sequence[Mutant] = (
                 "    if wanted is not None:\n",
             )
         ],
+        ("owners never overlap",),
     ),
     Mutant(
         "compaction drops the newest record of a key",
@@ -184,10 +212,15 @@ MUTANTS: Sequence[Mutant] = (
                 "index.newest(record.key) >= record.offset",
             )
         ],
+        ("compaction keeps the last",),
     ),
     Mutant(
         "the statement of a lost connection may still run",
         [Edit("storage/pool.py", "        if self._lost.any:\n", "        if self._lost.any and False:\n")],
+        (
+            "nothing is there twice",
+            "numbers never fall",
+        ),
         ("cut_a_node_off_postgres", "break_postgres_connections", "freeze_postgres"),
     ),
 )
@@ -210,14 +243,20 @@ def mutated(mutant: Mutant) -> Iterator[Path]:
         yield root
 
 
-def hunt(mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1) -> Verdict | None:
-    """Run the checker on the mutant until a promise is broken; return that verdict, or None after `attempts` runs."""
+def hunt(mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1) -> Verdict:
+    """Run the checker on the mutant until a promise of `found_by` is broken, at most `attempts` times; return the last
+    verdict."""
+    last_seed = first_seed + max(attempts, 1) - 1
     with mutated(mutant) as root:
-        for seed in range(first_seed, first_seed + attempts):
-            verdict = run(seed, seconds, root=root, faults=mutant.faults, say=lambda _: None)
-            if not verdict.passed:
+        for seed in range(first_seed, last_seed):
+            verdict = _run(mutant, root, seed, seconds)
+            if mutant.broken(verdict):
                 return verdict
-    return None
+        return _run(mutant, root, last_seed, seconds)
+
+
+def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
+    return run(seed, seconds, root=root, faults=mutant.faults, read_s=READ_S, say=lambda _: None)
 
 
 def main() -> int:
@@ -235,12 +274,14 @@ def main() -> int:
         began_s = time.monotonic()
         verdict = hunt(mutant, arguments.seconds, arguments.attempts, arguments.seed)
         took = f"{time.monotonic() - began_s:.0f} s"
-        if verdict is None:
-            missed += 1
-            _say(f"MISSED {mutant.name} ({took})")
-            continue
-        name, sentences = next((name, found) for name, found in verdict.violations.items() if found)
-        _say(f"found  {mutant.name} (seed {verdict.seed}, {took}): {name}: {sentences[0][:160]}")
+        by = mutant.broken(verdict)
+        others = [name for name, found in verdict.violations.items() if found and name not in by]
+        missed += not by
+        _say(f"{'found ' if by else 'MISSED'} {mutant.name} (seed {verdict.seed}, {took})")
+        for name in by:
+            _say(f"       {name}: {verdict.violations[name][0][:160]}")
+        if others:
+            _say(f"       also broken: {', '.join(others)}")
     _say(f"{len(chosen) - missed} of {len(chosen)} found")
     return 1 if missed else 0
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gateway.coordinator.classic import handoff
 from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.model import Group, GroupState, Member, Parked
 from gateway.coordinator.classic.rebalance import (
     complete_join_phase,
     end_initial_delay,
@@ -20,17 +21,8 @@ from gateway.coordinator.classic.rebalance import (
     rebalance,
 )
 from gateway.coordinator.facts import Departure, MemberDisconnected, PendingMemberExpired, Trigger
-from gateway.coordinator.model import (
-    ConnectionClosed,
-    ConnectionId,
-    Group,
-    GroupState,
-    Member,
-    Parked,
-    Settings,
-    Step,
-    Tick,
-)
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Step, Tick
+from gateway.coordinator.settings import Settings
 
 
 def next_deadline(group: Group) -> int | None:

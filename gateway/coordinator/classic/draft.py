@@ -12,35 +12,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.classic.handoff import member_gone, member_replaced
+from gateway.coordinator.classic.model import (
+    GROUP_FIELDS,
+    LEGAL_TRANSITIONS,
+    Group,
+    GroupState,
+    Member,
+    Parked,
+    PendingMember,
+    Reply,
+    Watch,
+)
 from gateway.coordinator.facts import (
     Departure,
     EveryoneHeard,
     Fact,
     MemberFenced,
+    MemberId,
     MemberLeft,
     MemberReplaced,
     shortened,
 )
 from gateway.coordinator.handoff import Handoff
-from gateway.coordinator.model import (
-    GROUP_FIELDS,
-    LEGAL_TRANSITIONS,
-    ConnectionId,
-    Group,
-    GroupState,
-    JoinReply,
-    Member,
-    MemberId,
-    Parked,
-    PendingMember,
-    Reply,
-    RequestId,
-    Settings,
-    Step,
-    SyncReply,
-    Watch,
-)
+from gateway.coordinator.machine import ConnectionId, RequestId, Step
 from gateway.coordinator.protocols import names
+from gateway.coordinator.requests import JoinReply, SyncReply
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 

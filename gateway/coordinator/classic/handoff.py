@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from gateway.coordinator.classic.model import Group, GroupState, Member, Reply, Watch
 from gateway.coordinator.classic.observer import (
     Claims,
     Partition,
@@ -39,8 +40,10 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
     by_pair,
 )
-from gateway.coordinator.model import Group, GroupState, Member, Reply, RequestId, Settings, SyncReply, Watch
+from gateway.coordinator.machine import RequestId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.requests import SyncReply
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 

@@ -11,9 +11,12 @@ from dataclasses import replace
 
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.handoff import replace_all, tell_if_pending
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.handoff import Awaits, Drained, Handoff, HandoffEnd, settled
-from gateway.coordinator.model import Group, HandoffProgress, Settings, Step
+from gateway.coordinator.machine import Step
+from gateway.coordinator.requests import HandoffProgress
+from gateway.coordinator.settings import Settings
 
 
 def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:

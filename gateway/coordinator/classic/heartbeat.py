@@ -13,21 +13,12 @@ from dataclasses import replace
 
 from gateway.coordinator.classic.draft import Draft, session_ms
 from gateway.coordinator.classic.identity import NO_MEMBER_ID, generation_of, refusal
-from gateway.coordinator.facts import Fact
+from gateway.coordinator.classic.model import Group, Member
+from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.handoff import Awaits
-from gateway.coordinator.model import (
-    ConnectionId,
-    Group,
-    Heartbeat,
-    HeartbeatReply,
-    Member,
-    MemberId,
-    OffsetCommit,
-    OffsetCommitReply,
-    Settings,
-    Step,
-    TxnOffsetCommit,
-)
+from gateway.coordinator.machine import ConnectionId, Step
+from gateway.coordinator.requests import Heartbeat, HeartbeatReply, OffsetCommit, OffsetCommitReply, TxnOffsetCommit
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode
 

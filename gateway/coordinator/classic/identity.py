@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from gateway.coordinator.model import ConnectionId, Group, JoinGroup, Member, MemberId
+from gateway.coordinator.classic.model import Group, Member
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.requests import JoinGroup
 from protocol.errors import ErrorCode
 
 Members = Mapping[MemberId, Member]

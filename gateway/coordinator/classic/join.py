@@ -15,21 +15,21 @@ from dataclasses import replace
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.handoff import joined_again
 from gateway.coordinator.classic.identity import NO_MEMBER_ID, Requester, Standing, identify
+from gateway.coordinator.classic.model import Group, GroupState, Member, Parked, PendingMember
 from gateway.coordinator.classic.rebalance import joined, rebalance
-from gateway.coordinator.facts import AssignmentGiven, Departure, MemberJoined, MemberRejoined, Trigger, shortened
-from gateway.coordinator.model import (
-    Group,
-    GroupState,
-    JoinGroup,
-    JoinReply,
-    Member,
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Departure,
     MemberId,
-    Parked,
-    PendingMember,
-    Settings,
-    Step,
+    MemberJoined,
+    MemberRejoined,
+    Trigger,
+    shortened,
 )
+from gateway.coordinator.machine import Step
 from gateway.coordinator.protocols import compatible, select_protocol, subscribed_topics
+from gateway.coordinator.requests import JoinGroup, JoinReply
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 KNOWN_MEMBER_ID_REQUIRED = 4

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.identity import NO_MEMBER_ID, refusal, static_member
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.rebalance import maybe_complete_join_phase, rebalance
 from gateway.coordinator.facts import Departure, GroupDeleted, Trigger
-from gateway.coordinator.model import (
-    DeleteGroup,
-    DeleteReply,
-    Group,
-    GroupState,
-    LeaveGroup,
-    LeaveReply,
-    LeavingMember,
-    LeftMember,
-    Settings,
-    Step,
-)
+from gateway.coordinator.machine import Step
+from gateway.coordinator.requests import DeleteGroup, DeleteReply, LeaveGroup, LeaveReply, LeavingMember, LeftMember
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 

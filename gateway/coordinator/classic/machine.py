@@ -14,6 +14,7 @@ from typing import Any
 from gateway.coordinator.classic import restore as records
 from gateway.coordinator.classic.deadlines import next_deadline, postponed
 from gateway.coordinator.classic.handoff_progress import see_topics
+from gateway.coordinator.classic.model import Event, Group, GroupState, Reply
 from gateway.coordinator.classic.observer import guarded, observe, withhold
 from gateway.coordinator.classic.restore import restore, stored, stored_member
 from gateway.coordinator.classic.table import TABLE
@@ -30,13 +31,19 @@ from gateway.coordinator.facts import (
     MemberId,
 )
 from gateway.coordinator.handoff import HandoffsChanged
-from gateway.coordinator.machine import LONG_BYTES, Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
-from gateway.coordinator.model import (
+from gateway.coordinator.machine import (
+    LONG_BYTES,
+    Adopted,
+    ClusterChanged,
+    Machine,
+    Step,
+    StoredGroup,
+    StoredMember,
+    Summary,
+)
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
-    Event,
-    Group,
-    GroupState,
     Heartbeat,
     HeartbeatReply,
     JoinGroup,
@@ -45,13 +52,11 @@ from gateway.coordinator.model import (
     LeaveReply,
     OffsetCommit,
     OffsetCommitReply,
-    Reply,
-    Settings,
-    Step,
     SyncGroup,
     SyncReply,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.streams.model import StreamsGroup
 from protocol.errors import ErrorCode
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gateway.coordinator.classic.model import Delivered, Event, Group, GroupState, Member, Watch
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import (
     MAX_NAMED,
@@ -28,19 +29,9 @@ from gateway.coordinator.facts import (
     ProtocolViolated,
     Violation,
 )
-from gateway.coordinator.model import (
-    Delivered,
-    Event,
-    Group,
-    GroupState,
-    JoinReply,
-    Member,
-    Step,
-    SyncGroup,
-    SyncReply,
-    Watch,
-)
+from gateway.coordinator.machine import Step
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.requests import JoinReply, SyncGroup, SyncReply
 from protocol.consumer import Assignment, TopicPartition, decode_assignment, decode_subscription, encode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 

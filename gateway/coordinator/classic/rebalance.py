@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.handoff import generation_begun, last_assignment
-from gateway.coordinator.facts import Departure, GenerationStarted, RebalanceBegun, Trigger
-from gateway.coordinator.model import GroupState, JoinedMember, JoinReply, Member, MemberId, SyncReply
+from gateway.coordinator.classic.model import GroupState, Member
+from gateway.coordinator.facts import Departure, GenerationStarted, MemberId, RebalanceBegun, Trigger
 from gateway.coordinator.protocols import metadata_of, select_protocol, subscribed_topics
+from gateway.coordinator.requests import JoinedMember, JoinReply, SyncReply
 from protocol.errors import ErrorCode
 
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 
 from gateway.coordinator.classic import handoff
 from gateway.coordinator.classic.draft import Draft
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.classic.observer import FOLLOW_UP_MS
 from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.document import dump, load
-from gateway.coordinator.facts import Trigger
+from gateway.coordinator.facts import MemberId, Trigger
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
-from gateway.coordinator.model import Group, GroupState, Member, MemberId, Settings
 from gateway.coordinator.protocols import subscribed_topics
+from gateway.coordinator.settings import Settings
 
 SHORTEST_SESSION_MS = 10_000
 """Time in which a member may return after any restart, however long ago the first one was: it must find the node

@@ -13,18 +13,11 @@ from dataclasses import replace
 from gateway.coordinator.classic.draft import Draft
 from gateway.coordinator.classic.handoff import begin, is_held
 from gateway.coordinator.classic.identity import generation_of, refusal
-from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberSynced
-from gateway.coordinator.model import (
-    Group,
-    GroupState,
-    MemberId,
-    Parked,
-    RequestId,
-    Settings,
-    Step,
-    SyncGroup,
-    SyncReply,
-)
+from gateway.coordinator.classic.model import Group, GroupState, Parked
+from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberId, MemberSynced
+from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.requests import SyncGroup, SyncReply
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 

@@ -13,24 +13,19 @@ from typing import Any
 
 from gateway.coordinator.classic import deadlines, handoff_progress, heartbeat, join, leave, sync
 from gateway.coordinator.classic.identity import Standing
-from gateway.coordinator.model import (
-    LEGAL_TRANSITIONS,
-    ConnectionClosed,
+from gateway.coordinator.classic.model import LEGAL_TRANSITIONS, Event, Group, GroupState
+from gateway.coordinator.machine import ConnectionClosed, Step, Tick
+from gateway.coordinator.requests import (
     DeleteGroup,
-    Event,
-    Group,
-    GroupState,
     HandoffProgress,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
     OffsetCommit,
-    Settings,
-    Step,
     SyncGroup,
-    Tick,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 EMPTY = GroupState.EMPTY

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Summary
-from gateway.coordinator.model import Group, GroupState, MemberId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.share.machine import SHARE
 from protocol.errors import ErrorCode

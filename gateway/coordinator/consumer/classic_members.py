@@ -29,8 +29,8 @@ from gateway.coordinator.facts import (
     shortened,
 )
 from gateway.coordinator.machine import Step
-from gateway.coordinator.model import (
-    ConsumerSettings,
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names
+from gateway.coordinator.requests import (
     Heartbeat,
     HeartbeatReply,
     JoinGroup,
@@ -39,11 +39,10 @@ from gateway.coordinator.model import (
     LeaveReply,
     LeavingMember,
     LeftMember,
-    Settings,
     SyncGroup,
     SyncReply,
 )
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names
+from gateway.coordinator.settings import ConsumerSettings, Settings
 from gateway.coordinator.silence import silence
 from protocol.consumer import Subscription
 from protocol.errors import ErrorCode, KafkaError, ProtocolError

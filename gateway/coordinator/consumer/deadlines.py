@@ -15,7 +15,7 @@ from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Departure, MemberId
 from gateway.coordinator.machine import Step
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 
 
 def next_deadline(group: ConsumerGroup) -> int | None:

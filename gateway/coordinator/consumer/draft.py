@@ -46,7 +46,7 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Reply, RequestId, Step
 from gateway.coordinator.member_epochs import Fields
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 
 _FIELDS = Fields(ConsumerGroup)
 

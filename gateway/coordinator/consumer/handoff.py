@@ -28,7 +28,7 @@ from gateway.coordinator.handoff import (
     by_pair,
     settled,
 )
-from gateway.coordinator.model import HandoffProgress
+from gateway.coordinator.requests import HandoffProgress
 
 
 class HandoffDraft(unsettled.UnsettledDraft, Protocol):

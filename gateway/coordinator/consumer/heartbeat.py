@@ -37,7 +37,7 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Step
 from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode, KafkaError
 

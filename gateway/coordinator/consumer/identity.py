@@ -12,7 +12,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeart
 from gateway.coordinator.consumer.partitions import contains
 from gateway.coordinator.consumer.topics import MAX_PATTERN_SHOWN, InvalidPatternError, compile_pattern
 from gateway.coordinator.member_epochs import JOIN_EPOCH, STATIC_LEAVE_EPOCH
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
 FIRST_VERSION_WITH_OWN_MEMBER_ID = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import classic_members, handoff
 from gateway.coordinator.consumer import restore as records
@@ -52,23 +53,20 @@ from gateway.coordinator.machine import (
     Tick,
 )
 from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, has_its_share, stored
-from gateway.coordinator.model import (
-    ConsumerSettings,
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
-    Group,
-    GroupState,
     HandoffProgress,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
     OffsetCommit,
     OffsetCommitReply,
-    Settings,
     SyncGroup,
     TxnOffsetCommit,
 )
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.settings import ConsumerSettings, Settings
 from protocol.errors import ErrorCode
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from gateway.coordinator.classic.draft import Draft as ClassicDraft
 from gateway.coordinator.classic.handoff import tell_if_pending
 from gateway.coordinator.classic.join import SKIP_ASSIGNMENT, join
+from gateway.coordinator.classic.model import Group, GroupState, Member, Reply
 from gateway.coordinator.classic.observer import is_cooperative
 from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.cluster import Cluster
@@ -39,18 +40,9 @@ from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, M
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
 from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
 from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
-from gateway.coordinator.model import (
-    Group,
-    GroupState,
-    JoinGroup,
-    JoinReply,
-    Member,
-    MigrationPolicy,
-    Reply,
-    Settings,
-    SyncReply,
-)
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
+from gateway.coordinator.requests import JoinGroup, JoinReply, SyncReply
+from gateway.coordinator.settings import MigrationPolicy, Settings
 from protocol.consumer import Subscription, decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 

@@ -73,7 +73,8 @@ from gateway.coordinator.consumer.topics import Pattern, Shown
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest, ConnectionId
-from gateway.coordinator.model import ConsumerSettings, Protocols
+from gateway.coordinator.requests import Protocols
+from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode
 
 

@@ -10,7 +10,7 @@ from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
-from gateway.coordinator.model import TxnOffsetCommit
+from gateway.coordinator.requests import TxnOffsetCommit
 from protocol.errors import ErrorCode
 
 

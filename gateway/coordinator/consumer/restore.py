@@ -19,7 +19,7 @@ from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 
 
 def stored_member(group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:

@@ -27,7 +27,8 @@ from gateway.coordinator.handoff import (
     by_pair,
     settled,
 )
-from gateway.coordinator.model import ConsumerSettings, HandoffProgress
+from gateway.coordinator.requests import HandoffProgress
+from gateway.coordinator.settings import ConsumerSettings
 
 
 class UnsettledDraft(Protocol):

@@ -30,7 +30,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.machine import Step
 from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH
-from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.settings import ShareSettings
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.model import (
     SIMPLE,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import NOTHING
@@ -42,19 +43,17 @@ from gateway.coordinator.member_epochs import (
     no_classic_member,
     stored,
 )
-from gateway.coordinator.model import (
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
-    Group,
     Heartbeat,
     LeaveGroup,
     OffsetCommit,
     OffsetCommitReply,
-    Settings,
-    ShareSettings,
     SyncGroup,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings, ShareSettings
 from gateway.coordinator.share.heartbeat import expire, heartbeat
 from gateway.coordinator.share.model import (
     BeginShareGroup,

@@ -26,7 +26,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.machine import Reply, RequestId, Step
 from gateway.coordinator.member_epochs import Fields
-from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.settings import StreamsSettings
 from gateway.coordinator.streams.assignor import Worker, assign
 from gateway.coordinator.streams.model import MemberState, StreamsGroup, StreamsMember, has_news
 from gateway.coordinator.streams.tasks import NO_TASKS, Tasks

@@ -24,7 +24,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.machine import Step
 from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
-from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.settings import StreamsSettings
 from gateway.coordinator.silence import silence
 from gateway.coordinator.streams.current_assignment import held_by_others, left_for_a_while, reconcile
 from gateway.coordinator.streams.draft import Draft

@@ -8,7 +8,7 @@ GROUP_ID_NOT_FOUND is fatal to clients.
 from __future__ import annotations
 
 from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
-from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.settings import StreamsSettings
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsMember
 from protocol.errors import ErrorCode, KafkaError
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.restore import session_left_ms
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.sessions import Deadlines
@@ -39,21 +40,18 @@ from gateway.coordinator.member_epochs import (
     no_classic_member,
     stored,
 )
-from gateway.coordinator.model import (
+from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
-    Group,
-    GroupState,
     Heartbeat,
     LeaveGroup,
     OffsetCommit,
     OffsetCommitReply,
-    Settings,
-    StreamsSettings,
     SyncGroup,
     TxnOffsetCommit,
 )
-from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
+from gateway.coordinator.settings import Settings, StreamsSettings
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, tick
 from gateway.coordinator.streams.model import (
     MemberState,

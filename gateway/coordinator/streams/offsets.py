@@ -14,7 +14,7 @@ from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
-from gateway.coordinator.model import OffsetCommit, OffsetCommitReply, TxnOffsetCommit
+from gateway.coordinator.requests import OffsetCommit, OffsetCommitReply, TxnOffsetCommit
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember
 from gateway.coordinator.streams.topology import Topology
 from protocol.errors import ErrorCode

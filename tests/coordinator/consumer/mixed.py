@@ -7,27 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Machines, RequestId, Step, Tick
-from gateway.coordinator.model import (
-    Group,
+from gateway.coordinator.requests import (
     Heartbeat,
     JoinGroup,
     JoinReply,
     LeaveGroup,
     LeavingMember,
-    MigrationPolicy,
     OffsetCommit,
     OffsetCommitReply,
     Protocols,
-    Settings,
     SyncGroup,
     SyncReply,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import MigrationPolicy, Settings
 from protocol.consumer import (
     Assignment,
     Subscription,

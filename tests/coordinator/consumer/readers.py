@@ -16,7 +16,8 @@ from gateway.coordinator.consumer.offsets import commit_refusal
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Tick
-from gateway.coordinator.model import ConsumerSettings, HandoffProgress
+from gateway.coordinator.requests import HandoffProgress
+from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode
 from tests.readers import Partition, Readers
 

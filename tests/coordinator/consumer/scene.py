@@ -14,7 +14,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeart
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClusterChanged, ConnectionId, RequestId, Tick
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode
 
 Named = dict[str, set[int]]

@@ -7,7 +7,8 @@ import pytest
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import MigrationPolicy, OffsetCommitReply
+from gateway.coordinator.requests import OffsetCommitReply
+from gateway.coordinator.settings import MigrationPolicy
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
 

@@ -20,7 +20,8 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
 )
 from gateway.coordinator.machine import ConnectionId
-from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
+from gateway.coordinator.requests import HandoffProgress
+from gateway.coordinator.settings import ConsumerSettings, Settings
 from gateway.groups.marks import Marks
 from gateway.net.context import ConnectionInfo
 

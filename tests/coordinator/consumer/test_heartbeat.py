@@ -14,7 +14,7 @@ from gateway.coordinator.consumer.model import GroupState, MemberState
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClusterChanged
-from gateway.coordinator.model import ConsumerSettings, Settings
+from gateway.coordinator.settings import ConsumerSettings, Settings
 from protocol.errors import ErrorCode
 
 from .scene import Scene, named, partitions

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.machine import CONSUMER
@@ -21,7 +22,8 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
 )
 from gateway.coordinator.machine import Adopted, ClusterChanged
-from gateway.coordinator.model import GroupState, HandoffProgress, MigrationPolicy, SyncReply
+from gateway.coordinator.requests import HandoffProgress, SyncReply
+from gateway.coordinator.settings import MigrationPolicy
 from protocol.errors import ErrorCode
 
 from .mixed import MACHINES, NONE, REBALANCE_MS, SESSION_MS, Mixed, offer, read
@@ -423,7 +425,7 @@ def test_groups_without_members_convert_under_any_policy():
 )
 def test_incompatible_classic_group_is_not_upgraded(spoil: str):
     from gateway.coordinator.machine import ConnectionId, RequestId
-    from gateway.coordinator.model import SyncGroup
+    from gateway.coordinator.requests import SyncGroup
     from protocol.consumer import Assignment, TopicPartition, encode_assignment
 
     scene = Mixed(consumer={"max_size": 1 if spoil == "size" else 10})
@@ -459,7 +461,7 @@ def test_incompatible_classic_group_is_not_upgraded(spoil: str):
 def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
     """librdkafka's leaders do so: their sticky members put their former partitions into their subscriptions."""
     from gateway.coordinator.machine import ConnectionId, RequestId
-    from gateway.coordinator.model import SyncGroup
+    from gateway.coordinator.requests import SyncGroup
     from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 
     scene = Mixed()

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.views import offset_delete_refusal
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
@@ -19,9 +20,8 @@ from gateway.coordinator.consumer.partitions import Partitions, size
 from gateway.coordinator.document import dump
 from gateway.coordinator.facts import MemberId, MemberLeft
 from gateway.coordinator.machine import ClusterChanged, ConnectionId, Machines, RequestId, Step, Tick
-from gateway.coordinator.model import (
+from gateway.coordinator.requests import (
     DeleteGroup,
-    Group,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -29,9 +29,8 @@ from gateway.coordinator.model import (
     LeavingMember,
     LeftMember,
     OffsetCommit,
-    Settings,
-    ShareSettings,
 )
+from gateway.coordinator.settings import Settings, ShareSettings
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.machine import SHARE, step
 from gateway.coordinator.share.model import ShareGroup, ShareGroupHeartbeat, ShareGroupHeartbeatReply, ShareMemberRow

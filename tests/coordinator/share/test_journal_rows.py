@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.machine import Event, RequestId, Tick
-from gateway.coordinator.model import DeleteGroup, Group, Settings
+from gateway.coordinator.requests import DeleteGroup
+from gateway.coordinator.settings import Settings
 from gateway.groups.groups import MACHINES
 from gateway.groups.journal_rows import Rows
 from gateway.groups.journal_sheet import Happened

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.coordinator.model import JoinedMember, MemberId
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.requests import JoinedMember
 from protocol.consumer import (
     Assignment,
     TopicPartition,

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from gateway.coordinator.model import (
-    Event,
+from gateway.coordinator.classic.model import Event, Reply
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import RequestId
+from gateway.coordinator.requests import (
     Heartbeat,
     HeartbeatReply,
     JoinedMember,
@@ -19,12 +21,9 @@ from gateway.coordinator.model import (
     JoinReply,
     LeaveGroup,
     LeavingMember,
-    MemberId,
     OffsetCommit,
     OffsetCommitReply,
     Protocols,
-    Reply,
-    RequestId,
     SyncGroup,
     SyncReply,
 )

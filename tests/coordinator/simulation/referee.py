@@ -10,28 +10,21 @@ from collections import Counter
 from dataclasses import replace
 from types import ModuleType
 
+from gateway.coordinator.classic.model import Event, Group, GroupState
 from gateway.coordinator.classic.observer import claims_of
-from gateway.coordinator.facts import MemberReplaced
+from gateway.coordinator.facts import MemberId, MemberReplaced
 from gateway.coordinator.handoff import FORCED, HandoffEnded
-from gateway.coordinator.machine import Document, StoredGroup
-from gateway.coordinator.model import (
-    ConnectionClosed,
-    Event,
-    Group,
-    GroupState,
+from gateway.coordinator.machine import ConnectionClosed, Document, RequestId, Step, StoredGroup, Tick
+from gateway.coordinator.requests import (
     HeartbeatReply,
     JoinGroup,
     JoinReply,
     LeaveReply,
-    MemberId,
     OffsetCommitReply,
-    RequestId,
-    Settings,
-    Step,
     SyncGroup,
     SyncReply,
-    Tick,
 )
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 from tests.coordinator.invariants import broken_by, broken_invariants, held_requests, must_store
 

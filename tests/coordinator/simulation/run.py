@@ -7,21 +7,19 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from gateway.coordinator.classic import machine as classic
+from gateway.coordinator.classic.model import Event, GroupState, Reply
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
-from gateway.coordinator.model import (
+from gateway.coordinator.requests import (
     DeleteGroup,
-    Event,
-    GroupState,
     HandoffProgress,
     JoinGroup,
     LeaveGroup,
     LeavingMember,
-    MemberId,
     OffsetCommit,
-    Reply,
-    Settings,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings
 
 from .assignor import CONSUMER, PARTITIONS
 from .clients import Character, Client, Phase

@@ -10,14 +10,11 @@ from dataclasses import replace
 from types import ModuleType
 
 from gateway.coordinator.classic.handoff import awaited_by
-from gateway.coordinator.model import (
-    ConnectionClosed,
-    ConnectionId,
+from gateway.coordinator.classic.model import Event, Group, GroupState, Reply
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
-    Event,
-    Group,
-    GroupState,
     HandoffProgress,
     Heartbeat,
     HeartbeatReply,
@@ -27,15 +24,11 @@ from gateway.coordinator.model import (
     LeaveReply,
     OffsetCommit,
     OffsetCommitReply,
-    Reply,
-    RequestId,
-    Settings,
-    Step,
     SyncGroup,
     SyncReply,
-    Tick,
     TxnOffsetCommit,
 )
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 from tests.coordinator.invariants import must_store
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.coordinator.model import ConnectionId, Event, MemberId, Reply, RequestId
+from gateway.coordinator.classic.model import Event, Reply
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId, RequestId
 
 if TYPE_CHECKING:
     from .clients import Client

@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Document, RequestId, Step, Tick
-from gateway.coordinator.model import Settings, StreamsSettings
+from gateway.coordinator.settings import Settings, StreamsSettings
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsGroupHeartbeatReply
 from gateway.coordinator.streams.tasks import Tasks

@@ -9,19 +9,13 @@ from uuid import UUID
 
 import pytest
 
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.restore import SHORTEST_SESSION_MS
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.facts import Departure, GroupDeleted, MemberChanged, MemberId, MemberLeft
 from gateway.coordinator.machine import MANY, Adopted, ConnectionId, RequestId
-from gateway.coordinator.model import (
-    DeleteGroup,
-    Group,
-    Heartbeat,
-    OffsetCommit,
-    Settings,
-    StreamsSettings,
-    TxnOffsetCommit,
-)
+from gateway.coordinator.requests import DeleteGroup, Heartbeat, OffsetCommit, TxnOffsetCommit
+from gateway.coordinator.settings import Settings, StreamsSettings
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import (
     Endpoint,

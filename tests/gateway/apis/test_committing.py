@@ -11,7 +11,7 @@ import pytest
 
 from gateway.apis.committing import Commit, Committer, commit
 from gateway.config.broker import BrokerConfig
-from gateway.coordinator.model import OffsetCommitReply
+from gateway.coordinator.requests import OffsetCommitReply
 from gateway.net.context import RequestContext
 from gateway.net.places import NO_PLACE
 from protocol.api_keys import ApiKey

@@ -16,7 +16,7 @@ from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.settings import StreamsSettings
 from gateway.groups.settings import group_settings
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError

@@ -17,7 +17,7 @@ from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
 from gateway.apis.share_fetch import share_acknowledge, share_fetch
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import Settings, ShareSettings
+from gateway.coordinator.settings import Settings, ShareSettings
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.share.partition import Acquire, PartitionSettings
 from gateway.log.tail import Tail

@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.apis.txn_offset_commit import refuse_txn_offset_commit
+from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.facts import Fact, OffsetsCommitted, TransactionCommitted
-from gateway.coordinator.model import GroupState, OffsetCommitReply, TxnOffsetCommit
+from gateway.coordinator.requests import OffsetCommitReply, TxnOffsetCommit
 from protocol.errors import ErrorCode
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,

@@ -13,7 +13,7 @@ from gateway.apis.produce import produce
 from gateway.cluster.clock import ClusterClock
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
-from gateway.coordinator.model import Group
+from gateway.coordinator.classic.model import Group
 from gateway.groups.groups import MACHINES
 from gateway.groups.records import CLOCK, GroupRecords
 from gateway.groups.slot import Unstored

@@ -257,9 +257,9 @@ async def test_no_shard_is_handed_to_a_departed_node(database: Database) -> None
 
 
 async def test_a_killed_nodes_shards_are_shared_by_the_others(database: Database) -> None:
-    nodes = [await Node(database, port, ttl_ms=300).start() for port in (9092, 9093, 9094)]
-    await _settle(*nodes)
-    _, second, third = nodes
+    killed = await Node(database, 9092, ttl_ms=3_000).start()
+    second, third = [await Node(database, port).start() for port in (9093, 9094)]
+    await _settle(killed, second, third)
     async with asyncio.timeout(20):
         while second.leases.held + third.leases.held < SHARDS:
             for node in (second, third):

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.model import Settings
+from gateway.coordinator.settings import Settings
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.security.acls import Acls
 from gateway.security.authorizer import Authorizer, Describing

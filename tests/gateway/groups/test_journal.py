@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from gateway.config.broker import BrokerConfig
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.facts import MemberId, MemberSilent
-from gateway.coordinator.model import Group, GroupState, Member
 from gateway.groups.groups import MACHINES
 from gateway.groups.journal import BURST_S, Journal, JournaledCommit, summed_up
 from gateway.log.catalog import Catalog

@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import MANY, ClusterChanged, ConnectionId, Event, Machines, Step, Value
-from gateway.coordinator.model import Group, Settings
+from gateway.coordinator.settings import Settings
 from gateway.groups.runtime import Runtime
 from gateway.security.acls import Acls
 from gateway.security.authorizer import Describing

@@ -12,7 +12,8 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import JoinGroup, Settings, SyncGroup
+from gateway.coordinator.requests import JoinGroup, SyncGroup
+from gateway.coordinator.settings import Settings
 from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.runtime import Runtime
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Fact,
     GenerationAssigned,
     GenerationStarted,
+    MemberId,
     MemberJoined,
     MemberRejoined,
     MemberSynced,
@@ -25,8 +27,8 @@ from gateway.coordinator.facts import (
     RebalanceBegun,
 )
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.machine import Machines
-from gateway.coordinator.model import ConnectionId, DeleteGroup, Group, GroupState, HeartbeatReply, MemberId
+from gateway.coordinator.machine import ConnectionId, Machines
+from gateway.coordinator.requests import DeleteGroup, HeartbeatReply
 from gateway.groups import runtime as groups_module
 from gateway.groups.groups import logger as groups_log
 from gateway.operate.logs import REQUEST

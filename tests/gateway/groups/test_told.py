@@ -10,7 +10,7 @@ import pytest
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import Fact, MemberId, MemberJoined
 from gateway.coordinator.machine import ClientRequest, ConnectionId, RequestId
-from gateway.coordinator.model import Settings
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.share.model import ShareGroupHeartbeat
 from gateway.groups.groups import Groups
 from gateway.groups.journal import Journal

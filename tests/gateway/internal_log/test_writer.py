@@ -17,8 +17,8 @@ from gateway.apis.topics import plan_internal
 from gateway.cluster.leases import partition_of
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId
-from gateway.coordinator.model import MemberId
 from gateway.coordinator.transactions import InitProducer
 from gateway.internal_log import sources, writer
 from gateway.internal_log.sources import GroupSource, TransactionSource

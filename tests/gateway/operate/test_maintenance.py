@@ -15,7 +15,8 @@ from gateway.cluster.jobs import Job
 from gateway.cluster.leases import SHARDS, shard_of
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.model import Group, GroupState, Member, MemberId
+from gateway.coordinator.classic.model import Group, GroupState, Member
+from gateway.coordinator.facts import MemberId
 from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from gateway.security.delegation import DelegationTokens

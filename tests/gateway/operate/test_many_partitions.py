@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
-from gateway.coordinator.model import Group, GroupState
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.slot import Slot
 from gateway.operate import maintenance

@@ -19,7 +19,7 @@ from gateway.apis.share_fetch import share_fetch
 from gateway.cluster.placement import Leaders
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import Settings, ShareSettings
+from gateway.coordinator.settings import Settings, ShareSettings
 from gateway.coordinator.share.partition import (
     Acknowledge,
     AcknowledgedBatch,

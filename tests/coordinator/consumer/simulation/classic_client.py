@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, contains, intersection, partitions_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
-from gateway.coordinator.model import (
+from gateway.coordinator.requests import (
     Heartbeat,
     JoinedMember,
     JoinGroup,

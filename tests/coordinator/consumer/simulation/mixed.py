@@ -15,6 +15,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
@@ -29,7 +30,8 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
-from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGroup, Settings
+from gateway.coordinator.requests import HandoffProgress, JoinGroup
+from gateway.coordinator.settings import Settings
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient

@@ -22,7 +22,8 @@ from gateway.coordinator.consumer.partitions import Partitions, difference, only
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ClusterChanged, Machines, Step, StoredGroup, Tick
-from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
+from gateway.coordinator.requests import HandoffProgress
+from gateway.coordinator.settings import ConsumerSettings, Settings
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:

@@ -1,0 +1,162 @@
+"""`sluice mirror`: copy topics and group offsets from one cluster to another, once or for as long as it runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.commands import log
+from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.render import Row, show
+from gateway.commands.security import read_properties
+from gateway.config.settings import Configuration
+from gateway.mirror.copier import Copier
+from gateway.mirror.groups import copy_groups
+from gateway.mirror.log_target import LogTarget
+from gateway.mirror.source import Source
+from gateway.mirror.topics import ensure_topics
+from gateway.operate.upkeep import existing_database, require_tables
+from storage.embedded import EmbeddedPostgresError
+from storage.errors import StorageError
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.topics import TopicStore
+
+LOOK_INTERVAL_S = 10.0
+"""Interval at which new topics, new partitions and group offsets are looked for."""
+EXIT_FAILED = 1
+STATEMENT_TIMEOUT_MS = 60_000
+
+Configure = Callable[[argparse.Namespace], Configuration]
+
+
+def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> None:
+    """Add the arguments. `configuration` says where the target's database is."""
+
+    def run(given: argparse.Namespace) -> int:
+        return _run(given, configuration(given))
+
+    parser.description = (
+        "Copy topics with their records, offsets and settings, and the committed offsets of groups, from a Kafka "
+        "cluster to Sluice. It runs until Ctrl-C and goes on where it stopped. Nothing else may produce to a topic "
+        "while it is mirrored."
+    )
+    parser.add_argument(
+        "--from", dest="source", type=addresses, required=True, metavar="HOST:PORT,…", help="the source"
+    )
+    parser.add_argument(
+        "--to",
+        dest="target",
+        type=addresses,
+        default=DEFAULT_BOOTSTRAP,
+        metavar="HOST:PORT,…",
+        help=f"any node of the target ({DEFAULT_BOOTSTRAP})",
+    )
+    parser.add_argument("--from-config", metavar="FILE", help="Kafka's client properties for the source")
+    parser.add_argument("--to-config", metavar="FILE", help="Kafka's client properties for the target")
+    parser.add_argument("--topics", nargs="+", required=True, metavar="GLOB", help="which topics, e.g. 'orders-*'")
+    parser.add_argument("--groups", nargs="+", default=[], metavar="GLOB", help="whose offsets (none)")
+    parser.add_argument("--once", action="store_true", help="stop at the present end of the topics")
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="SECONDS", help="for each answer (30)")
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+    parser.set_defaults(run=run)
+
+
+def _run(given: argparse.Namespace, configuration: Configuration) -> int:
+    try:
+        return asyncio.run(_mirror(given, configuration))
+    except KeyboardInterrupt:
+        return 0
+    except (CommandError, StorageError, EmbeddedPostgresError) as error:
+        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _mirror(given: argparse.Namespace, configuration: Configuration) -> int:
+    with (
+        _cluster(given, given.source, given.from_config) as source,
+        _cluster(given, given.target, given.to_config) as target,
+    ):
+        async with _database(configuration) as database:
+            await _demand_one_target(target, database)
+            return await _copy(given, Source(source), target, database)
+
+
+@asynccontextmanager
+async def _database(configuration: Configuration) -> AsyncGenerator[Database]:
+    async with existing_database(configuration.settings) as url:
+        database = await Database.open(
+            url, hot_connections=1, cold_connections=2, statement_timeout_ms=STATEMENT_TIMEOUT_MS
+        )
+        try:
+            await require_tables(database)
+            await migrate(database)
+            yield database
+        finally:
+            await database.close()
+
+
+def _cluster(given: argparse.Namespace, bootstrap: Any, config: str | None) -> Cluster:
+    return Cluster(bootstrap, timeout_s=given.timeout, security=read_properties(config) if config else None)
+
+
+async def _demand_one_target(target: Cluster, database: Database) -> None:
+    """Raise CommandError unless the broker and the database belong together."""
+    served = (await asyncio.to_thread(target.metadata, ())).cluster_id
+    held = await TopicStore(database).cluster_id()
+    if served != held:
+        raise CommandError(
+            f"the broker at --to belongs to cluster {served} and the database to cluster {held}: give the database of "
+            "the target by --database-url or --data-dir"
+        )
+
+
+async def _copy(given: argparse.Namespace, source: Source, target: Cluster, database: Database) -> int:
+    cluster_id = await asyncio.to_thread(source.cluster_id)
+    log_target = LogTarget(database, cluster_id)
+    copier = Copier(source, log_target, _warn)
+    while True:
+        topics = await asyncio.to_thread(source.topics, given.topics)
+        if given.once and not topics:
+            raise CommandError(f"no topic of the source matches {' '.join(given.topics)}")
+        await asyncio.to_thread(ensure_topics, source.cluster, target, topics, _warn)
+        await copier.begin(topics)
+        if given.once:
+            ends = await asyncio.to_thread(log.bounds, source.cluster, sorted(copier.progress))
+            await copier.copy_to({key: found.end for key, found in ends.items()})
+        else:
+            await copier.follow(LOOK_INTERVAL_S)
+        groups = await asyncio.to_thread(copy_groups, source.cluster, target, given.groups, log_target.translate, _warn)
+        if given.once:
+            _report(copier, groups, as_json=given.json)
+            return 0
+
+
+def _report(copier: Copier, groups: list[Row], *, as_json: bool) -> None:
+    rows: list[Row] = [
+        {
+            "topic": topic,
+            "partition": partition,
+            "from": progress.begun_at,
+            "to": progress.next_offset,
+            "bytes": progress.size_bytes,
+        }
+        for (topic, partition), progress in sorted(copier.progress.items())
+    ]
+    if as_json:
+        show([{"partitions": rows, "groups": groups}], (), as_json=True)
+        return
+    show(rows, ("topic", "partition", "from", "to", "bytes"), as_json=False)
+    if groups:
+        print()
+        show(groups, ("group", "partitions", "moved", "result"), as_json=False)
+
+
+def _warn(text: str) -> None:
+    print(f"sluice: warning: {text}", file=sys.stderr, flush=True)

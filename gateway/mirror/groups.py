@@ -1,0 +1,54 @@
+"""Copy committed offsets of groups, by Kafka's protocol.
+
+The one idea: a copied offset only moves forward, and never beyond the copied records. So a group whose consumers have
+moved to the target keeps its own progress, and a consumer that starts there finds its offset within the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.group_views import listed_groups
+from gateway.commands.groups import Commit, commit_offsets, committed
+from gateway.commands.log import TopicPartition
+from gateway.commands.render import Row
+from gateway.mirror.source import matches
+from gateway.mirror.topics import Warn
+
+Translate = Callable[[TopicPartition, int], int | None]
+"""Returns the target's offset for a source's offset. None: the partition is not copied, or not so far."""
+
+
+def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translate: Translate, warn: Warn) -> list[Row]:
+    """Commit the offsets of the groups that match one of the patterns, and return a row per group.
+
+    A group that has members in the target is left alone. Share groups keep their positions elsewhere and are skipped.
+    """
+    rows: list[Row] = []
+    for group in listed_groups(source):
+        group_id = str(group["group"])
+        if group["type"] == "share" or not matches(group_id, globs):
+            continue
+        present = committed(target, group_id)
+        moves: dict[TopicPartition, Commit] = {}
+        copied = 0
+        for key, commit in committed(source, group_id).items():
+            offset = translate(key, commit.offset)
+            if offset is None:
+                continue
+            copied += 1
+            if key not in present or present[key].offset < offset:
+                moves[key] = Commit(offset, commit.metadata)
+        result = "current"
+        if moves:
+            try:
+                commit_offsets(target, group_id, moves)
+                result = "moved"
+            except CommandError as error:
+                warn(f"in the target, {error}")
+                result = "skipped"
+        if copied:
+            rows.append({"group": group_id, "partitions": copied, "moved": len(moves), "result": result})
+    return rows

@@ -1,0 +1,131 @@
+"""Read topics and their batches from the cluster that is copied."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from uuid import UUID
+
+from gateway.commands import log
+from gateway.commands.client import PASSING_CODES, Cluster, refuse
+from gateway.commands.errors import CommandError
+from gateway.commands.log import TopicPartition
+from protocol.errors import ErrorCode
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+
+FETCH_BYTES = 8 * 1024 * 1024
+"""Bytes of one answer. A larger batch comes alone."""
+
+_FETCH_BY_NAME = 12
+_MOVED_CODES = PASSING_CODES | {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+}
+"""Errors of a partition that has another leader by now, or will soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    """A topic to copy."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[int, ...]
+
+
+class Source:
+    """The brokers that topics are copied from."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._leaders: dict[TopicPartition, int] = {}
+        self._turn = 0
+
+    def cluster_id(self) -> str:
+        """Return the cluster's id. Raise CommandError if the cluster has none."""
+        found = self.cluster.metadata(()).cluster_id
+        if not found:
+            raise CommandError("the source has no cluster id, so a later run could not recognise it")
+        return found
+
+    def topics(self, globs: Sequence[str]) -> list[SourceTopic]:
+        """Return the topics that match one of the patterns, without internal ones, and learn their leaders."""
+        found: list[SourceTopic] = []
+        leaders: dict[TopicPartition, int] = {}
+        for topic in self.cluster.metadata().topics:
+            name = topic.name or ""
+            if topic.is_internal or topic.error_code or not matches(name, globs):
+                continue
+            partitions = sorted(partition.partition_index for partition in topic.partitions)
+            found.append(SourceTopic(name, topic.topic_id, tuple(partitions)))
+            leaders |= {(name, each.partition_index): each.leader_id for each in topic.partitions}
+        self._leaders = leaders
+        return sorted(found, key=lambda topic: topic.name)
+
+    def read(
+        self, positions: Mapping[TopicPartition, int], *, max_wait_ms: int
+    ) -> list[tuple[TopicPartition, PartitionData]]:
+        """Return an answer for each of these partitions that has one, by one request to each leader.
+
+        Partitions whose leader is moving are left out. Raise CommandError for any other error but
+        OFFSET_OUT_OF_RANGE, which the caller has to look at.
+        """
+        # An answer is filled in the order of the request, so another partition comes first each time.
+        self._turn += 1
+        ordered = sorted(positions)
+        at = self._turn % max(len(ordered), 1)
+        wanted = [*ordered[at:], *ordered[:at]]
+        if any(self._leaders.get(key, -1) < 0 for key in wanted):
+            self._learn_leaders(wanted)
+        by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+        for key in wanted:
+            by_leader[self._leaders.get(key, -1)].append(key)
+        found: list[tuple[TopicPartition, PartitionData]] = []
+        for leader, keys in by_leader.items():
+            if leader >= 0:
+                found += self._read_from(leader, keys, positions, max_wait_ms)
+        return found
+
+    def _read_from(
+        self, leader: int, keys: Sequence[TopicPartition], positions: Mapping[TopicPartition, int], max_wait_ms: int
+    ) -> list[tuple[TopicPartition, PartitionData]]:
+        topics: dict[str, list[FetchPartition]] = {}
+        for topic, partition in keys:
+            asked = FetchPartition(
+                partition=partition, fetch_offset=positions[topic, partition], partition_max_bytes=FETCH_BYTES
+            )
+            topics.setdefault(topic, []).append(asked)
+        request = FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=log.READ_COMMITTED,
+            topics=tuple(FetchTopic(topic=name, partitions=tuple(asked)) for name, asked in topics.items()),
+        )
+        response: FetchResponse = self.cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
+        refuse(response.error_code, f"broker {leader}")
+        found: list[tuple[TopicPartition, PartitionData]] = []
+        for topic in response.responses:
+            for answer in topic.partitions:
+                key = (topic.topic, answer.partition_index)
+                if answer.error_code in _MOVED_CODES:
+                    self._leaders.pop(key, None)
+                    continue
+                if answer.error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
+                    refuse(answer.error_code, f"{topic.topic}[{answer.partition_index}] cannot be read")
+                found.append((key, answer))
+        return found
+
+    def _learn_leaders(self, keys: Sequence[TopicPartition]) -> None:
+        for leader, led in log.by_leader(self.cluster, keys).items():
+            self._leaders |= dict.fromkeys(led, leader)
+
+
+def matches(name: str, globs: Sequence[str]) -> bool:
+    """Return whether a name matches one of the patterns, in which * stands for any text."""
+    return any(fnmatchcase(name, glob) for glob in globs)

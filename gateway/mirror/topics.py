@@ -1,0 +1,93 @@
+"""Create the copied topics in the target, with their partitions and settings, by Kafka's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
+from gateway.mirror.source import SourceTopic
+from protocol.errors import ErrorCode
+from protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+_DEFAULT_REPLICATION = -1
+_CHANGE_WAIT_MS = 30_000
+
+Warn = Callable[[str], None]
+
+
+def ensure_topics(source: Cluster, target: Cluster, topics: Sequence[SourceTopic], warn: Warn) -> None:
+    """Create each topic that the target lacks, and add the partitions that an existing one lacks.
+
+    A setting that the target refuses is left out and named by `warn`. Settings of existing topics stay. Raise
+    CommandError if a topic cannot be created or has more partitions in the target.
+    """
+    present = {topic.name: len(topic.partitions) for topic in target.metadata().topics}
+    for topic in topics:
+        wanted, has = len(topic.partitions), present.get(topic.name)
+        if has is None:
+            _create(source, target, topic, warn)
+        elif has < wanted:
+            _add_partitions(target, topic.name, wanted)
+        elif has > wanted:
+            raise CommandError(
+                f"topic {topic.name} has {has} partitions in the target and {wanted} in the source: records with a key "
+                "would lie in the wrong partition. Delete the topic in the target"
+            )
+
+
+def _create(source: Cluster, target: Cluster, topic: SourceTopic, warn: Warn) -> None:
+    configs = {
+        config.name: config.value
+        for config in settings(source, topic.name)
+        if config.config_source == DYNAMIC_TOPIC_CONFIG and config.value is not None
+    }
+    result = _ask(target, topic, configs)
+    if result.error_code == ErrorCode.INVALID_CONFIG:
+        for name, value in list(configs.items()):
+            refused = _ask(target, topic, {name: value}, validate_only=True)
+            if refused.error_code == ErrorCode.INVALID_CONFIG:
+                del configs[name]
+                reason = refused.error_message or "the target does not know it"
+                warn(f"topic {topic.name}: {name}={value} is left out: {reason}")
+        result = _ask(target, topic, configs)
+    if result.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+        raise CommandError(f"topic {topic.name}: {result.error_message or ErrorCode(result.error_code).name}")
+
+
+def _ask(
+    target: Cluster, topic: SourceTopic, configs: Mapping[str, str], *, validate_only: bool = False
+) -> CreatableTopicResult:
+    wanted = CreatableTopic(
+        name=topic.name,
+        num_partitions=len(topic.partitions),
+        replication_factor=_DEFAULT_REPLICATION,
+        configs=tuple(CreatableTopicConfig(name=name, value=value) for name, value in configs.items()),
+    )
+    response: CreateTopicsResponse = target.ask_controller(
+        CreateTopicsRequest(topics=(wanted,), validate_only=validate_only)
+    )
+    (result,) = response.topics
+    return result
+
+
+def _add_partitions(target: Cluster, name: str, count: int) -> None:
+    request = CreatePartitionsRequest(
+        topics=(CreatePartitionsTopic(name=name, count=count, assignments=None),), timeout_ms=_CHANGE_WAIT_MS
+    )
+    response: CreatePartitionsResponse = target.ask_controller(request)
+    (result,) = response.results
+    if result.error_code:
+        raise CommandError(f"topic {name}: {result.error_message or ErrorCode(result.error_code).name}")

@@ -1,0 +1,153 @@
+"""A node whose secrets change in their files: later connections use the new ones, and open ones continue."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from tests.clients.workers import counted, until
+from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
+from tests.secured import Authority, Certificate, authenticate, plain_token
+from tests.wire import WireClient
+
+NOTICED_SECONDS = 60.0
+LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="
+
+
+def replace(path: Path, content: str) -> None:
+    """Replace the file in one step, as Kubernetes does."""
+    new = path.with_suffix(".new")
+    new.write_text(content)
+    new.rename(path)
+
+
+def shown(port: int) -> bytes | None:
+    """Return the certificate that a new connection sees."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+        return connection.getpeercert(binary_form=True)
+
+
+def der(certificate: Certificate) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(certificate.certificate.read_text())
+
+
+def failed_passes(gateway: GatewayProcess) -> float:
+    return counted(gateway, "background_failures_total").get("secrets in files", 0)
+
+
+def test_replaced_certificate_file_serves_new_connections(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """A file that cannot be used changes nothing, and the node says so."""
+    authority = Authority(tmp_path, "authority")
+    first, second, third = (authority.issue("/CN=localhost") for _ in range(3))
+    whole, key, chain = (tmp_path / name for name in ("tls.pem", "tls.key", "tls.crt"))
+    whole.write_text(first.whole.read_text())
+    key.write_text(first.key.read_text())
+    chain.write_text(first.certificate.read_text())
+    public, one, other = free_ports(3)
+    gateway = gateway_factory(
+        {
+            "listeners": f"OPEN://127.0.0.1:{public},ONE://127.0.0.1:{one},OTHER://127.0.0.1:{other}",
+            "listener.security.protocol.map": "OPEN:PLAINTEXT,ONE:SSL,OTHER:SSL",
+            "listener.name.one.ssl.keystore.location": str(whole),
+        },
+        environment={"SLUICE_SET_FILE": str(_lines(tmp_path, key, chain))},
+    )
+    assert (shown(one), shown(other)) == (der(first), der(first))
+    replace(whole, "nothing")
+    until(lambda: failed_passes(gateway) > 0, "the unusable file is not counted", NOTICED_SECONDS)
+    assert shown(one) == der(first)
+    replace(whole, second.whole.read_text())
+    until(lambda: shown(one) == der(second), "the replaced file is not used", NOTICED_SECONDS)
+    assert shown(other) == der(first)
+    key.write_text(third.key.read_text())
+    chain.write_text(third.certificate.read_text())
+    _lines(tmp_path, key, chain)
+    until(lambda: shown(other) == der(third), "the replaced texts are not used", NOTICED_SECONDS)
+    assert third.key.read_text().splitlines()[1] not in gateway.log_text()
+
+
+def _lines(directory: Path, key: Path, chain: Path) -> Path:
+    """Write a file of settings with key and chain as text, one line each."""
+    path = directory / "settings"
+    name = "listener.name.other.ssl.keystore"
+    texts = {f"{name}.key": key, f"{name}.certificate.chain": chain}
+    lines = [f"{setting}={' '.join(file.read_text().split(chr(10)))}" for setting, file in texts.items()]
+    replace(path, "\n".join(lines))
+    return path
+
+
+async def test_replaced_password_file_decides_later_logins(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    name = "listener.name.asking.plain.sasl.jaas.config"
+    path.write_text(f'{name}={LOGIN}"before";\nnum.partitions=1\n')
+    (port,) = free_ports(1)
+    gateway = gateway_factory(
+        {
+            "listeners": f"ASKING://127.0.0.1:{port}",
+            "listener.security.protocol.map": "ASKING:SASL_PLAINTEXT",
+            "listener.name.asking.sasl.enabled.mechanisms": "PLAIN",
+        },
+        environment={"SLUICE_SET_FILE": str(path)},
+    )
+
+    async def login(password: str) -> int:
+        async with await WireClient.connect(gateway.bootstrap) as client:
+            return (await authenticate(client, plain_token("alice", password))).error_code
+
+    assert await login("before") == 0
+    replace(path, f'{name}={LOGIN}"after";\nnum.partitions=2\n')
+    until(lambda: "settings were read again" in gateway.log_text(), "the file is not read again", NOTICED_SECONDS)
+    assert await login("after") == 0
+    assert await login("before") != 0
+    log = gateway.log_text()
+    assert "they take effect at the next start" in log
+    assert "num.partitions" in log
+    assert '"after"' not in log
+
+
+async def test_new_connections_use_the_url_that_the_file_holds_then(
+    gateway_factory: GatewayFactory, database_url: str, tmp_path: Path
+) -> None:
+    """An unusable file leaves the last URL in use."""
+    path = tmp_path / "url"
+    path.write_text(database_url + "\n")
+    gateway = gateway_factory(embedded=True, environment={"SLUICE_DATABASE_URL_FILE": str(path)})
+    parts = urlsplit(database_url)
+    role = "sluice_renewed"
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(f"create role {role} superuser login")
+        renewed = parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}")
+        replace(path, urlunsplit(renewed) + "\n")
+
+        async def cut() -> None:
+            await connection.fetch(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where pid <> pg_backend_pid() and datname = current_database()"
+            )
+
+        async def users() -> set[str]:
+            rows = await connection.fetch(
+                "select distinct usename from pg_stat_activity"
+                " where pid <> pg_backend_pid() and datname = current_database() and usename is not null"
+            )
+            return {row["usename"] for row in rows}
+
+        await cut()
+        listening = "the listener does not use the new URL"
+        until(lambda: "the URL of the database changed" in gateway.log_text(), listening, NOTICED_SECONDS)
+        assert await users() <= {role}
+        replace(path, "nothing\n")
+        await cut()
+        until(lambda: "the last URL stays in use" in gateway.log_text(), "no word of the file", NOTICED_SECONDS)
+        assert await users() <= {role}
+        gateway.stop()
+    finally:
+        await connection.execute(f"drop role if exists {role}")
+        await connection.close()

@@ -1,0 +1,127 @@
+"""Run `sluice mirror` as a user does, and read both sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from typing import Any, NamedTuple
+
+import confluent_kafka
+
+from tests.gateway_process import ROOT, GatewayProcess
+
+TIMEOUT_S = 120
+
+
+class Seen(NamedTuple):
+    """A record as a consumer sees it."""
+
+    offset: int
+    timestamp: tuple[int, int]
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Any, ...]
+
+
+def words(source: str, target: GatewayProcess, *more: str) -> list[str]:
+    """Return the command line of a mirror into a gateway's database."""
+    assert target.database_url is not None
+    return [
+        *(sys.executable, "-m", "gateway.cli", "mirror", "--from", source, "--to", target.bootstrap),
+        *("--database-url", target.database_url, *more),
+    ]
+
+
+def start(source: str, target: GatewayProcess, *more: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return subprocess.Popen(
+        words(source, target, *more),
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def mirror_once(source: str, target: GatewayProcess, *more: str) -> dict[str, Any]:
+    """Mirror up to the source's end and return the report."""
+    code, report, said = try_once(source, target, *more)
+    assert code == 0, said
+    (found,) = json.loads(report)
+    return found
+
+
+def try_once(source: str, target: GatewayProcess, *more: str) -> tuple[int, str, str]:
+    """Return the exit code and what was printed."""
+    process = start(source, target, "--once", "--json", *more)
+    report, said = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, report, said
+
+
+def read_partition(bootstrap: str, topic: str, partition: int = 0, **settings: Any) -> list[Seen]:
+    """Return the committed records of a partition, up to its present last stable offset."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            **settings,
+        }
+    )
+    found: list[Seen] = []
+    try:
+        start_offset, _ = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), 30)
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, start_offset)])
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                assert error.name() == "_PARTITION_EOF", error
+                return found
+            offset, headers = message.offset(), message.headers() or []
+            assert offset is not None
+            found.append(Seen(offset, message.timestamp(), message.key(), message.value(), tuple(headers)))
+        raise AssertionError(f"no end of {topic}[{partition}] in {TIMEOUT_S} s")
+    finally:
+        consumer.close()
+
+
+def watermarks(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int]:
+    """Return the first and the next offset."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
+    try:
+        return consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), 30)
+    finally:
+        consumer.close()
+
+
+def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        places = [
+            confluent_kafka.TopicPartition(topic, partition, offset, metadata="from the source")
+            for (topic, partition), offset in offsets.items()
+        ]
+        consumer.commit(offsets=places, asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        asked = [confluent_kafka.TopicPartition(topic, partition) for topic, partition in places]
+        return [place.offset for place in consumer.committed(asked, 30)]
+    finally:
+        consumer.close()

@@ -1,0 +1,279 @@
+"""A cluster is mirrored into a gateway: every record keeps its offset, and a mirror that dies goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
+
+from tests.clients.topics import create_topic
+from tests.conftest import gateways
+from tests.gateway_process import GatewayProcess
+from tests.mirror.mirrors import (
+    Seen,
+    commit,
+    committed,
+    mirror_once,
+    read_partition,
+    start,
+    try_once,
+    watermarks,
+)
+from tests.postgres import Databases
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.fixture(scope="module")
+def clusters(postgres: Databases) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """A source and a target, each with a database of its own."""
+    with gateways(postgres) as factory:
+        yield factory(), factory()
+
+
+@pytest.fixture
+def source(clusters: tuple[GatewayProcess, GatewayProcess]) -> str:
+    return clusters[0].bootstrap
+
+
+@pytest.fixture
+def target(clusters: tuple[GatewayProcess, GatewayProcess]) -> GatewayProcess:
+    return clusters[1]
+
+
+def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
+    """Produce records with keys, headers and timestamps of their own."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
+    for number in range(count):
+        producer.produce(
+            topic,
+            key=None if number % 7 == 0 else b"key-%d" % (number % 20),
+            value=None if number % 11 == 0 else b"%06d" % number * 20,
+            partition=partition,
+            timestamp=1_700_000_000_000 + number * 1000,
+            headers=[("number", b"%d" % number), ("empty", None)],
+        )
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+    if commits:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def test_records_keep_offsets_timestamps_keys_headers_and_compression(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 3)
+    for codec in CODECS:
+        fill(source, topic, CODECS.index(codec) % 3, 200, **{"compression.type": codec})
+    report = mirror_once(source, target, "--topics", topic)
+    assert {row["partition"]: row["to"] for row in report["partitions"]} == {0: 400, 1: 400, 2: 200}
+    for partition in range(3):
+        original = read_partition(source, topic, partition)
+        assert len(original) == (200 if partition == 2 else 400)
+        assert read_partition(target.bootstrap, topic, partition) == original
+        assert watermarks(target.bootstrap, topic, partition) == watermarks(source, topic, partition)
+
+
+def test_a_second_run_copies_only_what_is_new(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 100)
+    mirror_once(source, target, "--topics", topic)
+    assert len(read_partition(target.bootstrap, topic)) == 100  # the target's node knows an end by now
+    fill(source, topic, 0, 50)
+    report = mirror_once(source, target, "--topics", topic)
+    assert (report["partitions"][0]["from"], report["partitions"][0]["to"]) == (100, 150)
+    assert read_partition(target.bootstrap, topic) == read_partition(source, topic)
+
+
+def test_aborted_records_and_markers_leave_their_offsets_empty(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 5)
+    transact(source, topic, [b"committed-1", b"committed-2"], commits=True)
+    transact(source, topic, [b"aborted-1", b"aborted-2"], commits=False)
+    transact(source, topic, [b"committed-3"], commits=True)
+    transact(source, topic, [b"aborted-3"], commits=False)
+    mirror_once(source, target, "--topics", topic)
+    original = read_partition(source, topic)
+    assert [record.value for record in original[5:]] == [b"committed-1", b"committed-2", b"committed-3"]
+    assert read_partition(target.bootstrap, topic) == original
+    everything = read_partition(target.bootstrap, topic, 0, **{"isolation.level": "read_uncommitted"})
+    assert everything == original, "aborted records are not copied"
+    assert watermarks(target.bootstrap, topic) == watermarks(source, topic)
+
+
+def test_a_log_that_begins_late_begins_late_in_the_target(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 2)
+    fill(source, topic, 0, 100)
+    fill(source, topic, 1, 10)
+    admin = AdminClient({"bootstrap.servers": source})
+    places = [confluent_kafka.TopicPartition(topic, 0, 37), confluent_kafka.TopicPartition(topic, 1, 10)]
+    for deleted in admin.delete_records(places).values():
+        deleted.result(30)
+    mirror_once(source, target, "--topics", topic)
+    for partition, bounds in ((0, (37, 100)), (1, (10, 10))):
+        assert watermarks(target.bootstrap, topic, partition) == bounds
+        assert read_partition(target.bootstrap, topic, partition) == read_partition(source, topic, partition)
+
+
+def test_producers_of_the_target_start_anew_behind_the_mirrored_records(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 20, **{"enable.idempotence": True})
+    mirror_once(source, target, "--topics", topic)
+    fill(target.bootstrap, topic, 0, 20, **{"enable.idempotence": True})
+    transact(target.bootstrap, topic, [b"own"], commits=True)
+    assert [record.offset for record in read_partition(target.bootstrap, topic)] == list(range(41))
+
+
+def test_a_topic_that_a_client_wrote_to_is_refused(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    mirror_once(source, target, "--topics", topic)
+    fill(target.bootstrap, topic, 0, 1)
+    fill(source, topic, 0, 10)
+    code, _, said = try_once(source, target, "--topics", topic)
+    assert code == 1
+    assert f"{topic}[0] was written to in the target" in said
+    assert watermarks(target.bootstrap, topic) == (0, 11)
+
+
+def test_a_topic_with_records_of_its_own_is_refused(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    create_topic(target.bootstrap, 1, topic)
+    fill(target.bootstrap, topic, 0, 1)
+    code, _, said = try_once(source, target, "--topics", topic)
+    assert code == 1
+    assert f"{topic}[0] has records in the target that no mirror wrote" in said
+
+
+def test_a_topic_that_was_made_anew_in_the_source_is_refused(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    mirror_once(source, target, "--topics", topic)
+    admin = AdminClient({"bootstrap.servers": source})
+    admin.delete_topics([topic])[topic].result(30)
+    create_topic(source, 1, topic)
+    code, _, said = try_once(source, target, "--topics", topic)
+    assert code == 1
+    assert "the source's topic was made anew" in said
+
+
+def test_settings_and_partitions_are_copied(source: str, target: GatewayProcess) -> None:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": source})
+    config = {"retention.ms": "123456789", "cleanup.policy": "compact", "max.message.bytes": "2000000"}
+    admin.create_topics([NewTopic(topic, 5, 1, config=config)])[topic].result(30)
+    mirror_once(source, target, "--topics", topic)
+    from gateway.commands.client import Cluster
+    from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
+
+    host, _, port = target.bootstrap.partition(":")
+    with Cluster([(host, int(port))], timeout_s=30) as cluster:
+        own = {each.name: each.value for each in settings(cluster, topic) if each.config_source == DYNAMIC_TOPIC_CONFIG}
+        assert own == config
+        assert len(cluster.topics([topic])[0].partitions) == 5
+
+
+def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 2)
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 100)
+    fill(source, topic, 1, 100)
+    commit(source, group, {(topic, 0): 40, (topic, 1): 100})
+    more = ("--topics", topic, "--groups", group)
+    assert mirror_once(source, target, *more)["groups"][0]["moved"] == 2
+    assert committed(target.bootstrap, group, (topic, 0), (topic, 1)) == [40, 100]
+    commit(target.bootstrap, group, {(topic, 0): 90})  # its consumers have moved to the target
+    commit(source, group, {(topic, 0): 60})
+    assert mirror_once(source, target, *more)["groups"][0]["result"] == "current"
+    assert committed(target.bootstrap, group, (topic, 0)) == [90]
+
+
+def test_a_killed_mirror_goes_on_without_a_duplicate_or_a_gap(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 4)
+    seed = random.randrange(2**32)
+    pauses = random.Random(seed)
+    for partition in range(4):
+        fill(source, topic, partition, 5000, **{"batch.num.messages": 20})
+    kills = 0
+    for _ in range(12):
+        process = start(source, target, "--topics", topic)
+        deadline = time.monotonic() + 20
+        before = _copied(target, topic)
+        while _copied(target, topic) == before and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(pauses.random() * 0.05)
+        process.kill()
+        process.communicate()
+        kills += 1
+        if _copied(target, topic) == 20_000:
+            break
+    assert kills >= 1
+    mirror_once(source, target, "--topics", topic)
+    for partition in range(4):
+        original = read_partition(source, topic, partition)
+        copy: list[Seen] = read_partition(target.bootstrap, topic, partition)
+        assert copy == original, f"seed {seed}"
+
+
+def _copied(target: GatewayProcess, topic: str) -> int:
+    try:
+        return sum(watermarks(target.bootstrap, topic, partition)[1] for partition in range(4))
+    except confluent_kafka.KafkaException:
+        return 0  # not created yet
+
+
+def test_a_following_mirror_copies_what_arrives(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    process = start(source, target, "--topics", topic)
+    try:
+        _wait_for_end(target, topic, 10)
+        fill(source, topic, 0, 10)
+        _wait_for_end(target, topic, 20)
+        assert read_partition(target.bootstrap, topic) == read_partition(source, topic)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_waiting_consumer_receives_mirrored_records(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    mirror_once(source, target, "--topics", topic)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": target.bootstrap, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 60_000}
+        | {"socket.timeout.ms": 70_000, "enable.auto.commit": False}
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        assert len(consumer.consume(10, 30)) == 10
+        fill(source, topic, 0, 1)
+        mirror_once(source, target, "--topics", topic)  # its fetch waits at the end of the log by now
+        assert len(consumer.consume(1, 10)) == 1
+    finally:
+        consumer.close()
+
+
+def _wait_for_end(target: GatewayProcess, topic: str, end: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if watermarks(target.bootstrap, topic)[1] >= end:
+                return
+        except confluent_kafka.KafkaException:
+            pass  # not created yet
+        assert time.monotonic() < deadline, f"{topic} did not reach {end}"

@@ -1,0 +1,35 @@
+"""Keep a line per run in a table that is committed: what was tried, how often, and what came of it."""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.trust.run import Verdict
+
+COLUMNS = ("date", "commit", "seed", "minutes", "operations", "faults", "verdict")
+
+
+def record(path: Path, verdict: Verdict, commit: str, at: datetime | None = None) -> None:
+    """Append the run to the table at `path`, and create the table if it does not exist.
+
+    `commit`: of the sources that were attacked. `at`: when the run ended; None for now. Operations are records that
+    were acknowledged or consumed, commits, changes of owners and observations.
+    """
+    broken = [name for name, sentences in verdict.violations.items() if sentences]
+    row = (
+        (at or datetime.now(UTC)).strftime("%Y-%m-%d"),
+        commit,
+        str(verdict.seed),
+        f"{verdict.seconds / 60:.1f}",
+        str(verdict.operations),
+        str(verdict.faults),
+        "kept" if not broken else "broken: " + "; ".join(broken),
+    )
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerow(row)
