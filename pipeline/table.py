@@ -52,12 +52,16 @@ def drop(spark: SparkSession, where: str) -> None:
 
 def read(spark: SparkSession, where: str) -> DataFrame:
     """Return the table as it is now; later commits do not change the frame. PipelineError if there is no table."""
+    _require(spark, where)
+    return _format(where).read(spark, where)
+
+
+def _require(spark: SparkSession, where: str) -> None:
     if not exists(spark, where):
         raise PipelineError(
             f"There is no archive at {where}.",
             "Check its name, --format and --catalog, or make one with `sluice-pipeline archive`.",
         )
-    return _format(where).read(spark, where)
 
 
 def schema(spark: SparkSession, where: str) -> StructType:
@@ -82,7 +86,8 @@ def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str
 
 
 def version(spark: SparkSession, where: str) -> int:
-    """Return the version, or the snapshot, that `read` reads now."""
+    """Return the version, or the snapshot, that `read` reads now. PipelineError if there is no table."""
+    _require(spark, where)
     return next(commits(spark, where)).version
 
 

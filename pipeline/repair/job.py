@@ -88,7 +88,8 @@ def repair(
 ) -> None:
     """Replace the days that hold `ranges`. PipelineError if the archive or the topic does not hold them."""
     where, started = table.location(arguments.archive, arguments.format), time.monotonic()
-    archive, version = table.read(spark, where), table.version(spark, where)
+    # The version comes first: a commit between the two then fails the replacement.
+    version, archive = table.version(spark, where), table.read(spark, where)
     progress = last_progress(spark, where)
     if progress is None:
         raise PipelineError(f"{where} holds no archive yet.", "Run `sluice-pipeline archive` first.")
