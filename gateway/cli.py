@@ -82,6 +82,36 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
 
 
+def _acls(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_acls
+
+    add_acls(parser)
+
+
+def _quotas(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_quotas
+
+    add_quotas(parser)
+
+
+def _configs(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_configs
+
+    add_configs(parser)
+
+
+def _context(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_context
+
+    add_context(parser)
+
+
+def _completion(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands.completion import add_completion
+
+    add_completion(parser, parsers)
+
+
 def _produce(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_produce
 
@@ -167,6 +197,9 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("transactions", "transactions: list, describe, abort", _transactions),
         _Command("produce", "append the lines of stdin to a topic", _produce),
         _Command("consume", "print the records of a topic", _consume),
+        _Command("configs", "settings of topics, brokers and groups: describe, alter", _configs),
+        _Command("acls", "permissions of principals: list, add, remove", _acls),
+        _Command("quotas", "limits of users, client ids and addresses: list, set, remove", _quotas),
         _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
@@ -179,6 +212,10 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("check", "read every record and say what is wrong", _check),
         _Command("backup", "copy the database and its records while a node serves", _backup),
         _Command("restore", "make an empty data directory what a backup was", _restore),
+    ),
+    "Set up the command line": (
+        _Command("context", "named clusters: list, show, set, use, delete", _context),
+        _Command("completion", "print a script that completes commands in bash, zsh or fish", _completion),
     ),
     "Look things up": (
         _Command("apis", "list what is served", _apis),
@@ -213,6 +250,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command. This imports what every command needs."""
+    made: dict[str, argparse.ArgumentParser] = {}
+    for commands in COMMANDS.values():
+        for command in commands:
+            if " " not in command.name:
+                made[command.name] = Parser(prog=f"sluice {command.name}", description=command.help)
+                command.add_arguments(made[command.name])
+                made[command.name].description = command.help
+    return made
 
 
 def _without_command(words: Sequence[str], names: Sequence[str]) -> int:

@@ -57,8 +57,9 @@ class Authority:
             *("-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate)),
         )
 
-    def issue(self, subject: str, *, password: str | None = None) -> Certificate:
-        """Issue a certificate. `subject` is written as in OpenSSL: /CN=..., the most significant part first."""
+    def issue(self, subject: str, *, password: str | None = None, days: int = 2) -> Certificate:
+        """Issue a certificate; -1 days: an expired one. `subject` is written as in OpenSSL: /CN=..., the most
+        significant part first."""
         stem = self._directory / f"issued-{len(list(self._directory.iterdir()))}"
         key, request, certificate, whole = (stem.with_suffix(f".{end}") for end in ("key", "csr", "crt", "pem"))
         extensions = stem.with_suffix(".ext")
@@ -70,7 +71,7 @@ class Authority:
         )
         _openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self._key)),
-            *("-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(certificate)),
+            *("-CAcreateserial", "-days", str(days), "-extfile", str(extensions), "-out", str(certificate)),
         )
         whole.write_text(key.read_text() + certificate.read_text())
         return Certificate(key, certificate, whole)

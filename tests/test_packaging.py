@@ -408,6 +408,7 @@ def test_the_readme_table_of_apis_equals_the_served_apis() -> None:
 PAGES = (
     "README.md",
     "docs/configure.md",
+    "docs/kubernetes.md",
     "docs/monitoring.md",
     "docs/move-from-kafka.md",
     "docs/releasing.md",
@@ -416,6 +417,7 @@ PAGES = (
     "docs/operate.md",
     "docs/security.md",
     "docs/storage.md",
+    "docs/systemd.md",
     "docs/index.md",
     "docs/tutorial.md",
     "docs/rebalances.md",

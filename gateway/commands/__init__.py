@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gateway.commands.arguments import Commands
     from gateway.config.settings import Settings
 
 EXIT_FAILED = 1
@@ -36,26 +37,45 @@ def add_groups(
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import topics
-    from gateway.commands.arguments import common
 
-    parser.set_defaults(run=_run)
-    topics.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+    _add_verbs(parser, topics.add_commands)
 
 
 def add_transactions(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import transactions
-    from gateway.commands.arguments import common
 
-    parser.set_defaults(run=_run)
-    transactions.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+    _add_verbs(parser, transactions.add_commands)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import cluster_info
-    from gateway.commands.arguments import common
 
-    parser.set_defaults(run=_run)
-    cluster_info.add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+    _add_verbs(parser, cluster_info.add_commands)
+
+
+def add_acls(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import acls
+
+    _add_verbs(parser, acls.add_commands)
+
+
+def add_quotas(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import quotas
+
+    _add_verbs(parser, quotas.add_commands)
+
+
+def add_configs(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import configs
+
+    _add_verbs(parser, configs.add_commands)
+
+
+def add_context(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import contexts
+
+    parser.set_defaults(run=contexts.run)
+    contexts.add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
 
 
 def add_produce(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +90,15 @@ def add_consume(parser: argparse.ArgumentParser) -> None:
     _add_alone(parser, consume.add_arguments)
 
 
+def _add_verbs(
+    parser: argparse.ArgumentParser, add_commands: Callable[[Commands, argparse.ArgumentParser], None]
+) -> None:
+    from gateway.commands.arguments import common
+
+    parser.set_defaults(run=_run)
+    add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
+
+
 def _add_alone(parser: argparse.ArgumentParser, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
     from gateway.commands.arguments import add_common
 
@@ -80,10 +109,12 @@ def _add_alone(parser: argparse.ArgumentParser, add_arguments: Callable[[argpars
 
 def _run(given: argparse.Namespace) -> int:
     from gateway.commands.client import Cluster
+    from gateway.commands.contexts import choose
     from gateway.commands.errors import CommandError
     from gateway.commands.security import read_properties
 
     try:
+        choose(given)
         security = read_properties(given.command_config) if given.command_config else None
         with Cluster(given.bootstrap, timeout_s=given.timeout, security=security) as cluster:
             return int(given.command(cluster, given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any, Protocol
 
 Address = tuple[str, int]
@@ -31,17 +30,16 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--bootstrap",
         "--bootstrap-server",
         type=addresses,
-        default=os.environ.get("SLUICE_BOOTSTRAP") or DEFAULT_BOOTSTRAP,
         metavar="HOST:PORT,…",
-        help=f"any broker of the cluster (default: $SLUICE_BOOTSTRAP, else {DEFAULT_BOOTSTRAP})",
+        help=f"any broker of the cluster (default: $SLUICE_BOOTSTRAP, the context in use, or {DEFAULT_BOOTSTRAP})",
     )
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     parser.add_argument(
         "--command-config",
         metavar="FILE",
-        default=os.environ.get("SLUICE_COMMAND_CONFIG") or None,
         help="Kafka's client properties, for a listener with TLS or SASL (default: $SLUICE_COMMAND_CONFIG)",
     )
+    parser.add_argument("--context", metavar="NAME", help="a cluster of `sluice context list` ($SLUICE_CONTEXT)")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 

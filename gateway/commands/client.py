@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from gateway.commands.arguments import Address
 from gateway.commands.errors import CommandError, UnreachableError
+from gateway.commands.refusals import code_name, reason
 from gateway.commands.security import ClientSecurity
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol import codec
@@ -76,12 +77,12 @@ class _Connection:
             self._socket = security.wrap(self._socket, address[0])
         except OSError as error:
             self._socket.close()
-            reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+            said = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
             advice = security.advice(error)
-            raise CommandError(f"{_shown(address)}: the TLS handshake failed: {reason}; {advice}") from error
+            raise CommandError(f"{_shown(address)}: the TLS handshake failed: {said}; {advice}") from error
         answer: ApiVersionsResponse = self._ask(ApiVersionsRequest(), 0, deadline)
         if answer.error_code:
-            raise CommandError(f"{_shown(address)} answers ApiVersions with {_name(answer.error_code)}")
+            raise CommandError(f"{_shown(address)} answers ApiVersions with {code_name(answer.error_code)}")
         self._served = {line.api_key: (line.min_version, line.max_version) for line in answer.api_keys}
         if security.mechanism is not None:
             self._authenticate(security, security.mechanism, deadline)
@@ -93,14 +94,14 @@ class _Connection:
             step = (
                 f"set sasl.mechanism to {enabled}" if enabled else "the listener has no SASL: check security.protocol"
             )
-            raise CommandError(f"{_shown(self._address)} answers {_name(handshake.error_code)}; {step} in {file}")
+            raise CommandError(f"{_shown(self._address)} answers {code_name(handshake.error_code)}; {step} in {file}")
 
         def send(token: bytes) -> bytes:
             answer: SaslAuthenticateResponse = self.ask(SaslAuthenticateRequest(auth_bytes=token), deadline, None)
             if answer.error_code:
-                reason = answer.error_message or _name(answer.error_code)
+                said = answer.error_message or code_name(answer.error_code)
                 step = f"check username and password in {security.file}"
-                raise CommandError(f"{_shown(self._address)}: {reason.rstrip('.')}; {step}")
+                raise CommandError(f"{_shown(self._address)}: {said.rstrip('.')}; {step}")
             return answer.auth_bytes
 
         security.authenticate(send)
@@ -247,7 +248,7 @@ class Cluster:
         for topic in response.topics:
             if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise CommandError(self.no_topic(topic.name or ""))
-            refuse(topic.error_code, f"topic {topic.name}")
+            refuse(topic.error_code, f"topic {topic.name}", needs=f"--operation describe --topic {topic.name}")
         return list(response.topics)
 
     def no_topic(self, name: str) -> str:
@@ -272,7 +273,9 @@ class Cluster:
         response: FindCoordinatorResponse = self.until_settled(lambda: self.ask(request), code)
         if code(response):
             what = "group" if kind is Coordinated.GROUP else "transactional id"
-            raise CommandError(f"{what} {key} has no coordinator: {_name(code(response))}")
+            option = "--group" if kind is Coordinated.GROUP else "--transactional-id"
+            why = reason(code(response), needs=f"--operation describe {option} {key}")
+            raise CommandError(f"{what} {key} has no coordinator: {why}")
         found = response.coordinators[0] if response.coordinators else response
         self._brokers[found.node_id] = (found.host, found.port)
         return found.node_id
@@ -290,7 +293,8 @@ class Cluster:
         if node_id not in self._brokers:
             self.metadata(())
         if node_id not in self._brokers:
-            raise CommandError(f"there is no broker {node_id}")
+            known = ", ".join(map(str, self.node_ids))
+            raise CommandError(f"there is no broker {node_id}; the brokers are {known}")
         return self._brokers[node_id]
 
     def _any(self, deadline: float) -> Address:
@@ -327,17 +331,11 @@ def _schema(request: Any) -> MessageSchema:
     return message_schema(cast("type[Any]", type(request)))
 
 
-def refuse(code: int, what: str) -> None:
-    """Raise CommandError if a response's code is an error."""
+def refuse(code: int, what: str, *, needs: str = "") -> None:
+    """Raise CommandError if a response's code is an error. `needs` are the options of `sluice acls add` that permit the
+    request."""
     if code:
-        raise CommandError(f"{what}: {_name(code)}")
-
-
-def _name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code}"
+        raise CommandError(f"{what}: {reason(code, needs=needs)}")
 
 
 def _left(deadline: float) -> float:

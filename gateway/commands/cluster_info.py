@@ -7,8 +7,8 @@ import argparse
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
-from protocol.errors import ErrorCode
 from protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
 
@@ -20,7 +20,8 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 def show_info(cluster: Cluster, given: argparse.Namespace) -> int:
     response: DescribeClusterResponse = cluster.ask(DescribeClusterRequest())
     if response.error_code:
-        raise CommandError(f"the cluster: {response.error_message or ErrorCode(response.error_code).name}")
+        why = reason(response.error_code, response.error_message, needs="--operation describe --cluster")
+        raise CommandError(f"the cluster: {why}")
     nodes: list[Row] = [
         {
             "node": node.broker_id,

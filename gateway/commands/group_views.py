@@ -107,7 +107,7 @@ def _asked(cluster: Cluster, api_key: ApiKey, group_id: str, request: Any) -> An
     group = cluster.ask_coordinator(group_id, request, _code).groups[0]
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return None
-    refuse(group.error_code, f"group {group_id}")
+    refuse(group.error_code, f"group {group_id}", needs=f"--operation describe --group {group_id}")
     return group
 
 
@@ -144,7 +144,7 @@ def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> se
     asked = OffsetFetchRequestGroup(group_id=group_id, member_id=member_id, member_epoch=-1, topics=topics)
     request = OffsetFetchRequest(groups=(asked,), require_stable=True)
     group = cluster.ask_coordinator(group_id, request, _code, at_most=_OFFSET_FETCH_NAMES_MEMBERS).groups[0]
-    refuse(group.error_code, f"offsets of group {group_id}")
+    refuse(group.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
     return {
         (topic.name, part.partition_index)
         for topic in group.topics
@@ -213,7 +213,7 @@ def share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[
     group = cluster.ask_coordinator(group_id, DescribeShareGroupOffsetsRequest(groups=(asked,)), _code).groups[0]
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return {}
-    refuse(group.error_code, f"offsets of group {group_id}")
+    refuse(group.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
     return {
         (topic.topic_name, part.partition_index): (part.start_offset, part.lag)
         for topic in group.topics

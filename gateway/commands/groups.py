@@ -19,6 +19,7 @@ from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
 from gateway.commands.group_views import listed_groups, no_group, share_starts, view
 from gateway.commands.log import TopicPartition
+from gateway.commands.refusals import reason
 from gateway.commands.render import Row, ranges, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
@@ -141,24 +142,21 @@ def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
         response: DeleteGroupsResponse = cluster.ask_coordinator(
             group_id, DeleteGroupsRequest(groups_names=(group_id,)), code
         )
-        result = _result(code(response))
+        result = _result(group_id, code(response))
         failed += code(response) != 0
         rows.append({"group": group_id, "result": "deleted" if result is None else result})
     show(rows, ("group", "result"), as_json=given.json)
     return 1 if failed else 0
 
 
-def _result(code: int) -> str | None:
+def _result(group_id: str, code: int) -> str | None:
     if not code:
         return None
     if code == ErrorCode.NON_EMPTY_GROUP:
         return "has members: stop its consumers first"
     if code == ErrorCode.GROUP_ID_NOT_FOUND:
         return "is not there"
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code}"
+    return reason(code, needs=f"--operation delete --group {group_id}")
 
 
 # --- offsets ----------------------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
     response: OffsetFetchResponse = cluster.ask_coordinator(
         group_id, OffsetFetchRequest(group_id=group_id, topics=None), code, at_most=_OFFSET_FETCH_OF_ONE_GROUP
     )
-    refuse(response.error_code, f"offsets of group {group_id}")
+    refuse(response.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
     return {
         (topic.name, partition.partition_index): Commit(partition.committed_offset, partition.metadata or "")
         for topic in response.topics
@@ -399,4 +397,4 @@ def commit_offsets(cluster: Cluster, group_id: str, targets: Mapping[TopicPartit
     )
     if code(response) == ErrorCode.UNKNOWN_MEMBER_ID:
         raise CommandError(f"group {group_id} has members: stop its consumers, then run this again")
-    refuse(code(response), f"offsets of group {group_id}")
+    refuse(code(response), f"offsets of group {group_id}", needs=f"--operation read --group {group_id}")

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.fetch import (
@@ -140,7 +141,8 @@ class Reader:
             self.positions[partition] = found[self._topic, partition].start if found else self.positions[partition]
             return
         if code:
-            raise CommandError(f"{self._topic}[{partition}] cannot be read: {ErrorCode(code).name}")
+            why = reason(code, needs=f"--operation read --topic {self._topic}")
+            raise CommandError(f"{self._topic}[{partition}] cannot be read: {why}")
         aborted = Aborted(answer.aborted_transactions or ())
         for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
             head = read_head(batch)

@@ -17,8 +17,9 @@ from io import BufferedReader
 from typing import cast
 
 from gateway.commands import log
-from gateway.commands.client import Cluster, refuse
+from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from protocol.murmur import murmur2
@@ -138,9 +139,9 @@ def _append(cluster: Cluster, given: argparse.Namespace, partition: int, batch: 
     if response is None:
         raise CommandError(f"{where} has no leader: repeat the command when a broker leads the partition")
     result = response.responses[0].partition_responses[0]
-    if result.error_code and result.error_message:
-        raise CommandError(f"{where}: {result.error_message}")
-    refuse(result.error_code, where)
+    if result.error_code:
+        why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {given.topic}")
+        raise CommandError(f"{where}: {why}")
     return result.base_offset
 
 

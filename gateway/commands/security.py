@@ -14,7 +14,10 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 
+from gateway.commands.certificates import not_after
 from gateway.commands.errors import CommandError
 from gateway.config.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from gateway.security.scram import MAX_ITERATIONS, MECHANISMS, ScramMechanism, salted_password
@@ -36,6 +39,8 @@ class ClientSecurity:
     password: str = field(default="", repr=False)
     file: str | None = None
     """File of the properties."""
+    expires: datetime | None = None
+    """End of the client certificate's validity; None without a client certificate."""
 
     @property
     def _place(self) -> str:
@@ -60,6 +65,9 @@ class ClientSecurity:
             return f"the listener may want {asked}: set security.protocol to SSL, {protocols} in {self._place}"
         if isinstance(error, ssl.SSLError) and "ALERT" not in (error.reason or ""):
             return f"the listener may speak no TLS: check security.protocol in {self._place}"
+        if self.expires is not None and self.expires < datetime.now(UTC):
+            moment = self.expires.isoformat().replace("+00:00", "Z")
+            return f"the client certificate expired at {moment}: renew ssl.keystore.location of {self._place}"
         asked = "a client certificate (ssl.keystore.location)"
         if self.mechanism is None:
             asked += " or SASL (security.protocol=SASL_SSL)"
@@ -110,8 +118,9 @@ def read_properties(path: str) -> ClientSecurity:
     if protocol not in PROTOCOLS:
         raise CommandError(f"{path}: security.protocol is one of {', '.join(PROTOCOLS)}")
     tls = _context(path, properties) if protocol.endswith("SSL") else None
+    expires = None if tls is None else _expiry(properties)
     if not protocol.startswith("SASL_"):
-        return ClientSecurity(tls, file=path)
+        return ClientSecurity(tls, file=path, expires=expires)
     mechanism = properties.get("sasl.mechanism", "")
     if mechanism != "PLAIN" and mechanism not in MECHANISMS:
         raise CommandError(f"{path}: sasl.mechanism is one of PLAIN, {', '.join(MECHANISMS)}")
@@ -122,7 +131,7 @@ def read_properties(path: str) -> ClientSecurity:
     module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
     if login.name != module or not {"username", "password"} <= login.options.keys():
         raise CommandError(f"{path}: sasl.jaas.config: expected {module} with username and password")
-    return ClientSecurity(tls, mechanism, login.options["username"], login.options["password"], path)
+    return ClientSecurity(tls, mechanism, login.options["username"], login.options["password"], path, expires)
 
 
 def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:
@@ -140,6 +149,12 @@ def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:
         raise CommandError(f"{path}: a key or certificates cannot be used: {error}") from error
     context.check_hostname = properties.get("ssl.endpoint.identification.algorithm", "https") != ""
     return context
+
+
+def _expiry(properties: Mapping[str, str]) -> datetime | None:
+    """Return the end of the client certificate's validity; `_context` has already read the file."""
+    path = properties.get("ssl.keystore.location")
+    return None if path is None else not_after(Path(path).read_text(encoding="utf-8", errors="replace"))
 
 
 def _parse(text: str) -> dict[str, str]:

@@ -7,12 +7,12 @@ changes. The broker's own message explains a refused change.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from gateway.commands import log
+from gateway.commands import configs, log
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import (
@@ -26,31 +26,11 @@ from protocol.messages.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopic,
 )
-from protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-)
-from protocol.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+from protocol.messages.describe_configs import DescribeConfigsResourceResult
 
-TOPIC_RESOURCE = 2
 DYNAMIC_TOPIC_CONFIG = 1
-SOURCES = {
-    DYNAMIC_TOPIC_CONFIG: "topic",
-    2: "broker",
-    3: "all brokers",
-    4: "broker's file",
-    5: "default",
-}
-"""Kafka's numbers of the sources of a topic's setting."""
+"""Kafka's code for a setting that was made for the topic."""
 
-_SET, _DELETE = 0, 1
 _CHANGE_WAIT_MS = 30_000
 _HIGH_WATERMARK = -1
 
@@ -63,15 +43,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 
     alter = commands.add_parser("alter", parents=[common], help="change settings of a topic")
     alter.add_argument("topic")
-    alter.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
-    alter.add_argument(
-        "--delete", action="append", default=[], metavar="KEY", help="go back to the default; may be repeated"
-    )
+    configs.add_changes(alter)
     alter.set_defaults(command=alter_topic)
 
-    configs = commands.add_parser("configs", parents=[common], help="every setting of a topic, with its source")
-    configs.add_argument("topic")
-    configs.set_defaults(command=show_configs)
+    showing = commands.add_parser("configs", parents=[common], help="every setting of a topic, with its source")
+    showing.add_argument("topic")
+    showing.set_defaults(command=show_configs)
 
     delete = commands.add_parser("delete-records", parents=[common], help="delete the oldest records of a partition")
     delete.add_argument("topic")
@@ -80,25 +57,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     delete.set_defaults(command=delete_records)
 
 
-def key_values(texts: Sequence[str]) -> dict[str, str]:
-    """Return the pairs of KEY=VALUE arguments; the last value of a repeated key wins."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise CommandError(f"--set {text}: write KEY=VALUE, e.g. retention.ms=3600000")
-        found[name] = value
-    return found
-
-
 def settings(cluster: Cluster, topic: str) -> list[DescribeConfigsResourceResult]:
     """Return every setting of a topic, by name."""
-    resource = DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)
-    response: DescribeConfigsResponse = cluster.ask(DescribeConfigsRequest(resources=(resource,)))
-    (result,) = response.results
-    if result.error_code:
-        raise CommandError(f"settings of {topic}: {result.error_message or ErrorCode(result.error_code).name}")
-    return sorted(result.configs, key=lambda config: config.name)
+    return configs.settings(cluster, "topic", topic)
 
 
 def add_partitions(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -112,50 +73,23 @@ def add_partitions(cluster: Cluster, given: argparse.Namespace) -> int:
     response: CreatePartitionsResponse = cluster.ask_controller(request)
     (result,) = response.results
     if result.error_code:
-        raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
+        why = reason(result.error_code, result.error_message, needs=f"--operation alter --topic {given.topic}")
+        raise CommandError(f"topic {given.topic}: {why}")
     row: Row = {"topic": given.topic, "before": before, "partitions": given.to}
     show([row], ("topic", "before", "partitions"), as_json=given.json)
     return 0
 
 
 def alter_topic(cluster: Cluster, given: argparse.Namespace) -> int:
-    values = key_values(given.set)
-    deleted = list(dict.fromkeys(given.delete))
-    if not values and not deleted:
-        raise CommandError("nothing to change: give --set KEY=VALUE or --delete KEY")
-    if both := values.keys() & set(deleted):
-        raise CommandError(f"{', '.join(sorted(both))}: give either --set or --delete")
     cluster.topics((given.topic,))
-    changes = [AlterableConfig(name=name, config_operation=_SET, value=value) for name, value in values.items()]
-    changes += [AlterableConfig(name=name, config_operation=_DELETE, value=None) for name in deleted]
-    resource = AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=given.topic, configs=tuple(changes))
-    response: IncrementalAlterConfigsResponse = cluster.ask_controller(
-        IncrementalAlterConfigsRequest(resources=(resource,))
-    )
-    (result,) = response.responses
-    if result.error_code:
-        raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
-    changed = values.keys() | set(deleted)
-    _show_settings([each for each in settings(cluster, given.topic) if each.name in changed], as_json=given.json)
+    configs.show_settings(configs.change(cluster, "topic", given.topic, given), as_json=given.json)
     return 0
 
 
 def show_configs(cluster: Cluster, given: argparse.Namespace) -> int:
     cluster.topics((given.topic,))
-    _show_settings(settings(cluster, given.topic), as_json=given.json)
+    configs.show_settings(settings(cluster, given.topic), as_json=given.json)
     return 0
-
-
-def _show_settings(found: Sequence[DescribeConfigsResourceResult], *, as_json: bool) -> None:
-    rows: list[Row] = [
-        {
-            "name": each.name,
-            "value": each.value,
-            "source": SOURCES.get(each.config_source, str(each.config_source)),
-        }
-        for each in found
-    ]
-    show(rows, ("name", "value", "source"), as_json=as_json)
 
 
 def delete_records(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -185,7 +119,7 @@ def delete_records(cluster: Cluster, given: argparse.Namespace) -> int:
     (result,) = response.topics[0].partitions
     if result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         raise CommandError(f"{where} ends before offset {given.before}: `sluice topics describe` shows its offsets")
-    refuse(result.error_code, where)
+    refuse(result.error_code, where, needs=f"--operation delete --topic {given.topic}")
     row: Row = {"topic": given.topic, "partition": given.partition, "log_start": result.low_watermark}
     show([row], ("topic", "partition", "log_start"), as_json=given.json)
     return 0

@@ -7,10 +7,11 @@ import json
 import sys
 from datetime import UTC, datetime
 
-from gateway.commands import log, topic_changes
+from gateway.commands import configs, log, topic_changes
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import (
@@ -90,8 +91,8 @@ def describe_topic(cluster: Cluster, given: argparse.Namespace) -> int:
                 "offsets": None if found is None else found.end - found.start,
             }
         )
-    configs = _configs(cluster, given.topic)
-    head: Row = {"topic": topic.name, "id": str(topic.topic_id), "internal": topic.is_internal, "configs": configs}
+    changed = _changed(cluster, given.topic)
+    head: Row = {"topic": topic.name, "id": str(topic.topic_id), "internal": topic.is_internal, "configs": changed}
     if given.json:
         show([{**head, "partitions": partitions}], (), as_json=True)
         return 0
@@ -101,7 +102,7 @@ def describe_topic(cluster: Cluster, given: argparse.Namespace) -> int:
     return 0
 
 
-def _configs(cluster: Cluster, topic: str) -> dict[str, object]:
+def _changed(cluster: Cluster, topic: str) -> dict[str, object]:
     """Return the settings that were made for this topic."""
     return {
         config.name: config.value
@@ -116,13 +117,14 @@ def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
         num_partitions=given.partitions,
         replication_factor=given.replication_factor,
         configs=tuple(
-            CreatableTopicConfig(name=name, value=value) for name, value in topic_changes.key_values(given.set).items()
+            CreatableTopicConfig(name=name, value=value) for name, value in configs.key_values(given.set).items()
         ),
     )
     response: CreateTopicsResponse = cluster.ask_controller(CreateTopicsRequest(topics=(wanted,)))
     (result,) = response.topics
     if result.error_code:
-        raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
+        why = reason(result.error_code, result.error_message, needs=f"--operation create --topic {given.topic}")
+        raise CommandError(f"topic {given.topic}: {why}")
     row = {"topic": result.name, "partitions": result.num_partitions, "id": str(result.topic_id)}
     show([row], ("topic", "partitions", "id"), as_json=given.json)
     alive = len(cluster.node_ids)
@@ -142,7 +144,8 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     rows: list[Row] = []
     for result in response.responses:
         code = ErrorCode(result.error_code)
-        said = "deleted" if not code else result.error_message or code.name
+        needs = f"--operation delete --topic {result.name}"
+        said = reason(code, result.error_message, needs=needs) if code else "deleted"
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             said = cluster.no_topic(result.name or "")
         rows.append({"topic": result.name, "result": said})

@@ -297,7 +297,9 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_FIELD = {option.field: option for option in OPTIONS}
 _BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
-_OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG"})
+_OTHER_VARIABLES = frozenset(
+    {"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG", "SLUICE_CONTEXT"}
+)
 """Other variables of ours. The last two are defaults of commands that connect to a broker."""
 _SET = "SLUICE_SET"
 _SECRET_VARIABLES = (

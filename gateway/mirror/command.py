@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from gateway.commands import log
@@ -15,12 +16,14 @@ from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, show
 from gateway.commands.security import read_properties
+from gateway.commands.topic_changes import settings
 from gateway.config.settings import Configuration
-from gateway.mirror.copier import Copier
+from gateway.mirror.copier import Copier, Target
 from gateway.mirror.groups import copy_groups
 from gateway.mirror.log_target import LogTarget
 from gateway.mirror.source import Source
 from gateway.mirror.topics import ensure_topics
+from gateway.mirror.verify import compare
 from gateway.operate.upkeep import existing_database, require_tables
 from storage.embedded import EmbeddedPostgresError
 from storage.errors import StorageError
@@ -63,6 +66,11 @@ def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> Non
     parser.add_argument("--topics", nargs="+", required=True, metavar="GLOB", help="which topics, e.g. 'orders-*'")
     parser.add_argument("--groups", nargs="+", default=[], metavar="GLOB", help="whose offsets (none)")
     parser.add_argument("--once", action="store_true", help="stop at the present end of the topics")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="copy once, then compare all records; exit code 1 if two differ",
+    )
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="SECONDS", help="for each answer (30)")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     parser.set_defaults(run=run)
@@ -121,24 +129,42 @@ async def _copy(given: argparse.Namespace, source: Source, target: Cluster, data
     cluster_id = await asyncio.to_thread(source.cluster_id)
     log_target = LogTarget(database, cluster_id)
     copier = Copier(source, log_target, _warn)
+    once = bool(given.once or given.verify)
     while True:
         topics = await asyncio.to_thread(source.topics, given.topics)
-        if given.once and not topics:
+        if once and not topics:
             raise CommandError(f"no topic of the source matches {' '.join(given.topics)}")
         await asyncio.to_thread(ensure_topics, source.cluster, target, topics, _warn)
         await copier.begin(topics)
-        if given.once:
+        if once:
             ends = await asyncio.to_thread(log.bounds, source.cluster, sorted(copier.progress))
             await copier.copy_to({key: found.end for key, found in ends.items()})
         else:
             await copier.follow(LOOK_INTERVAL_S)
         groups = await asyncio.to_thread(copy_groups, source.cluster, target, given.groups, log_target.translate, _warn)
-        if given.once:
-            _report(copier, groups, as_json=given.json)
-            return 0
+        if once:
+            compared = await _verified(source.cluster, target, copier, log_target) if given.verify else []
+            _report(copier, groups, compared, as_json=given.json)
+            return EXIT_FAILED if any(row["first_difference"] is not None for row in compared) else 0
 
 
-def _report(copier: Copier, groups: list[Row], *, as_json: bool) -> None:
+async def _verified(source: Cluster, target: Cluster, copier: Copier, copied: Target) -> list[Row]:
+    """Compare each copied partition as far as it is copied, and return a row for each."""
+    rows: list[Row] = []
+    policies: dict[str, str] = {}
+    for key, progress in sorted(copier.progress.items()):
+        topic, partition = key
+        if topic not in policies:
+            found = await asyncio.to_thread(settings, source, topic)
+            policies[topic] = next((each.value or "" for each in found if each.name == "cleanup.policy"), "")
+        end = copied.translate(key, progress.next_offset) or 0
+        compacted = "compact" in policies[topic]
+        result = await asyncio.to_thread(compare, source, target, key, end, compacted=compacted)
+        rows.append({"topic": topic, "partition": partition, **asdict(result)})
+    return rows
+
+
+def _report(copier: Copier, groups: list[Row], compared: list[Row], *, as_json: bool) -> None:
     rows: list[Row] = [
         {
             "topic": topic,
@@ -150,12 +176,16 @@ def _report(copier: Copier, groups: list[Row], *, as_json: bool) -> None:
         for (topic, partition), progress in sorted(copier.progress.items())
     ]
     if as_json:
-        show([{"partitions": rows, "groups": groups}], (), as_json=True)
+        show([{"partitions": rows, "groups": groups, "compared": compared}], (), as_json=True)
         return
     show(rows, ("topic", "partition", "from", "to", "bytes"), as_json=False)
     if groups:
         print()
         show(groups, ("group", "partitions", "moved", "result"), as_json=False)
+    if compared:
+        print()
+        columns = ("topic", "partition", "start", "end", "records", "checksum", "first_difference")
+        show(compared, columns, as_json=False)
 
 
 def _warn(text: str) -> None:

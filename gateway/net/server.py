@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from ssl import SSLContext
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -23,6 +23,7 @@ from gateway.net.connection import Connection, ConnectionLimits
 from gateway.net.holdings import Holdings
 from gateway.net.requests import Guard, RequestHandler
 from gateway.net.tls_connection import Identify, TlsConnection
+from gateway.net.tls_listener import TlsListener, bind_sockets
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
@@ -44,9 +45,12 @@ MAX_REFUSED = 1_000
 MAX_REFUSED_S = 10.0
 
 
-TLS_HANDSHAKE_S = 10.0
-TLS_SHUTDOWN_S = 1.0
-"""How long to wait for a peer's TLS close."""
+class Listener(Protocol):
+    """Listening sockets: asyncio's server, or a TlsListener."""
+
+    async def start_serving(self) -> None: ...
+    def is_serving(self) -> bool: ...
+    def close(self) -> None: ...
 
 
 class Tls(NamedTuple):
@@ -66,7 +70,7 @@ class Server:
         self._holdings = Holdings(limits.max_node_bytes)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._connections: set[Connection] = set()
-        self._listeners: dict[str, asyncio.Server] = {}
+        self._listeners: dict[str, Listener] = {}
         self._requests: RequestHandler | None = None
         self._own_requests: Mapping[str, RequestHandler] = {}
         self._tls: dict[str, Tls] = {}
@@ -80,29 +84,31 @@ class Server:
         self._too_early = 0
         self._most_from: ConnectionLimit = lambda address: sys.maxsize
         self._from: Counter[str] = Counter()
+        self._handshakes: Counter[str] = Counter()
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
     async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME, tls: Tls | None = None) -> int:
         """Take the address for a listener without listening on it yet. Return the port (the one given, or the one
         chosen for 0). An empty host is every interface. Raise OSError."""
-        loop = asyncio.get_running_loop()
-        more: dict[str, Any] = {}
         if tls is not None:
             self._tls[listener] = tls
-            more = {
-                "ssl": tls.context,
-                "ssl_handshake_timeout": TLS_HANDSHAKE_S,
-                "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
-            }
-        bound = await loop.create_server(
+            sockets = await bind_sockets(host, port, BACKLOG)
+            self._listeners[listener] = TlsListener(
+                sockets,
+                tls.context,
+                lambda: self._new_connection(listener),
+                self._handshake_may_begin,
+                self._handshake_ended,
+            )
+            return int(sockets[0].getsockname()[1])
+        bound = await asyncio.get_running_loop().create_server(
             lambda: self._new_connection(listener),
             host or None,
             port,
             backlog=BACKLOG,
             reuse_address=True,
             start_serving=False,
-            **more,
         )
         self._listeners[listener] = bound
         return int(bound.sockets[0].getsockname()[1])
@@ -230,6 +236,25 @@ class Server:
         self._from[address] += 1
         self._metrics.connections_opened.inc()
         return None
+
+    def _handshake_may_begin(self, address: str) -> bool:
+        """Return whether a peer may begin a TLS handshake. Handshakes count as connections in both limits."""
+        if self._draining:
+            return False
+        if len(self._connections) + self._handshakes.total() >= self._limits.max_connections:
+            self._refused_since_log += 1
+            self._metrics.protocol_errors.labels("max_connections").inc()
+            return False
+        if self._from[address] + self._handshakes[address] >= self._most_from(address):
+            self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
+            return False
+        self._handshakes[address] += 1
+        return True
+
+    def _handshake_ended(self, address: str) -> None:
+        self._handshakes[address] -= 1
+        if not self._handshakes[address]:
+            del self._handshakes[address]
 
     def _refuse_early(self, wait_s: float) -> float:
         """Keep a client waiting that may not open another connection yet, as upstream does, so that it does not

@@ -297,9 +297,16 @@ begin
 end
 $$;
 
-drop trigger if exists staged_record_commits on sluice.staged_record;
-create constraint trigger staged_record_commits
-    after insert or update on sluice.staged_record
-    deferrable initially deferred
-    for each row when (new.arms)
-    execute function sluice.door_commit_records();
+do $$
+-- To create a trigger waits for every transaction that has written to the table, and those behind wait for it. So a node
+-- that replaces the functions leaves the trigger alone.
+begin
+    if not exists (select from pg_trigger t where t.tgrelid = 'sluice.staged_record'::regclass and t.tgname = 'staged_record_commits') then
+        create constraint trigger staged_record_commits
+            after insert or update on sluice.staged_record
+            deferrable initially deferred
+            for each row when (new.arms)
+            execute function sluice.door_commit_records();
+    end if;
+end
+$$;

@@ -147,11 +147,18 @@ begin
 end
 $$;
 
-drop trigger if exists staged_offset_commits on sluice.staged_offset;
-create constraint trigger staged_offset_commits
-    after insert or update on sluice.staged_offset
-    deferrable initially deferred
-    for each row execute function sluice.door_commit_offsets();
+do $$
+-- To create a trigger waits for every transaction that has written to the table, and those behind wait for it. So a node
+-- that replaces the functions leaves the trigger alone.
+begin
+    if not exists (select from pg_trigger t where t.tgrelid = 'sluice.staged_offset'::regclass and t.tgname = 'staged_offset_commits') then
+        create constraint trigger staged_offset_commits
+            after insert or update on sluice.staged_offset
+            deferrable initially deferred
+            for each row execute function sluice.door_commit_offsets();
+    end if;
+end
+$$;
 
 create or replace function kafka.commit_offset(
     "group"      text,

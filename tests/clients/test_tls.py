@@ -52,6 +52,7 @@ class Nodes:
     authority: Authority
     client: Certificate
     stranger: Certificate
+    expired: Certificate
     other: Authority
 
     def address(self, listener: str, node: int = 0) -> str:
@@ -103,6 +104,7 @@ def nodes(postgres: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iter
             authority,
             authority.issue(DN),
             other.issue(DN),
+            authority.issue(DN, days=-1),
             other,
         )
 
@@ -419,6 +421,8 @@ def login(user: str, password: str) -> str:
         ("OPEN", {"security.protocol": "SSL"}, "the listener may speak no TLS: check security.protocol in FILE"),
         ("MUTUAL", {"security.protocol": "SSL"}, "the listener may want a client certificate "
          "\\(ssl.keystore.location\\) or SASL \\(security.protocol=SASL_SSL\\): see FILE"),
+        ("MUTUAL", {"security.protocol": "SSL", "ssl.keystore.location": "EXPIRED"},
+         "the client certificate expired at 2.*Z: renew ssl.keystore.location of FILE"),
         ("BOTH", {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login("alice", "x")},
          "Invalid username or password; check username and password in FILE"),
         ("BOTH", {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
@@ -440,8 +444,8 @@ def test_a_command_that_is_refused_says_what_to_change(
     words = ["topics", "list", "-b", nodes.address(listener)]
     path = ""
     if given is not None:
-        other = {k: v.replace("OTHER", str(nodes.other.certificate)) for k, v in given.items()}
-        path = properties(nodes, tmp_path, **other)
+        files = {"OTHER": nodes.other.certificate, "EXPIRED": nodes.expired.whole}
+        path = properties(nodes, tmp_path, **{k: str(files.get(v, v)) for k, v in given.items()})
         words += ["--command-config", path]
     assert main(words) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -15,6 +15,7 @@ import confluent_kafka
 from tests.gateway_process import ROOT, GatewayProcess
 
 TIMEOUT_S = 120
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 class Seen(NamedTuple):
@@ -125,3 +126,32 @@ def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]
         return [place.offset for place in consumer.committed(asked, 30)]
     finally:
         consumer.close()
+
+
+def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
+    """Produce records with keys, headers and timestamps of their own."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
+    for number in range(count):
+        producer.produce(
+            topic,
+            key=None if number % 7 == 0 else b"key-%d" % (number % 20),
+            value=None if number % 11 == 0 else b"%06d" % number * 20,
+            partition=partition,
+            timestamp=1_700_000_000_000 + number * 1000,
+            headers=[("number", b"%d" % number), ("empty", None)],
+        )
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+    if commits:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)

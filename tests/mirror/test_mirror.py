@@ -5,74 +5,25 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterator
 
 import confluent_kafka
-import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.clients.topics import create_topic
-from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.mirror.mirrors import (
+    CODECS,
     Seen,
     commit,
     committed,
+    fill,
     mirror_once,
     read_partition,
     start,
+    transact,
     try_once,
     watermarks,
 )
-from tests.postgres import Databases
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-
-
-@pytest.fixture(scope="module")
-def clusters(postgres: Databases) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
-    """A source and a target, each with a database of its own."""
-    with gateways(postgres) as factory:
-        yield factory(), factory()
-
-
-@pytest.fixture
-def source(clusters: tuple[GatewayProcess, GatewayProcess]) -> str:
-    return clusters[0].bootstrap
-
-
-@pytest.fixture
-def target(clusters: tuple[GatewayProcess, GatewayProcess]) -> GatewayProcess:
-    return clusters[1]
-
-
-def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
-    """Produce records with keys, headers and timestamps of their own."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
-    for number in range(count):
-        producer.produce(
-            topic,
-            key=None if number % 7 == 0 else b"key-%d" % (number % 20),
-            value=None if number % 11 == 0 else b"%06d" % number * 20,
-            partition=partition,
-            timestamp=1_700_000_000_000 + number * 1000,
-            headers=[("number", b"%d" % number), ("empty", None)],
-        )
-        producer.poll(0)
-    assert producer.flush(60) == 0
-
-
-def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
-    if commits:
-        producer.commit_transaction(30)
-    else:
-        producer.abort_transaction(30)
 
 
 def test_records_keep_offsets_timestamps_keys_headers_and_compression(source: str, target: GatewayProcess) -> None:
@@ -200,6 +151,17 @@ def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, ta
     commit(source, group, {(topic, 0): 60})
     assert mirror_once(source, target, *more)["groups"][0]["result"] == "current"
     assert committed(target.bootstrap, group, (topic, 0)) == [90]
+
+
+def test_verify_finds_no_difference_in_a_copy(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 2)
+    fill(source, topic, 0, 500)
+    transact(source, topic, [b"aborted"], commits=False)
+    report = mirror_once(source, target, "--topics", topic, "--verify")
+    assert [(row["start"], row["end"], row["records"], row["first_difference"]) for row in report["compared"]] == [
+        (0, 502, 500, None),
+        (0, 0, 0, None),
+    ]
 
 
 def test_a_killed_mirror_goes_on_without_a_duplicate_or_a_gap(source: str, target: GatewayProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import asyncpg
@@ -61,4 +62,22 @@ async def test_a_node_keeps_the_functions_of_a_later_release(database_url: str) 
         assert tuple(row) == (1000, "later", 7)
     finally:
         await sql.close()
+        await database.close()
+
+
+async def test_functions_are_replaced_while_a_transaction_that_produced_is_open(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    try:
+        await install(database, "kafka", SETTINGS)
+        async with sql.transaction():
+            await sql.execute("select kafka.produce('t', 'v', 'k')")
+            await other.execute("update sluice.sql_door set digest = 'of another release'")
+            async with asyncio.timeout(4):  # the lock timeout of a node's sessions is 5 s
+                await install(database, "kafka", SETTINGS)
+                await other.execute("select kafka.produce('t', 'v', 'k')")
+        assert await sql.fetchval("select count(*) from sluice.staged_commit") == 2
+    finally:
+        await sql.close()
+        await other.close()
         await database.close()

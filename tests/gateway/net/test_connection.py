@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, Connectio
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES
 from gateway.net.requests import Admission, Order
-from gateway.net.server import Server
+from gateway.net.server import Server, Tls
 from gateway.operate.metrics import Metrics
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.framing import Frame
+from tests.secured import Authority
 
 ADMISSIONS = {
     b"p": Admission(Order.PARKED),
@@ -570,6 +573,39 @@ async def test_more_connections_than_an_address_may_have_are_refused_until_one_e
         fourth = await served.connect()
         fourth.send(b"-echo:3")
         assert await fourth.answer() == b"-echo:3"
+
+
+async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) -> None:
+    certificate = Authority(tmp_path, "authority").issue("/CN=broker")
+    served = Node(ConnectionLimits())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.whole)
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "authority.crt"))
+    served.port = await served.server.bind("127.0.0.1", 0, tls=Tls(context, None))
+    await served.server.serve(served.words, served.connection_closed, most_from=lambda address: 2)
+    try:
+        # These two connect and send nothing, so their handshakes do not end.
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        assert await asyncio.wait_for(reader.read(1), 5) == b"", "the third is refused"
+        writer.close()
+        assert served.closed_for("max_connections_per_ip") == 1
+        for _, writer in silent:
+            writer.close()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    peer = Peer(*await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting))
+                    break
+                except OSError:  # the server has not yet seen the end of both
+                    await asyncio.sleep(0.01)
+        peer.send(b"-echo:1")
+        assert await peer.answer() == b"-echo:1"
+        await asyncio.open_connection("127.0.0.1", served.port)
+        reader, _ = await asyncio.open_connection("127.0.0.1", served.port)
+        assert await asyncio.wait_for(reader.read(1), 5) == b"", "a connection and a handshake are two"
+    finally:
+        await served.server.close()
 
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:

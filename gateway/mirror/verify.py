@@ -1,0 +1,120 @@
+"""Compare the records of a copied partition with its source.
+
+The one idea: both logs are read as consumers read them, and walked side by side by offset. So the comparison trusts
+nothing that the copy used. Compaction runs in each cluster by itself, so in a compacted topic one log may lack a record
+that the other still has. That is no difference if a later record has the same key, or if the record is a tombstone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.commands import log
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.log import TopicPartition
+from protocol.records import Record
+
+WAIT_MS = 500
+MAX_DIFFERENCES = 100_000
+"""Offsets that are remembered until a later record explains them. With more, the comparison ends."""
+MAX_EMPTY_READS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result for one partition, from `start` to before `end`."""
+
+    start: int
+    end: int
+    records: int
+    """Records that are in both logs."""
+    checksum: str
+    """Hexadecimal digest of their offsets, timestamps, keys, values and headers."""
+    first_difference: int | None
+    """Least offset at which the logs differ."""
+
+
+def compare(source: Cluster, target: Cluster, key: TopicPartition, end: int, *, compacted: bool) -> Comparison:
+    """Compare a partition from the later log start to `end`. Raise CommandError if a log cannot be read."""
+    start = _later_start(source, target, key)
+    walk = _Walk(compacted)
+    left, right = _records(source, key, start, end), _records(target, key, start, end)
+    one, other = next(left, None), next(right, None)
+    while (one is not None or other is not None) and len(walk.differences) < MAX_DIFFERENCES:
+        if one is not None and other is not None and one.offset == other.offset:
+            walk.both(one, other)
+            one, other = next(left, None), next(right, None)
+        elif other is None or (one is not None and one.offset < other.offset):
+            assert one is not None
+            walk.alone(one)
+            one = next(left, None)
+        else:
+            walk.alone(other)
+            other = next(right, None)
+    if walk.differences:
+        # Retention may have removed the oldest records of one log in the meantime.
+        removed_below = _later_start(source, target, key)
+        walk.differences = {offset for offset in walk.differences if offset >= removed_below}
+    return Comparison(start, end, walk.records, walk.digest.hexdigest(), min(walk.differences, default=None))
+
+
+class _Walk:
+    """The state of a comparison between two records."""
+
+    def __init__(self, compacted: bool) -> None:
+        self._compacted = compacted
+        self._unexplained: dict[bytes, int] = {}
+        """Key to offset, for records that only one log of a compacted topic has."""
+        self.differences: set[int] = set()
+        self.records = 0
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def both(self, one: Record, other: Record) -> None:
+        self._explain(one)
+        if one != other:
+            self.differences.add(one.offset)
+            return
+        self.records += 1
+        self.digest.update(repr(one).encode())
+
+    def alone(self, record: Record) -> None:
+        """Note a record that only one log has."""
+        self._explain(record)
+        if self._compacted and record.key is not None:
+            if record.value is None:
+                return
+            self._unexplained[record.key] = record.offset
+        self.differences.add(record.offset)
+
+    def _explain(self, later: Record) -> None:
+        if later.key is not None and self._unexplained:
+            self.differences.discard(self._unexplained.pop(later.key, -1))
+
+
+def _later_start(source: Cluster, target: Cluster, key: TopicPartition) -> int:
+    starts: list[int] = []
+    for name, cluster in (("source", source), ("target", target)):
+        found = log.bounds(cluster, [key])
+        if key not in found:
+            raise CommandError(f"{key[0]}[{key[1]}] of the {name} does not answer now: run this again")
+        starts.append(found[key].start)
+    return max(starts)
+
+
+def _records(cluster: Cluster, key: TopicPartition, start: int, end: int) -> Iterator[Record]:
+    """Yield the committed records from `start` to before `end`."""
+    topic, partition = key
+    reader = log.Reader(cluster, topic, {partition: start})
+    empty_reads = 0
+    while reader.positions[partition] < end:
+        before = reader.positions[partition]
+        for _, record in reader.read([partition], max_wait_ms=WAIT_MS):
+            if record.offset >= end:
+                return
+            yield record
+        empty_reads = 0 if reader.positions[partition] > before else empty_reads + 1
+        if empty_reads == MAX_EMPTY_READS:
+            raise CommandError(f"{topic}[{partition}] gives no records from offset {before} on, and ends at {end}")
