@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import structlog
+
 from gateway.apis.topics import make_automatic_topic
 from gateway.building.services import Services
 from gateway.cluster.wakeups import Wakeups
@@ -10,12 +14,34 @@ from gateway.log.relay import Relay
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
+logger = structlog.get_logger(__name__)
+
+NAMES = {
+    "max_message_bytes": "message.max.bytes",
+    "compacts": "log.cleanup.policy",
+    "auto_create": "auto.create.topics.enable",
+    "authorizer": "authorizer.class.name",
+    "allow_if_no_acl": "allow.everyone.if.no.acl.found",
+    "super_users": "super.users",
+    "log_append_time": "log.message.timestamp.type",
+    "timestamp_before_max_ms": "log.message.timestamp.before.max.ms",
+    "timestamp_after_max_ms": "log.message.timestamp.after.max.ms",
+}
+"""The setting that each field of DoorSettings is made from."""
+
 
 async def open_sql_door(database: Database, services: Services, wakeups: Wakeups) -> Relay:
     """Install the schema that `sql.schema` names and return the relay. Raise StorageError if the schema cannot be
     installed."""
     catalog = services.catalog
-    await install(database, catalog.broker.sql_schema, _settings(catalog.broker))
+    settings = _settings(catalog.broker)
+    former = await install(database, catalog.broker.sql_schema, settings)
+    if former is not None and (changed := changed_settings(former, settings)):
+        logger.warning(
+            "the SQL functions apply this node's settings from now on, and they differ from the former ones. Give all "
+            "nodes the same settings",
+            changed=changed,
+        )
     return Relay(
         database,
         catalog,
@@ -24,6 +50,12 @@ async def open_sql_door(database: Database, services: Services, wakeups: Wakeups
         listener=wakeups,
         now_ms=services.clock.now_ms,
     )
+
+
+def changed_settings(former: DoorSettings, settings: DoorSettings) -> list[str]:
+    """Return the names of the settings that differ."""
+    values = asdict(settings)
+    return [NAMES[field] for field, value in asdict(former).items() if value != values[field]]
 
 
 def _settings(broker: BrokerConfig) -> DoorSettings:

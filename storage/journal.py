@@ -155,6 +155,11 @@ class JournalStore:
 
         await self._cold.transact(insert)
 
+    async def take_sql_commits(self, node_id: int, limit: int) -> int:
+        """Move at most `limit` offsets that SQL transactions have committed to the journal, and return how many were
+        moved."""
+        return cast(int, await self._cold.fetch_value(statement("journal_sql_commits"), node_id, limit))
+
     async def make_partitions(self) -> int:
         """Create the missing partitions of days, up to two days ahead."""
         return cast(int, await self._cold.fetch_value(statement("journal_make_partitions"), DAYS_AHEAD))

@@ -120,6 +120,7 @@ def build_background(
         journal=groups.journal,
         job_lease=jobs.lease,
         clock=clock,
+        node_id=lambda: membership.node_id or 0,
     )
     # A node that is only a controller writes no internal topics for consumers.
     followed = transactions.internal_logs.heard if settings.roles.is_broker else None

@@ -70,6 +70,7 @@ SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes above which compaction no longer waits for segment.ms: a broker closes a segment by size, too."""
 
 JOURNAL_INTERVAL_MS = 3_600_000
+SQL_COMMITS_INTERVAL_MS = 1_000
 FUNCTIONS_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
@@ -108,6 +109,7 @@ class Maintenance:
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """Returns the lease of a job if this node holds it now."""
     clock: ClusterClock = field(default_factory=ClusterClock)
+    node_id: Callable[[], int] = lambda: 0
 
     def passes(self) -> list[Pass]:
         """Return the passes for the supervisor."""
@@ -120,6 +122,7 @@ class Maintenance:
         )
         return [
             *journal,
+            Pass("journal of SQL commits", self.journal_sql_commits, SQL_COMMITS_INTERVAL_MS, Job.METADATA),
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
             Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
             Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
@@ -192,6 +195,13 @@ class Maintenance:
         if dropped:
             await store.make_partitions()
             logger.info("days of the journal dropped", days=dropped)
+
+    async def journal_sql_commits(self) -> None:
+        """Move the offsets that SQL transactions have committed to the journal."""
+        store, node_id = JournalStore(self.database), self.node_id()
+        for _ in range(ROUNDS_PER_PASS):
+            if await store.take_sql_commits(node_id, OFFSETS_PER_STATEMENT) < OFFSETS_PER_STATEMENT:
+                return
 
     async def drop_compacted(self) -> None:
         """Drop batches from memory that compaction has replaced, on any node."""

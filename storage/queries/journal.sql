@@ -6,6 +6,39 @@ set local synchronous_commit = off;
 -- The first of $1 numbers for rows that this transaction inserts; other writers wait until it has ended.
 select journal_reserve($1);
 
+-- name: journal_sql_commits
+-- Move at most $2 offsets that SQL transactions have committed to the journal, as node $1; how many were moved. Two nodes
+-- that do it at once move different ones.
+with taken as (
+    delete from staged_offset s
+    where (s.xid, s.position) in (
+        select o.xid, o.position from staged_offset o
+        where o.committed_ms is not null order by o.committed_ms limit $2 for update skip locked
+    )
+    returning s.*
+),
+reserved as (
+    select journal_reserve(count(*)) as first_seq from taken having count(*) > 0
+),
+numbered as (
+    select t.*, row_number() over (order by t.committed_ms, t.xid, t.position) - 1 as place from taken t
+),
+written as (
+    insert into journal_offset (
+        seq, at_ms, node_id, group_id, kind, generation_id, member_id, topic_id, topic, partition, "offset",
+        log_start_offset, log_end_offset, sql_role
+    )
+    select
+        r.first_seq + n.place, n.committed_ms, $1, n.group_id, 'commit', coalesce(n.generation_id, -1), n.member_id,
+        n.topic_id, coalesce(t.name, n.topic_id::text), n.partition_index, n.committed_offset, l.log_start_offset,
+        l.next_offset, n.role_name
+    from numbered n
+    cross join reserved r
+    left join topic t on t.topic_id = n.topic_id
+    left join partition_log l on l.topic_id = n.topic_id and l.partition_index = n.partition_index
+)
+select count(*) from taken;
+
 -- name: journal_make_partitions
 -- Makes the tables of today and of $1 days ahead; how many were made.
 select journal_make_partitions($1);

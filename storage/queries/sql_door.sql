@@ -8,6 +8,13 @@ insert into sql_door (schema_name, version, digest) values ($1, $2, $3)
 on conflict (singleton) do update set
     schema_name = excluded.schema_name, version = excluded.version, digest = excluded.digest;
 
+-- name: sql_door_settings
+-- The brokers' settings that the public functions apply.
+select
+    d.max_message_bytes, d.compacts, d.auto_create, d.authorizer, d.allow_if_no_acl, d.super_users, d.log_append_time,
+    d.timestamp_before_max_ms, d.timestamp_after_max_ms
+from sql_door d;
+
 -- name: save_sql_door_settings
 -- The brokers' settings that the public functions apply. Unchanged ones write nothing.
 update sql_door d

@@ -85,7 +85,8 @@ set search_path = sluice, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
--- Write all staged offsets of the transaction while it commits. The groups' rows are locked in the order in which every
+-- Write all staged offsets of the transaction while it commits. A node moves their rows to the journal later, because the
+-- journal's writers wait for each other. The groups' rows are locked in the order in which every
 -- writer locks them, so a new generation waits for the rest of this commit, and not for the work before it.
 declare
     context  text;
@@ -93,7 +94,7 @@ declare
     why      text;
     now_ms   bigint;
 begin
-    perform 1 from staged_offset s where s.xid = new.xid and s.position = new.position;
+    perform 1 from staged_offset s where s.xid = new.xid and s.position = new.position and s.committed_ms is null;
     if not found then
         return null; -- another row's trigger has written all of them
     end if;
@@ -108,17 +109,17 @@ begin
     insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
     select distinct s.group_id, door_shard(s.group_id), 'classic', 'Empty', now_ms, 0, '{}'::jsonb
     from staged_offset s
-    where s.xid = new.xid and s.generation_id is null
+    where s.xid = new.xid and s.committed_ms is null and s.generation_id is null
         and not exists (select from consumer_group g where g.group_id = s.group_id)
     order by s.group_id
     on conflict (group_id) do nothing;
     perform 1 from consumer_group g
-    where g.group_id in (select s.group_id from staged_offset s where s.xid = new.xid)
+    where g.group_id in (select s.group_id from staged_offset s where s.xid = new.xid and s.committed_ms is null)
     order by g.group_id for share;
     for staged in
         select s.*, t.name as topic
         from staged_offset s left join topic t on t.topic_id = s.topic_id and t.deleted_at is null
-        where s.xid = new.xid order by s.position
+        where s.xid = new.xid and s.committed_ms is null order by s.position
     loop
         why := case when staged.topic is null then 'the topic has been deleted'
             else door_fence(staged.group_id, staged.generation_id, staged.member_id) end;
@@ -134,7 +135,7 @@ begin
     select distinct on (s.group_id, s.topic_id, s.partition_index)
         s.group_id, s.topic_id, s.partition_index, s.committed_offset, -1, s.metadata, now_ms, null
     from staged_offset s
-    where s.xid = new.xid
+    where s.xid = new.xid and s.committed_ms is null
     order by s.group_id, s.topic_id, s.partition_index, s.position desc
     on conflict (group_id, topic_id, partition_index) do update set
         committed_offset    = excluded.committed_offset,
@@ -142,7 +143,7 @@ begin
         metadata            = excluded.metadata,
         commit_timestamp_ms = excluded.commit_timestamp_ms,
         expire_timestamp_ms = excluded.expire_timestamp_ms;
-    delete from staged_offset s where s.xid = new.xid;
+    update staged_offset s set committed_ms = now_ms where s.xid = new.xid and s.committed_ms is null;
     return null;
 end
 $$;
@@ -153,7 +154,7 @@ do $$
 begin
     if not exists (select from pg_trigger t where t.tgrelid = 'sluice.staged_offset'::regclass and t.tgname = 'staged_offset_commits') then
         create constraint trigger staged_offset_commits
-            after insert or update on sluice.staged_offset
+            after insert or update of fired_at on sluice.staged_offset
             deferrable initially deferred
             for each row execute function sluice.door_commit_offsets();
     end if;
@@ -217,10 +218,11 @@ begin
             commit_offset."group", commit_offset.topic, commit_offset.partition, commit_offset."offset", why);
     end if;
     insert into staged_offset (
-        xid, group_id, topic_id, partition_index, committed_offset, metadata, member_id, generation_id
+        xid, group_id, topic_id, partition_index, committed_offset, metadata, member_id, generation_id, role_name
     ) values (
         pg_current_xact_id()::text::bigint, commit_offset."group", target.topic_id, target.partition_index,
-        commit_offset."offset", coalesce(commit_offset.metadata, ''), commit_offset.member, commit_offset.generation
+        commit_offset."offset", coalesce(commit_offset.metadata, ''), commit_offset.member, commit_offset.generation,
+        door_role()
     );
 end
 $$;

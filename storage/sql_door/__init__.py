@@ -21,7 +21,7 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.types import SHARD_COUNTS, LeaseKind
 
-VERSION = 3
+VERSION = 4
 """Raise it with every change of the files."""
 
 _PUBLIC = re.compile(r"\bkafka(?=\.[a-z_]+\b)|(?<=schema )kafka\b")
@@ -58,15 +58,16 @@ def door_files(schema_name: str) -> list[tuple[str, str]]:
     )
 
 
-async def install(database: Database, schema_name: str, settings: DoorSettings) -> None:
-    """Create or replace the public schema and store the settings that its functions apply.
+async def install(database: Database, schema_name: str, settings: DoorSettings) -> DoorSettings | None:
+    """Create or replace the public schema and store the settings that its functions apply. Return the former settings,
+    or None if there were none: the functions apply the settings of the node that started last.
 
     Raise StorageError if the database has a schema of this name that is not the SQL door's.
     """
     known = door_files(schema_name)
     digest = hashlib.sha256("\0".join(part for file in known for part in file).encode()).hexdigest()
 
-    async def apply(connection: Connection) -> None:
+    async def apply(connection: Connection) -> DoorSettings | None:
         await connection.execute(statement("lock_migrations"))
         row = await connection.fetchrow(statement("sql_door"))
         # A backup holds the private schema only, so the public one may be missing after a restore.
@@ -82,6 +83,7 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
             for _, sql in known:
                 await connection.execute(sql)
             await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)
+        former = await connection.fetchrow(statement("sql_door_settings"))
         await connection.execute(
             statement("save_sql_door_settings"),
             settings.max_message_bytes,
@@ -94,5 +96,6 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
             settings.timestamp_before_max_ms,
             settings.timestamp_after_max_ms,
         )
+        return None if row is None or former is None else DoorSettings(**former)
 
-    await database.control.transact(apply)
+    return await database.control.transact(apply)

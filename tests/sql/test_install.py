@@ -8,11 +8,12 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
+from gateway.sql_door import NAMES, changed_settings
 from storage.errors import StorageError
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install
 
-SETTINGS = DoorSettings(1_048_588, False, True, False, False, (), False, 2**63 - 1, 3_600_000)
+SETTINGS = DoorSettings(1_048_588, False, True, False, False, [], False, 2**63 - 1, 3_600_000)
 
 
 async def test_the_schema_is_installed_again_after_a_restore_that_lacks_it(database_url: str) -> None:
@@ -80,4 +81,27 @@ async def test_functions_are_replaced_while_a_transaction_that_produced_is_open(
     finally:
         await sql.close()
         await other.close()
+        await database.close()
+
+
+async def test_the_functions_apply_the_settings_of_the_node_that_started_last(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    other = replace(
+        SETTINGS, max_message_bytes=70, compacts=True, auto_create=False, authorizer=True, allow_if_no_acl=True,
+        super_users=["User:admin"], log_append_time=True, timestamp_before_max_ms=1, timestamp_after_max_ms=2,
+    )  # fmt: skip
+    try:
+        assert await install(database, "kafka", SETTINGS) is None
+        assert await install(database, "kafka", SETTINGS) == SETTINGS
+        await sql.execute("select kafka.produce('t', 'v', 'k')")
+        assert await install(database, "kafka", other) == SETTINGS
+        with pytest.raises(asyncpg.PostgresError):
+            await sql.execute("select kafka.produce('t', 'v', 'k')")
+        assert await install(database, "kafka", SETTINGS) == other
+        await sql.execute("select kafka.produce('t', 'v', 'k')")
+        assert sorted(changed_settings(SETTINGS, other)) == sorted(NAMES.values())
+        assert changed_settings(SETTINGS, replace(SETTINGS, max_message_bytes=7)) == ["message.max.bytes"]
+    finally:
+        await sql.close()
         await database.close()

@@ -141,7 +141,8 @@ async def test_a_group_without_members_commits_without_a_fence(
 ) -> None:
     await sql.execute("select kafka.commit_offset('simple', $1, 1, 5, 'note')", topic)
     async with sql.transaction():
-        await sql.execute("select kafka.commit_offset('simple', $1, 1, 6)", topic)
+        for offset in (9, 6):
+            await sql.execute("select kafka.commit_offset('simple', $1, 1, $2)", topic, offset)
         await sql.execute("savepoint s")
         await sql.execute("select kafka.commit_offset('simple', $1, 1, 7)", topic)
         await sql.execute("select kafka.commit_offset('simple', $1, 2, 8)", topic)
@@ -152,3 +153,61 @@ async def test_a_group_without_members_commits_without_a_fence(
     (committed,) = consumer.committed([TopicPartition(topic, 1)], timeout=10)
     assert committed.offset == 6
     consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sqlstate", "text"),
+    [
+        ("null, '{topic}', 0, 1", "22004", "must not be NULL"),
+        ("'g', null, 0, 1", "22004", "must not be NULL"),
+        ("'g', '{topic}', null, 1", "22004", "must not be NULL"),
+        ("'g', '{topic}', 0, null", "22004", "must not be NULL"),
+        ("'', '{topic}', 0, 1", "22023", "1 to 1024 bytes"),
+        ("repeat('g', 1025), '{topic}', 0, 1", "22023", "1 to 1024 bytes"),
+        ("'g', '{topic}', 0, -1", "22023", "must not be negative"),
+        ("'g', '{topic}', 0, 1, repeat('m', 4097)", "22023", "must not exceed 4096 bytes"),
+        ("'g', '{topic}', -1, 1", "42704", "does not exist"),
+        ("'g', '{topic}', 3, 1", "42704", "does not exist"),
+        ("'g', 'absent', 0, 1", "42704", "absent-0 does not exist"),
+    ],
+)
+async def test_bad_input_of_a_commit_is_refused(
+    sql: Connection, topic: str, arguments: str, sqlstate: str, text: str
+) -> None:
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await sql.execute(f"select kafka.commit_offset({arguments})".replace("{topic}", topic))
+    assert error(refused).sqlstate == sqlstate
+    assert text in str(refused.value)
+    assert error(refused).hint
+
+
+async def test_the_journal_shows_who_committed_by_sql(
+    sql: Connection, topic: str, join: Callable[..., Consumer]
+) -> None:
+    consumer = join("journaled", topic)
+    member_id = consumer.memberid()
+    generation = await fence(sql, "journaled", member_id)
+    async with sql.transaction():
+        await sql.execute(COMMIT, "journaled", topic, 0, 3, generation, member_id)
+        await sql.execute(COMMIT, "journaled", topic, 1, 4, generation, member_id)
+    with pytest.raises(asyncpg.PostgresError, match="fenced"):
+        await sql.execute(COMMIT, "journaled", topic, 0, 9, generation - 1, member_id)
+    await sql.execute("begin")
+    await sql.execute(COMMIT, "journaled", topic, 0, 8, generation, member_id)
+    await sql.execute("rollback")
+    await sql.execute("select kafka.commit_offset('unfenced', $1, 2, 5)", topic)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while await sql.fetchval("select exists (select from sluice.staged_offset)"):
+        assert time.monotonic() < deadline_s
+        consumer.poll(0.1)
+    role: Any = await sql.fetchval("select session_user")
+    rows = await sql.fetch(
+        """select group_id, generation_id, member_id, topic, partition, "offset", error_code, sql_role, log_end_offset
+        from sluice.journal_offset where kind = 'commit' and topic = $1 order by seq""",
+        topic,
+    )
+    assert [tuple(row) for row in rows] == [
+        ("journaled", generation, member_id, topic, 0, 3, 0, role, 0),
+        ("journaled", generation, member_id, topic, 1, 4, 0, role, 0),
+        ("unfenced", -1, None, topic, 2, 5, 0, role, 0),
+    ]
