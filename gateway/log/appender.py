@@ -341,22 +341,21 @@ class _Committer:
         commit = self._appender.commit_patiently if self._patient else self._appender.commit
         loop = asyncio.get_running_loop()
         while self._queue:
-            deadline_s = self._gathering.deadline_s(loop.time())
-            if deadline_s is not None:
+            self._requests = _requests(islice(self._queue, ENOUGH_REQUESTS))
+            deadline_s = self._gathering.deadline_s(self._requests, loop.time())
+            if deadline_s is not None and not self._gathering.complete(self._requests, self.queued_bytes):
                 await self._gather(deadline_s)
             group = self._appender.take_group(self._queue)
             if group:
+                began_s = loop.time()
                 await commit(group, self._queue)
                 self.commits += 1
                 left_others = bool(self._queue) and self._queue[-1].request is not group[-1].request
-                self._gathering.ended(_requests(group), left_others=left_others, now_s=loop.time())
+                self._gathering.ended(_requests(group), left_others=left_others, began_s=began_s, now_s=loop.time())
 
     async def _gather(self, deadline_s: float) -> None:
         """Wait until the queue is complete or the time (of the loop) is up. No commit of this committer runs
         concurrently."""
-        self._requests = _requests(islice(self._queue, ENOUGH_REQUESTS))
-        if self._gathering.complete(self._requests, self.queued_bytes):
-            return
         loop = asyncio.get_running_loop()
         self._complete = loop.create_future()
         timer = loop.call_at(deadline_s, _resolve, self._complete)

@@ -3,7 +3,8 @@
 The one idea: requests that met a moment ago will meet again. A commit costs three processes a wake-up and the disk a
 sync, whatever it carries. So if several requests met at the last commit, the next one waits until as many are there
 again, or a bound has passed. A request that was alone at the last commit does not wait: one record in flight is
-committed when it arrives.
+committed when it arrives. And if requests arrive so seldom that waiting for them takes longer than a commit, no commit
+waits: at a thousand records a second, each would wait a millisecond to share a commit of half a millisecond.
 
 The next commit waits for as many requests as the last one carried, or for two if the last one carried one and left
 others waiting. It does not wait for both together: if clients send at a pace, every commit would wait for more requests
@@ -20,28 +21,46 @@ ENOUGH_BYTES = 64 * 1024
 ENOUGH_REQUESTS = 128
 """A commit with this many requests waits for no more, however many met."""
 
+WORTH_COMMITS = 1.5
+"""How many times a commit's duration the missing requests may take to arrive, at the rate of the last ones. Of clients
+that wait for their answers, the last one's next request arrives about one duration later."""
+
+NEWEST_SHARE = 0.25
+"""Share of the newest commit in both means. One quick or slow commit must not part clients that meet."""
+
 
 class Gathering:
-    """One committer's memory of its last commit. All times are of one clock, in seconds."""
+    """One committer's memory of its last commits. All times are of one clock, in seconds."""
 
-    __slots__ = ("_bound_s", "_ended_s", "_wanted")
+    __slots__ = ("_bound_s", "_duration_s", "_ended_s", "_interval_s", "_wanted")
 
     def __init__(self, bound_s: float) -> None:
         """`bound_s`: the longest wait; 0 means that no commit waits."""
         self._bound_s = bound_s
         self._wanted = 0
         self._ended_s = float("-inf")
+        self._duration_s = 0.0
+        """Mean duration of the last commits."""
+        self._interval_s = 0.0
+        """Mean time between the requests that they carried, without silences. It begins at 0, so that the first
+        requests that meet wait for each other."""
 
-    def ended(self, carried: int, *, left_others: bool, now_s: float) -> None:
-        """Record the end of a commit: the number of requests whose batches it carried, and if it has left others
-        waiting."""
+    def ended(self, carried: int, *, left_others: bool, began_s: float, now_s: float) -> None:
+        """Record the end of a commit that began at `began_s`: the number of requests whose batches it carried, at least
+        one, and if it has left others waiting."""
         self._wanted = max(min(carried, ENOUGH_REQUESTS), 2 if left_others else 0)
+        self._duration_s += (now_s - began_s - self._duration_s) * NEWEST_SHARE
+        if began_s - self._ended_s <= self._bound_s:
+            self._interval_s += ((now_s - self._ended_s) / carried - self._interval_s) * NEWEST_SHARE
         self._ended_s = now_s
 
-    def deadline_s(self, now_s: float) -> float | None:
-        """Return the time until which the commit of the requests now found in the queue may wait; None: it begins at
-        once. A request that arrives after a full interval of silence starts a new batch and does not wait."""
+    def deadline_s(self, requests: int, now_s: float) -> float | None:
+        """Return the time until which the commit of this many requests, now found in the queue, may wait; None: it
+        begins at once. A request that arrives after a full interval of silence starts a new batch and does not wait."""
         if self._wanted < 2 or self._bound_s <= 0 or now_s - self._ended_s > self._bound_s:
+            return None
+        missing = self._wanted - requests
+        if missing > 0 and missing * self._interval_s > WORTH_COMMITS * self._duration_s:
             return None
         return now_s + self._bound_s
 
