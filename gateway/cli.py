@@ -118,6 +118,12 @@ def _produce(parser: argparse.ArgumentParser) -> None:
     add_produce(parser)
 
 
+def _top(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import add_top
+
+    add_top(parser)
+
+
 def _consume(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_consume
 
@@ -197,6 +203,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("transactions", "transactions: list, describe, abort", _transactions),
         _Command("produce", "append the lines of stdin to a topic", _produce),
         _Command("consume", "print the records of a topic", _consume),
+        _Command("top", "lag of groups and rates of topics, live", _top),
         _Command("configs", "settings of topics, brokers and groups: describe, alter", _configs),
         _Command("acls", "permissions of principals: list, add, remove", _acls),
         _Command("quotas", "limits of users, client ids and addresses: list, set, remove", _quotas),

@@ -396,6 +396,7 @@ class EmbeddedPostgres:
                     "-A",
                     "trust",
                     "--no-instructions",
+                    "--data-checksums",  # the default since Postgres 18
                 ),
                 # A cluster that is never synced is a test's, which is copied: small segments make it smaller.
                 *(["--no-sync", "--wal-segsize=1"] if self._settings["fsync"] == "off" else []),

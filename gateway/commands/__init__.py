@@ -90,6 +90,12 @@ def add_consume(parser: argparse.ArgumentParser) -> None:
     _add_alone(parser, consume.add_arguments)
 
 
+def add_top(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import top
+
+    _add_alone(parser, top.add_arguments)
+
+
 def _add_verbs(
     parser: argparse.ArgumentParser, add_commands: Callable[[Commands, argparse.ArgumentParser], None]
 ) -> None:

@@ -173,8 +173,8 @@ class Cluster:
     def __init__(
         self, bootstrap: Sequence[Address], *, timeout_s: float, security: ClientSecurity | None = None
     ) -> None:
-        self._bootstrap = tuple(bootstrap)
-        self._security = security or ClientSecurity()
+        self.bootstrap = tuple(bootstrap)
+        self.security = security or ClientSecurity()
         self._timeout_s = timeout_s
         self._connections: dict[Address, _Connection] = {}
         self._brokers: dict[int, Address] = {}
@@ -302,7 +302,7 @@ class Cluster:
             return self._first
         reasons: list[str] = []
         found = False
-        for address in self._bootstrap:
+        for address in self.bootstrap:
             try:
                 self._connection(address, deadline)
             except CommandError as error:
@@ -316,7 +316,7 @@ class Cluster:
 
     def _connection(self, address: Address, deadline: float) -> _Connection:
         if address not in self._connections:
-            self._connections[address] = _Connection(address, deadline, self._security)
+            self._connections[address] = _Connection(address, deadline, self.security)
         return self._connections[address]
 
     def _forget(self, address: Address) -> None:

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="%%t topic, %%p partition, %%o offset, %%k key, %%s value, %%h headers, %%T time in ms, \\n, \\t",
     )
+    parser.add_argument("-g", "--group", metavar="GROUP", help="join this group and commit what was printed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --group: print assignments to stderr")
     parser.set_defaults(command=consume)
 
 
@@ -56,6 +58,17 @@ def consume(cluster: Cluster, given: argparse.Namespace) -> int:
     escaped = sys.stdout.isatty()
     pieces = parse_format(given.format, given.topic, escaped=escaped)
     (topic,) = cluster.topics((given.topic,))
+
+    def show(partition: int, record: Record) -> None:
+        if given.json:
+            print_json(given.topic, partition, record)
+        else:
+            sys.stdout.buffer.write(b"".join(piece(partition, record) for piece in pieces))
+
+    if given.group is not None:
+        from gateway.commands import membership
+
+        return membership.consume(cluster.bootstrap, cluster.security, given, show)
     present = sorted(partition.partition_index for partition in topic.partitions)
     wanted: list[int] = sorted(set(given.partition or present))
     if set(wanted) - set(present):
@@ -76,10 +89,7 @@ def consume(cluster: Cluster, given: argparse.Namespace) -> int:
             for partition, record in reader.read(asked, max_wait_ms=_WAIT_MS):
                 if given.exit_at_end and record.offset >= ends[partition]:
                     continue
-                if given.json:
-                    print_json(given.topic, partition, record)
-                else:
-                    sys.stdout.buffer.write(b"".join(piece(partition, record) for piece in pieces))
+                show(partition, record)
                 if left is not None:
                     left -= 1
                     if left == 0:

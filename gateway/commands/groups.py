@@ -8,16 +8,19 @@ what it would do.
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.commands import log
-from gateway.commands.arguments import Commands
+from gateway.commands.arguments import Commands, seconds
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
 from gateway.commands.group_views import listed_groups, no_group, share_starts, view
+from gateway.commands.live import DEFAULT_SECONDS, watch
 from gateway.commands.log import TopicPartition
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, ranges, show
@@ -55,6 +58,15 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 
     describing = commands.add_parser("describe", parents=[common], help="members, assignments and lag of a group")
     describing.add_argument("group")
+    describing.add_argument(
+        "-w",
+        "--watch",
+        type=seconds,
+        nargs="?",
+        const=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help=f"show it again and again, until Ctrl-C ({DEFAULT_SECONDS:g})",
+    )
     describing.set_defaults(command=describe_group)
 
     lag = commands.add_parser("lag", parents=[common], help="how far groups are behind, all groups without names")
@@ -104,6 +116,13 @@ def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
+    if given.watch is not None:
+        return watch(lambda: _described(cluster, given), given.watch)
+    print(_described(cluster, given), end="")
+    return 0
+
+
+def _described(cluster: Cluster, given: argparse.Namespace) -> str:
     group = view(cluster, given.group)
     partitions = _partition_rows(cluster, given.group, group.owners, group.pending)
     head = {
@@ -116,20 +135,24 @@ def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
         "lag": _sum(partitions, "lag"),
         "never_committed": _sum(partitions, "never_committed"),
     }
+    out = io.StringIO()
     if given.json:
-        show([{**head, "members": group.members, "partitions": partitions}], (), as_json=True)
-        return 0
-    show([head], tuple(head), as_json=False)
+        whole = {**head, "members": group.members, "partitions": partitions}
+        if given.watch is not None:
+            return json.dumps(whole, ensure_ascii=False) + "\n"
+        show([whole], (), as_json=True, out=out)
+        return out.getvalue()
+    show([head], tuple(head), as_json=False, out=out)
     for title, rows, columns in (
         ("Members", group.members, ("member", "instance", "client", "host", "assigned")),
         ("Partitions", partitions, _PARTITION_COLUMNS),
     ):
-        print(f"\n{title}")
+        out.write(f"\n{title}\n")
         if rows:
-            show(rows, columns, as_json=False)
+            show(rows, columns, as_json=False, out=out)
         else:
-            print("none")
-    return 0
+            out.write("none\n")
+    return out.getvalue()
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -20,6 +22,7 @@ from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, ranges, show
 from gateway.config.settings import Settings, hide_password
 from protocol.errors import ErrorCode
+from protocol.shown import shown
 from storage.embedded import EmbeddedPostgres
 from storage.errors import StorageError, StorageUnavailable
 from storage.journal import GroupHistory, JournalStore
@@ -29,6 +32,9 @@ DEFAULT_EVENTS = 200
 MAX_EVENTS = 100_000
 DETAILS_PER_EVENT = 50
 """Partitions and refused commits that are read per requested event."""
+
+FOLLOW_INTERVAL_S = 1.0
+"""Pause between two looks at the journal."""
 
 EXIT_FAILED = 1
 
@@ -46,7 +52,8 @@ def add_command(
     parser.add_argument(
         "--last", type=_count, default=DEFAULT_EVENTS, metavar="EVENTS", help=f"how many events ({DEFAULT_EVENTS})"
     )
-    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table; a line per event with --follow")
 
     def run_given(given: argparse.Namespace) -> int:
         return run(given, settings(given))
@@ -67,8 +74,9 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
             raise CommandError(
                 f"no gateway serves from {settings.data_dir.absolute()}: give --config, --database-url or --data-dir"
             )
-        found = asyncio.run(_read(url, given.group, given.last))
-        rows = told(found)
+        if given.follow:
+            return _follow(url, given)
+        rows = told(asyncio.run(_read(url, given.group, given.last)))
         if not rows:
             raise CommandError(f"the journal has no rows of group {given.group}")
     except CommandError as error:
@@ -78,16 +86,51 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _follow(url: str, given: argparse.Namespace) -> int:
+    """Print the events, then each new one. The journal numbers its rows in the order in which they become visible."""
+    try:
+        asyncio.run(_print_new(url, given))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _print_new(url: str, given: argparse.Namespace) -> None:
+    last_seq = -1
+    async with _journal(url) as journal:
+        while True:
+            found = await journal.history(given.group, given.last, given.last * DETAILS_PER_EVENT)
+            for row in told(found):
+                seq = int(str(row["seq"]))
+                if seq > last_seq:
+                    print(json.dumps(dict(row), ensure_ascii=False) if given.json else _line(row))
+                    last_seq = seq
+            sys.stdout.flush()
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+
+def _line(row: Row) -> str:
+    generation, state = ("-" if row[name] is None else str(row[name]) for name in ("generation", "state"))
+    return f"{row['time']}  {generation:>10}  {state:<19}  {shown(str(row['what']), None)}"
+
+
 async def _read(url: str, group_id: str, last: int) -> GroupHistory:
+    async with _journal(url) as journal:
+        return await journal.history(group_id, last, last * DETAILS_PER_EVENT)
+
+
+@asynccontextmanager
+async def _journal(url: str) -> AsyncGenerator[JournalStore]:
+    """Yield the journal. Raise CommandError if the database does not answer."""
     try:
         database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
         try:
-            return await JournalStore(database).history(group_id, last, last * DETAILS_PER_EVENT)
+            yield JournalStore(database)
         finally:
             await database.close()
     except StorageUnavailable as error:
-        shown = hide_password(url)
-        raise CommandError(f"{shown} does not answer ({error}): check --database-url") from error
+        place = hide_password(url)
+        raise CommandError(f"{place} does not answer ({error}): check --database-url") from error
     except StorageError as error:
         raise CommandError(f"no journal can be read in {hide_password(url)}: {error}") from error
 

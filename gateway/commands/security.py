@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gateway.commands.certificates import not_after
 from gateway.commands.errors import CommandError
@@ -76,6 +77,19 @@ class ClientSecurity:
     def wrap(self, connected: socket.socket, host: str) -> socket.socket:
         """Wrap the socket in TLS if the properties ask for it. Raise OSError."""
         return connected if self.tls is None else self.tls.wrap_socket(connected, server_hostname=host)
+
+    def as_aiokafka(self) -> dict[str, Any]:
+        """Return the same steps as arguments of aiokafka's clients."""
+        protocol = "SSL" if self.tls is not None else "PLAINTEXT"
+        if self.mechanism is None:
+            return {"security_protocol": protocol, "ssl_context": self.tls}
+        return {
+            "security_protocol": f"SASL_{protocol}",
+            "ssl_context": self.tls,
+            "sasl_mechanism": self.mechanism,
+            "sasl_plain_username": self.user,
+            "sasl_plain_password": self.password,
+        }
 
     def authenticate(self, send: Send) -> None:
         """Exchange the tokens of the mechanism, if there is one."""

@@ -250,9 +250,12 @@ create or replace function sluice.door_refuse_prepare() returns void
 language plpgsql stable
 as $$
 -- The deferred trigger also runs for PREPARE TRANSACTION, which only the statement's text shows. That statement can stand
--- only at top level, so it ends what the client has sent.
+-- only at top level, so it ends what the client has sent, apart from comments.
 begin
-    if current_query() ~* '(^|;)\s*prepare\s+transaction\s+[eu&]*''[^'']*''\s*;?\s*$' then
+    if current_query() ~* replace(
+        '(^|;)_*prepare_+transaction_+([eu&]*''[^'']*''|\$\w*\$.*\$\w*\$)(_|;)*$',
+        '_', '(\s|--[^\n]*(\n|$)|/\*([^*]|\*+[^*/])*\*+/)')
+    then
         raise exception using
             errcode = '0A000',
             message = 'a transaction with staged records or offsets cannot be prepared for two-phase commit',

@@ -207,6 +207,7 @@ def test_refusal_for_want_of_an_acl_names_the_acl_that_permits_it(
         (("quotas", "list"), ("--operation", "describe-configs", "--cluster")),
         (("topics", "describe", topic), ("--operation", "describe", "--topic", topic)),
         (("consume", topic, "-e"), ("--operation", "read", "--topic", topic)),
+        (("consume", topic, "-e", "-g", "readers"), ("--operation", "read", "--group", "readers")),
         (("groups", "describe", "g"), ("--operation", "describe", "--group", "g")),
     ):
         said = user(*words, "--command-config", credentials, code=1)

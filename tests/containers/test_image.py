@@ -25,12 +25,16 @@ BUILD_SECONDS = 300
 HEALTHY_SECONDS = 120
 RECORDS = 100
 PROJECT = "sluice-test"
+VERSION = "1.2.3"
+MAX_ADDED_BYTES = 128 * 1024 * 1024
+"""Most bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
 
 
 @pytest.fixture(scope="module")
 def image(engine: Engine, python_image: str) -> str:
     # The builder reaches the package index as this machine does.
-    engine.run("build", "--network", "host", "--tag", "sluice", str(ROOT), timeout_s=BUILD_SECONDS)
+    command = ("build", "--network", "host", "--build-arg", f"VERSION={VERSION}", "--tag", "sluice", str(ROOT))
+    engine.run(*command, timeout_s=BUILD_SECONDS)
     return "sluice"
 
 
@@ -107,6 +111,34 @@ def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> N
     finally:
         close(consumer)
     assert sorted(value or b"" for value in got) == sorted(sent)
+
+
+@pytest.mark.timeout(BUILD_SECONDS + HEALTHY_SECONDS)
+def test_the_image_serves_on_a_read_only_root_without_capabilities(engine: Engine, image: str) -> None:
+    """The manifests for Kubernetes confine it in the same way."""
+    (port,) = free_ports(1)
+    confined = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    given = ("--publish", f"127.0.0.1:{port}:9092", "--env", f"SLUICE_ADVERTISE=localhost:{port}")
+    name = engine.run("run", "--detach", *confined, *given, image, timeout_s=60).strip()
+    try:
+        _await_health(engine, name)
+        round_trip([f"localhost:{port}"], "confined")
+        assert engine.run("exec", name, "id", "--user", timeout_s=30).strip() == "10001"
+    finally:
+        engine.run("rm", "--force", "--volumes", name, timeout_s=60)
+
+
+@pytest.mark.timeout(BUILD_SECONDS)
+def test_the_image_is_small_and_says_what_it_contains(engine: Engine, image: str, python_image: str) -> None:
+    sizes = engine.run("image", "inspect", "--format", "{{.Size}}", image, python_image, timeout_s=30).split()
+    assert int(sizes[0]) - int(sizes[1]) <= MAX_ADDED_BYTES
+    labels = json.loads(engine.run("image", "inspect", "--format", "{{json .Config.Labels}}", image, timeout_s=30))
+    assert labels["org.opencontainers.image.version"] == VERSION
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    bill = "/opt/sluice/share/sluice/sluice.cdx.json"
+    listed = json.loads(engine.run("run", "--rm", "--entrypoint", "cat", image, bill, timeout_s=60))
+    assert listed["metadata"]["component"]["version"] == VERSION
+    assert "asyncpg" in {component["name"] for component in listed["components"]}
 
 
 @pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import pytest
 
+from gateway.app import App
+from gateway.building.database import DATABASE_PATIENCE_S
+from gateway.building.undo import StartError
+from gateway.config.settings import load
+from storage.errors import StorageUnavailable
+from storage.pool import Database
 from tests.clients.workers import counted, until
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.secured import Authority, Certificate, authenticate, plain_token
@@ -109,6 +117,39 @@ async def test_replaced_password_file_decides_later_logins(gateway_factory: Gate
     assert "they take effect at the next start" in log
     assert "num.partitions" in log
     assert '"after"' not in log
+
+
+async def test_start_with_a_refused_login_ends_without_waiting(database_url: str, tmp_path: Path) -> None:
+    parts = urlsplit(database_url)
+    refused = urlunsplit(parts._replace(netloc=f"sluice_absent@{parts.netloc.rpartition('@')[2]}"))
+    flags = {"database-url": refused, "listen": "127.0.0.1:0", "metrics-listen": "off", "data-dir": str(tmp_path)}
+    app = App(load(flags, ["console.listen="], {}).settings)
+    try:
+        async with asyncio.timeout(DATABASE_PATIENCE_S / 2):
+            with pytest.raises(StartError, match="sluice_absent"):
+                await app.start()
+    finally:
+        await app.stop()
+
+
+async def test_login_that_is_refused_later_is_transient(database_url: str) -> None:
+    """A new password may reach the file with the URL later than Postgres. Clients ask again in the meantime."""
+    parts = urlsplit(database_url)
+    urls = [database_url]
+
+    async def current() -> str:
+        return urls[-1]
+
+    database = await Database.open(current, hot_connections=2, cold_connections=1)
+    try:
+        urls.append(urlunsplit(parts._replace(netloc=f"sluice_absent@{parts.netloc.rpartition('@')[2]}")))
+        async with database.hot.connection():
+            with pytest.raises(StorageUnavailable, match="sluice_absent"):
+                await database.hot.fetch_value("select 1")
+            urls.append(database_url)
+            assert await database.hot.fetch_value("select 1") == 1
+    finally:
+        await database.close()
 
 
 async def test_new_connections_use_the_url_that_the_file_holds_then(

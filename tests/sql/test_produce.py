@@ -144,7 +144,15 @@ async def test_records_of_one_transaction_stay_together_and_in_order(
 # --- two-phase commit ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statement", ["prepare transaction 'x'", "PREPARE  TRANSACTION 'x';"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "prepare transaction 'x'",
+        "PREPARE  TRANSACTION 'x';",
+        "/* trace=1 */ prepare /* - */ transaction 'x'; -- a comment",
+        "-- a comment\nprepare transaction $id$x$id$ /* a ** comment */",
+    ],
+)
 async def test_prepare_transaction_is_refused(sql: Connection, topic: str, statement: str) -> None:
     await sql.execute("begin")
     await sql.execute("select kafka.produce($1, 'x')", topic)
@@ -157,8 +165,10 @@ async def test_a_value_that_speaks_of_two_phase_commit_is_no_two_phase_commit(
     sql: Connection, topic: str, consumer: Consumer
 ) -> None:
     await sql.execute(f"select kafka.produce('{topic}', 'x; prepare transaction ''y''')")
+    await sql.execute(f"select kafka.produce('{topic}', 'x; prepare transaction ''y'' --')")
+    await sql.execute(f"select kafka.produce('{topic}', $$x; prepare transaction 'y'$$)")
     await sql.execute(f"select kafka.produce('{topic}', 'set constraints all immediate')")
-    assert len(read(consumer, topic, 2)) == 2
+    assert len(read(consumer, topic, 4)) == 4
 
 
 # --- partitions ---------------------------------------------------------------------------------------------------
@@ -254,7 +264,7 @@ async def test_compression_and_append_time_are_the_topics(
 REFUSED = [
     ("null, 'v'", "22004", "topic is NULL"),
     ("'no such topic!', 'v'", "42602", "no legal topic name"),
-    ("'__consumer_offsets', 'v'", "42", "__consumer_offsets"),
+    ("'__consumer_offsets', 'v', 'k'", "42501", "__consumer_offsets is internal"),
     ("'{topic}', 'v', partition => -1", "22023", "partition -1 is negative"),
     ("'{topic}', 'v', partition => 3", "22023", "has no partition 3: it has 3"),
     ("'{topic}', 'v', headers => '[1]'", "22023", "headers must be a JSON object, not array"),

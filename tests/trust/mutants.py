@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,10 @@ class Mutant:
     found_by: Sequence[str]
     """Promises that the defect breaks by itself. A mutant that breaks only other promises is missed."""
     faults: Sequence[str] = HARMLESS
+    segments: bool | None = None
+    """See `run`."""
+    postgres: Mapping[str, str] | None = None
+    """Settings of the server that are the defect."""
 
     def broken(self, verdict: Verdict) -> list[str]:
         """Return the promises of `found_by` that the verdict names as broken."""
@@ -83,11 +87,11 @@ MUTANTS: Sequence[Mutant] = (
         [
             Edit(
                 "storage/functions/log.sql",
-                "next_offsets[k] := next_offsets[k] + p_record_counts[i];",
-                "next_offsets[k] := next_offsets[k] + p_record_counts[i] + (random() < 0.002)::integer;",
+                "log_end.next_offset + p_record_counts[i] - 1,",
+                "log_end.next_offset + p_record_counts[i] - 1 + (random() < 0.05)::integer,",
             )
         ],
-        ("offsets are dense",),
+        ("offsets are dense", "every partition can be read to its end"),
     ),
     Mutant(
         "a read of the tail skips a batch",
@@ -105,19 +109,16 @@ MUTANTS: Sequence[Mutant] = (
         ),
     ),
     Mutant(
-        "a known high watermark is believed for ever",
+        "two appends have one place in a segment",
         [
             Edit(
-                "gateway/log/tail.py",
-                "        if now_s >= self._trusted_until_s:\n            return DOUBTFUL_AGE_S\n",
-                '        return float("inf")\n',
+                "storage/segments.py",
+                "self.end += size_bytes\n",
+                "self.end += size_bytes * (position == 0 or position % 3 > 0)\n",
             )
         ],
-        (
-            "numbers never fall",
-            "groups read everything",
-        ),
-        ("lose_notifications", "cut_a_node_off_postgres", "break_postgres_connections"),
+        ("nothing acknowledged is lost", "a restart keeps the log"),
+        segments=True,
     ),
     Mutant(
         "an append is acknowledged before it is on disk",
@@ -223,6 +224,20 @@ MUTANTS: Sequence[Mutant] = (
         ),
         ("cut_a_node_off_postgres", "break_postgres_connections", "freeze_postgres"),
     ),
+    Mutant(
+        "Postgres does not sync",
+        [],
+        ("nothing acknowledged is lost",),
+        ("cut_power",),
+        postgres={"fsync": "off"},
+    ),
+    Mutant(
+        "a segment is not synced",
+        [Edit("storage/segments.py", "        os.fdatasync(self._fd)\n", "")],
+        ("nothing acknowledged is lost",),
+        ("cut_power",),
+        segments=True,
+    ),
 )
 
 
@@ -256,7 +271,15 @@ def hunt(mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1) -> 
 
 
 def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
-    return run(seed, seconds, root=root, faults=mutant.faults, read_s=READ_S, say=lambda _: None)
+    return run(
+        *(seed, seconds),
+        root=root,
+        faults=mutant.faults,
+        read_s=READ_S,
+        segments=mutant.segments,
+        postgres=mutant.postgres,
+        say=lambda _: None,
+    )
 
 
 def main() -> int:

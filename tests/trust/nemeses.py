@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from tests.trust.links import Direction
-from tests.trust.world import NODE_TTL_MS, World
+from tests.trust.powercut import compiler
+from tests.trust.world import CLOCK_LIBRARY, NODE_TTL_MS, World
 
 Nemesis = Callable[[World, random.Random], str]
 """Harms and heals; returns what it did, in words."""
@@ -147,6 +148,23 @@ def lose_notifications(world: World, chance: random.Random) -> str:
     return f"{node.name} hears no notification for {length_s:.1f} s"
 
 
+def cut_power(world: World, chance: random.Random) -> str:
+    lost = world.cut_power(None if chance.random() < 0.5 else chance)
+    for node in chance.sample(world.nodes, len(world.nodes)):
+        node.process.start()
+    return f"power cut for all nodes and Postgres, which lost {lost}"
+
+
+def move_a_clock(world: World, chance: random.Random) -> str:
+    node, times = chance.choice(world.nodes), chance.randint(1, 4)
+    offsets = [chance.choice((-1, 1)) * chance.choice((2, 20, 90, 2_700)) for _ in range(times)]
+    for offset in offsets:
+        node.move_clock(offset)
+        _wait(_length(chance, 0.5, TTL_S))
+    node.move_clock(0)
+    return f"clock of {node.name} wrong by {', '.join(f'{offset:+d} s' for offset in offsets)} in turn"
+
+
 NEMESES: Mapping[str, Nemesis] = {
     nemesis.__name__: nemesis
     for nemesis in (
@@ -165,8 +183,20 @@ NEMESES: Mapping[str, Nemesis] = {
         delay_postgres,
         break_postgres_connections,
         lose_notifications,
+        cut_power,
+        move_a_clock,
     )
 }
+
+
+def missing() -> Mapping[str, str]:
+    """Return the faults that this machine cannot play, with the reason."""
+    found: dict[str, str] = {}
+    if compiler() is None:
+        found[cut_power.__name__] = "no C compiler is installed"
+    if CLOCK_LIBRARY is None:
+        found[move_a_clock.__name__] = "libfaketime is not installed"
+    return found
 
 
 def _length(chance: random.Random, least_s: float, most_s: float) -> float:

@@ -23,7 +23,7 @@ from tests.gateway_process import ROOT
 from tests.trust import checks
 from tests.trust.checks import Entry, Part, Place
 from tests.trust.history import Consumed, Faulted, History, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
-from tests.trust.nemeses import NEMESES
+from tests.trust.nemeses import NEMESES, missing
 from tests.trust.workloads import (
     CALL_S,
     PATIENT,
@@ -96,29 +96,38 @@ def run(
     root: Path = ROOT,
     faults: Collection[str] = NEMESES,
     read_s: float = READ_S,
+    segments: bool | None = None,
+    postgres: Mapping[str, str] | None = None,
     say: Callable[[str], None] = print,
 ) -> Verdict:
     """Attack a cluster for `seconds` and judge it.
 
     `root`: sources of the nodes. `faults`: names in NEMESES from which the seed chooses. `read_s`: how long groups may
-    go on without progress after the faults. `say` receives a line for each fault.
+    go on without progress after the faults. `segments`: whether records are in a directory instead of Postgres; None
+    leaves it to the seed. `postgres`: settings of the server. `say` receives a line for each fault.
     """
     chance = random.Random(seed)
     history = History()
     began_s = time.monotonic()
-    with world(NODES, root) as attacked:
+    by_seed = chance.random() < 0.5
+    segments = by_seed if segments is None else segments
+    say(f"Records are in {'a directory of segments' if segments else 'Postgres'}.")
+    for name, reason in missing().items():
+        say(f"{name} is left out: {reason}.")
+    names = sorted(set(faults) - missing().keys())
+    with world(NODES, root, segments=segments, postgres=postgres) as attacked:
         create_topics(attacked.bootstrap, TOPICS, CONFIGS)
         work = _work(history, attacked.bootstrap, chance)
         for workload in work.all():
             workload.start()
         violations: dict[str, list[str]] = {"every node starts again and answers": []}
         try:
-            _attack(attacked, history, chance, sorted(faults), began_s + seconds, say)
+            _attack(attacked, history, chance, names, time.monotonic() + seconds, say)
             attacked.heal()
             say("All faults have ended; workloads finish.")
             violations["every workload finishes"] = _finish(work, history, read_s)
             say("Reading the log, and judging.")
-            violations |= _judge(attacked, history, work)
+            violations |= _judge(attacked, history, work, read_s)
         except (WorkloadError, AssertionError, confluent_kafka.KafkaException) as error:
             violations["every node starts again and answers"].append(str(error))
             for workload in work.all():
@@ -250,10 +259,10 @@ def _until_transferred(transfers: Transfers, read_s: float) -> None:
         consumer.close()
 
 
-def _judge(attacked: World, history: History, work: _Work) -> dict[str, list[str]]:
+def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dict[str, list[str]]:
     produced, consumed = history.of(Produced), history.of(Consumed)
     changes, commits, observed = history.of(OwnerChanged), history.of(OffsetCommitted), history.of(Observed)
-    log = read_log(attacked.bootstrap, TOPICS)
+    log, unread = read_log(attacked.bootstrap, TOPICS, read_s)
     kept = {place: entry for place, entry in log.items() if place.topic != KEYED}
     ends = log_ends(attacked.bootstrap, TOPICS)
     groups = {group.group: group.topic for group in work.groups}
@@ -262,6 +271,7 @@ def _judge(attacked: World, history: History, work: _Work) -> dict[str, list[str
     results = [entry.value for place, entry in log.items() if place.topic == TARGET]
     described = [describe(node.link.address, groups) for node in attacked.nodes]
     found = {
+        "every partition can be read to its end": unread,
         "nothing acknowledged is lost": checks.nothing_acknowledged_is_lost(
             (record for record in produced if record.topic != KEYED), log
         ),
@@ -291,17 +301,19 @@ def _judge(attacked: World, history: History, work: _Work) -> dict[str, list[str
         node.process.restart()
     after = describe(attacked.bootstrap, groups)
     found["a restart changes nothing"] = checks.states_are_equal(described[0], after, "restart of all nodes")
-    log_after = {
-        str(place): entry for place, entry in read_log(attacked.bootstrap, TOPICS).items() if place.topic != KEYED
-    }
+    read_again, _ = read_log(attacked.bootstrap, TOPICS, read_s)
+    log_after = {str(place): entry for place, entry in read_again.items() if place.topic != KEYED}
     found["a restart keeps the log"] = checks.states_are_equal(
         {str(place): entry for place, entry in kept.items()}, log_after, "log after the restart"
     )
     return found
 
 
-def read_log(bootstrap: str, topics: Mapping[str, int]) -> dict[Place, Entry]:
-    """Read every record of `topics` with read_committed, from the first to the end at the time of the call."""
+def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[dict[Place, Entry], list[str]]:
+    """Read every record of `topics` with read_committed, from the first to the end at the time of the call.
+
+    Return also a sentence for each partition whose end was not reached before no record came for `read_s`.
+    """
     log: dict[Place, Entry] = {}
     consumer = confluent_kafka.Consumer(
         {
@@ -319,12 +331,8 @@ def read_log(bootstrap: str, topics: Mapping[str, int]) -> dict[Place, Entry]:
         consumer.assign(parts)
         ended: set[tuple[str | None, int | None]] = set()
         came_s = time.monotonic()
-        while len(ended) < len(parts):
-            messages = consumer.consume(5_000, 0.5)
-            came_s = time.monotonic() if messages else came_s
-            if time.monotonic() > came_s + READ_S:
-                raise WorkloadError(f"only {len(ended)} of {len(parts)} partitions could be read to their end")
-            for message in messages:
+        while len(ended) < len(parts) and time.monotonic() < came_s + read_s:
+            for message in consumer.consume(5_000, 0.5):
                 topic, partition, offset, value = (
                     message.topic(),
                     message.partition(),
@@ -339,21 +347,29 @@ def read_log(bootstrap: str, topics: Mapping[str, int]) -> dict[Place, Entry]:
                 assert topic is not None
                 assert partition is not None
                 assert offset is not None
+                came_s = time.monotonic()
                 key = message.key()
                 log[Place(topic, partition, offset)] = Entry(None if key is None else key.decode(), int(value or b"-1"))
     finally:
         consumer.close()
-    return log
+    missing = [part for part in parts if (part.topic, part.partition) not in ended]
+    return log, [f"{part.topic}-{part.partition} cannot be read to its end" for part in missing]
 
 
 def log_ends(bootstrap: str, topics: Mapping[str, int]) -> dict[Part, int]:
-    """Return where each partition's log ends."""
+    """Return where each partition's log ends, without partitions that no longer exist."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
     parts = [TopicPartition(topic, index) for topic, count in topics.items() for index in range(count)]
     latest = OffsetSpec.latest()
     assert latest is not None
-    answers = admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S)
-    return {Part(part.topic, part.partition): answer.result(CALL_S * 2).offset for part, answer in answers.items()}
+    ends: dict[Part, int] = {}
+    for part, answer in admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S).items():
+        try:
+            ends[Part(part.topic, part.partition)] = answer.result(CALL_S * 2).offset
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+    return ends
 
 
 def describe(bootstrap: str, groups: Mapping[str, str]) -> dict[str, object]:

@@ -6,10 +6,13 @@ of its own, started as a user starts it, from the sources in `root`, which may b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import random
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +24,14 @@ from tests.cluster.proxy import PostgresProxy, proxied
 from tests.gateway_process import ROOT, GatewayProcess, find_coordinator, free_ports
 from tests.postgres import LoopThread, short_directory
 from tests.trust.links import Link
+from tests.trust.powercut import Disk, Lost, compiler
 
 CONNECTIONS = 200
+POSTGRES_S = 120.0
+"""How long Postgres may take to end, and to recover."""
+POLL_S = 0.02
+CLOCK_LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+"""Moves the clock of a process; None if it is not installed."""
 NODE_TTL_MS = 5_000
 
 SETTINGS = {
@@ -33,6 +42,8 @@ SETTINGS = {
     "log.cleaner.backoff.ms": "1000",
 }
 """Settings of every node. Heartbeats and compactions are frequent, so that a short run has many of them."""
+SEGMENTS = {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"}
+"""Settings of nodes with a directory of segments: most commits go there at once, and the others soon."""
 
 
 @dataclass
@@ -42,6 +53,8 @@ class Node:
     process: GatewayProcess
     link: Link
     postgres: PostgresProxy
+    clock: Path
+    """File with the offset of the node's clock, in libfaketime's form."""
     asleep: bool = field(default=False)
 
     @property
@@ -52,6 +65,10 @@ class Node:
         self.asleep = True
         self.process.send_signal(signal.SIGSTOP)
 
+    def move_clock(self, seconds: int) -> None:
+        """Let the node's wall clock differ by so much from now on. It notices within a second."""
+        self.clock.write_text(f"{seconds:+d}\n")
+
     def wake(self) -> None:
         if self.asleep:
             self.asleep = False
@@ -59,13 +76,26 @@ class Node:
 
 
 class World:
-    def __init__(self, loop: LoopThread, directory: Path, root: Path) -> None:
+    def __init__(
+        self, loop: LoopThread, directory: Path, root: Path, *, segments: bool, postgres: Mapping[str, str]
+    ) -> None:
         self._loop = loop
         self._directory = directory
         self._root = root
         self._stack = contextlib.ExitStack()
         self.nodes: list[Node] = []
-        self._server = EmbeddedPostgres(directory / "postgres", CONNECTIONS)
+        self.disk = Disk(directory) if compiler() is not None else None
+        """The disk whose power can be cut; None without a C compiler."""
+        files = directory if self.disk is None else self.disk.watched
+        programs = None if self.disk is None else self.disk.postgres_programs(directory / "programs")
+        self._environment = {"SLUICE_NODE_TTL_MS": str(NODE_TTL_MS)}
+        if self.disk is not None:
+            self._environment |= self.disk.environment
+        self._settings = dict(SETTINGS)
+        if segments:
+            self._settings |= SEGMENTS
+            self._environment["SLUICE_LOG_STORE"] = str(files / "log")
+        self._server = EmbeddedPostgres(files / "postgres", CONNECTIONS, programs=programs, settings=postgres)
         self.database_url = loop.run(self._server.start())
         self._stack.callback(lambda: loop.run(self._server.stop()))
 
@@ -81,19 +111,21 @@ class World:
         postgres = self._stack.enter_context(proxied(self.database_url))
         directory = self._directory / f"node-{index}"
         directory.mkdir(mode=0o711)
+        clock = directory / "clock"
         process = GatewayProcess(
             directory,
             database_url=postgres.url,
             settings={
-                **SETTINGS,
+                **self._settings,
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://127.0.0.1:{link_port}",
             },
-            environment={"SLUICE_NODE_TTL_MS": str(NODE_TTL_MS)},
+            environment=self._environment | _with_clock(clock, self._environment),
             root=self._root,
         )
         link = Link(self._loop, link_port, port)
-        node = Node(process, link, postgres)
+        node = Node(process, link, postgres, clock)
+        node.move_clock(0)
         self._stack.callback(link.close)
         self._stack.callback(process.close)
         self._stack.callback(node.wake)
@@ -106,8 +138,11 @@ class World:
 
     @property
     def _postmaster(self) -> psutil.Process:
-        pid = self._server.pid
-        assert pid is not None, "Postgres does not run"
+        """Wait until a postmaster runs: one that was killed is started again."""
+        deadline_s = time.monotonic() + POSTGRES_S
+        while (pid := self._server.pid) is None:
+            assert time.monotonic() < deadline_s, "Postgres does not run"
+            time.sleep(POLL_S)
         return psutil.Process(pid)
 
     def kill_postgres(self) -> None:
@@ -117,11 +152,7 @@ class World:
     @contextlib.contextmanager
     def sleeping_postgres(self) -> Iterator[None]:
         """Stop every process of the server by SIGSTOP for as long as the context lasts."""
-        postmaster = self._postmaster
-        postmaster.suspend()  # first, because the children that it would fork in the meantime would answer
-        stopped = [postmaster, *postmaster.children(recursive=True)]
-        for process in stopped[1:]:
-            process.suspend()
+        stopped = self._suspend_postgres()
         try:
             yield
         finally:
@@ -129,10 +160,50 @@ class World:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
 
+    def _suspend_postgres(self) -> list[psutil.Process]:
+        postmaster = self._postmaster
+        postmaster.suspend()  # first, because the children that it would fork in the meantime would answer
+        stopped = [postmaster, *postmaster.children(recursive=True)]
+        for process in stopped[1:]:
+            process.suspend()
+        return stopped
+
+    def cut_power(self, chance: random.Random | None) -> Lost:
+        """Kill all nodes and Postgres, and take back what they had not synced; then start Postgres.
+
+        With `chance`, a part of the unsynced writes is on the disk nevertheless. The caller starts the nodes.
+        """
+        assert self.disk is not None, "there is no C compiler"
+        with self.disk.off():
+            stopped = self._suspend_postgres()
+            for node in self.nodes:
+                node.wake()
+                node.process.kill()
+            for process in stopped:
+                process.kill()
+            _until_dead(stopped)
+            lost = self.disk.take_back(chance)
+        self._loop.run(self._until_postgres_answers())
+        return lost
+
+    async def _until_postgres_answers(self) -> None:
+        deadline_s = time.monotonic() + POSTGRES_S
+        while True:
+            try:
+                connection = await asyncpg.connect(self.database_url)
+            except (OSError, asyncpg.PostgresError) as error:
+                if time.monotonic() > deadline_s:
+                    raise AssertionError("Postgres does not recover") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                await connection.close()
+                return
+
     def heal(self) -> None:
-        """End every fault that lasts: wake nodes, open links, start nodes that are down."""
+        """End every fault that lasts: wake nodes, set clocks, open links, start nodes that are down."""
         for node in self.nodes:
             node.wake()
+            node.move_clock(0)
             node.link.heal()
             node.postgres.heal()
             if not node.process.running:
@@ -162,13 +233,42 @@ class World:
         self._stack.close()
 
 
+def _with_clock(clock: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a process takes the offset of its wall clock from the file `clock`."""
+    if CLOCK_LIBRARY is None:
+        return {}
+    return {
+        "LD_PRELOAD": ":".join(filter(None, (environment.get("LD_PRELOAD"), str(CLOCK_LIBRARY)))),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def _until_dead(processes: Sequence[psutil.Process]) -> None:
+    """Wait until the processes have ended. The process that started them reaps them."""
+    deadline_s = time.monotonic() + POSTGRES_S
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline_s, f"{process} does not end"
+                time.sleep(POLL_S)
+
+
 @contextlib.contextmanager
-def world(nodes: int, root: Path = ROOT) -> Iterator[World]:
-    """Start Postgres and `nodes` nodes from the sources in `root`, and stop everything afterwards."""
+def world(
+    nodes: int, root: Path = ROOT, *, segments: bool = False, postgres: Mapping[str, str] | None = None
+) -> Iterator[World]:
+    """Start Postgres and `nodes` nodes from the sources in `root`, and stop everything afterwards.
+
+    With `segments`, the nodes share a directory of segments; otherwise all records are in Postgres. `postgres` are
+    settings of the server that win over those of the embedded one.
+    """
     loop = LoopThread()
     try:
         with short_directory() as directory:
-            made = World(loop, directory, root)
+            made = World(loop, directory, root, segments=segments, postgres=postgres or {})
             try:
                 for _ in range(nodes):
                     made.start_node()
