@@ -75,7 +75,7 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
                 batch = build_batch(
                     [Record(offset, now_ms, key, value, headers) for offset, (key, value) in enumerate(pairs)]
                 )
-                first = _append(cluster, given, partition, batch)
+                first = append(cluster, given.topic, partition, batch, acks=ACKS[given.acks])
                 appended += len(pairs)
                 _report(given, partition, first, len(pairs))
     except CommandError as error:
@@ -115,19 +115,19 @@ def _lines() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _append(cluster: Cluster, given: argparse.Namespace, partition: int, batch: bytes) -> int:
-    """Return the offset of the batch's first record."""
-    where = f"{given.topic}[{partition}]"
+def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: int) -> int:
+    """Append one batch and return the offset of its first record. `acks` is Kafka's number."""
+    where = f"{topic}[{partition}]"
     request = ProduceRequest(
-        acks=ACKS[given.acks],
+        acks=acks,
         timeout_ms=_APPEND_WAIT_MS,
         topic_data=(
-            TopicProduceData(name=given.topic, partition_data=(PartitionProduceData(index=partition, records=batch),)),
+            TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=partition, records=batch),)),
         ),
     )
 
     def attempt() -> ProduceResponse | None:
-        leaders = log.by_leader(cluster, [(given.topic, partition)])
+        leaders = log.by_leader(cluster, [(topic, partition)])
         return cluster.ask(request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME) if leaders else None
 
     def code(response: ProduceResponse | None) -> int:
@@ -140,7 +140,7 @@ def _append(cluster: Cluster, given: argparse.Namespace, partition: int, batch: 
         raise CommandError(f"{where} has no leader: repeat the command when a broker leads the partition")
     result = response.responses[0].partition_responses[0]
     if result.error_code:
-        why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {given.topic}")
+        why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {topic}")
         raise CommandError(f"{where}: {why}")
     return result.base_offset
 

@@ -21,6 +21,7 @@ from gateway.config.settings import Configuration
 from gateway.mirror.copier import Copier, Target
 from gateway.mirror.groups import copy_groups
 from gateway.mirror.log_target import LogTarget
+from gateway.mirror.produce_target import ProduceTarget
 from gateway.mirror.source import Source
 from gateway.mirror.topics import ensure_topics
 from gateway.mirror.verify import compare
@@ -47,8 +48,8 @@ def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> Non
 
     parser.description = (
         "Copy topics with their records, offsets and settings, and the committed offsets of groups, from a Kafka "
-        "cluster to Sluice. It runs until Ctrl-C and goes on where it stopped. Nothing else may produce to a topic "
-        "while it is mirrored."
+        "cluster to Sluice, or with --produce to any broker. It runs until Ctrl-C and goes on where it stopped. "
+        "Nothing else may produce to a topic while it is mirrored."
     )
     parser.add_argument(
         "--from", dest="source", type=addresses, required=True, metavar="HOST:PORT,…", help="the source"
@@ -65,6 +66,11 @@ def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> Non
     parser.add_argument("--to-config", metavar="FILE", help="Kafka's client properties for the target")
     parser.add_argument("--topics", nargs="+", required=True, metavar="GLOB", help="which topics, e.g. 'orders-*'")
     parser.add_argument("--groups", nargs="+", default=[], metavar="GLOB", help="whose offsets (none)")
+    parser.add_argument(
+        "--produce",
+        action="store_true",
+        help="append by Kafka's protocol, to any broker, without the target's database; offsets may change",
+    )
     parser.add_argument("--once", action="store_true", help="stop at the present end of the topics")
     parser.add_argument(
         "--verify",
@@ -91,9 +97,12 @@ async def _mirror(given: argparse.Namespace, configuration: Configuration) -> in
         _cluster(given, given.source, given.from_config) as source,
         _cluster(given, given.target, given.to_config) as target,
     ):
+        cluster_id = await asyncio.to_thread(Source(source).cluster_id)
+        if given.produce:
+            return await _copy(given, Source(source), target, ProduceTarget(source, target, cluster_id))
         async with _database(configuration) as database:
             await _demand_one_target(target, database)
-            return await _copy(given, Source(source), target, database)
+            return await _copy(given, Source(source), target, LogTarget(database, cluster_id))
 
 
 @asynccontextmanager
@@ -125,10 +134,8 @@ async def _demand_one_target(target: Cluster, database: Database) -> None:
         )
 
 
-async def _copy(given: argparse.Namespace, source: Source, target: Cluster, database: Database) -> int:
-    cluster_id = await asyncio.to_thread(source.cluster_id)
-    log_target = LogTarget(database, cluster_id)
-    copier = Copier(source, log_target, _warn)
+async def _copy(given: argparse.Namespace, source: Source, target: Cluster, into: Target) -> int:
+    copier = Copier(source, into, _warn)
     once = bool(given.once or given.verify)
     while True:
         topics = await asyncio.to_thread(source.topics, given.topics)
@@ -141,11 +148,11 @@ async def _copy(given: argparse.Namespace, source: Source, target: Cluster, data
             await copier.copy_to({key: found.end for key, found in ends.items()})
         else:
             await copier.follow(LOOK_INTERVAL_S)
-        groups = await asyncio.to_thread(copy_groups, source.cluster, target, given.groups, log_target.translate, _warn)
+        groups = await asyncio.to_thread(copy_groups, source.cluster, target, given.groups, into.translate, _warn)
         if once:
-            compared = await _verified(source.cluster, target, copier, log_target) if given.verify else []
+            compared = await _verified(source.cluster, target, copier, into) if given.verify else []
             _report(copier, groups, compared, as_json=given.json)
-            return EXIT_FAILED if any(row["first_difference"] is not None for row in compared) else 0
+            return EXIT_FAILED if any(row["result"] != "same" for row in compared) else 0
 
 
 async def _verified(source: Cluster, target: Cluster, copier: Copier, copied: Target) -> list[Row]:
@@ -154,13 +161,17 @@ async def _verified(source: Cluster, target: Cluster, copier: Copier, copied: Ta
     policies: dict[str, str] = {}
     for key, progress in sorted(copier.progress.items()):
         topic, partition = key
+        if not copied.keeps_offsets(key):
+            rows.append({"topic": topic, "partition": partition, "result": "not compared: offsets changed"})
+            continue
         if topic not in policies:
             found = await asyncio.to_thread(settings, source, topic)
             policies[topic] = next((each.value or "" for each in found if each.name == "cleanup.policy"), "")
         end = copied.translate(key, progress.next_offset) or 0
         compacted = "compact" in policies[topic]
         result = await asyncio.to_thread(compare, source, target, key, end, compacted=compacted)
-        rows.append({"topic": topic, "partition": partition, **asdict(result)})
+        outcome = "same" if result.first_difference is None else "differs"
+        rows.append({"topic": topic, "partition": partition, "result": outcome, **asdict(result)})
     return rows
 
 
@@ -184,7 +195,7 @@ def _report(copier: Copier, groups: list[Row], compared: list[Row], *, as_json: 
         show(groups, ("group", "partitions", "moved", "result"), as_json=False)
     if compared:
         print()
-        columns = ("topic", "partition", "start", "end", "records", "checksum", "first_difference")
+        columns = ("topic", "partition", "start", "end", "records", "checksum", "first_difference", "result")
         show(compared, columns, as_json=False)
 
 

@@ -41,6 +41,10 @@ class Target(Protocol):
         """Append one or more batches and the new position, durably."""
         ...
 
+    def keeps_offsets(self, key: TopicPartition) -> bool:
+        """Return whether each record of a partition has the offset that it has in the source."""
+        ...
+
     def translate(self, key: TopicPartition, offset: int) -> int | None:
         """Return the target's offset for a source's offset; None if the partition is not copied."""
         ...

@@ -17,6 +17,9 @@ from gateway.commands.render import Row
 from gateway.mirror.source import matches
 from gateway.mirror.topics import Warn
 
+GROUP_PREFIX = "sluice-mirror-"
+"""Names of groups in which mirrors keep their positions (`produce_target.py`). They are not copied."""
+
 Translate = Callable[[TopicPartition, int], int | None]
 """Returns the target's offset for a source's offset. None: the partition is not copied, or not so far."""
 
@@ -29,7 +32,7 @@ def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translat
     rows: list[Row] = []
     for group in listed_groups(source):
         group_id = str(group["group"])
-        if group["type"] == "share" or not matches(group_id, globs):
+        if group["type"] == "share" or group_id.startswith(GROUP_PREFIX) or not matches(group_id, globs):
             continue
         present = committed(target, group_id)
         moves: dict[TopicPartition, Commit] = {}

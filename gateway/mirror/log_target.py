@@ -69,6 +69,9 @@ class LogTarget:
                 raise _refused(key, MirrorRefusal.WRITTEN)
         raise _refused(key, MirrorRefusal.LEADER_EPOCH)
 
+    def keeps_offsets(self, key: TopicPartition) -> bool:
+        return True
+
     def translate(self, key: TopicPartition, offset: int) -> int | None:
         position = self._positions.get(key)
         return None if position is None else min(offset, position.next_offset)

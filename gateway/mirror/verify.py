@@ -37,11 +37,14 @@ class Comparison:
     """Least offset at which the logs differ."""
 
 
-def compare(source: Cluster, target: Cluster, key: TopicPartition, end: int, *, compacted: bool) -> Comparison:
-    """Compare a partition from the later log start to `end`. Raise CommandError if a log cannot be read."""
-    start = _later_start(source, target, key)
+def compare(
+    source: Cluster, target: Cluster, key: TopicPartition, end: int, *, compacted: bool, start: int = 0
+) -> Comparison:
+    """Compare a partition from `start`, or the later log start, to `end`. Raise CommandError if a log cannot be
+    read."""
+    start = max(_later_start(source, target, key), start)
     walk = _Walk(compacted)
-    left, right = _records(source, key, start, end), _records(target, key, start, end)
+    left, right = records_between(source, key, start, end), records_between(target, key, start, end)
     one, other = next(left, None), next(right, None)
     while (one is not None or other is not None) and len(walk.differences) < MAX_DIFFERENCES:
         if one is not None and other is not None and one.offset == other.offset:
@@ -104,7 +107,7 @@ def _later_start(source: Cluster, target: Cluster, key: TopicPartition) -> int:
     return max(starts)
 
 
-def _records(cluster: Cluster, key: TopicPartition, start: int, end: int) -> Iterator[Record]:
+def records_between(cluster: Cluster, key: TopicPartition, start: int, end: int) -> Iterator[Record]:
     """Yield the committed records from `start` to before `end`."""
     topic, partition = key
     reader = log.Reader(cluster, topic, {partition: start})

@@ -113,7 +113,7 @@ def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> N
     assert sorted(value or b"" for value in got) == sorted(sent)
 
 
-@pytest.mark.timeout(BUILD_SECONDS + HEALTHY_SECONDS)
+@pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)
 def test_the_image_serves_on_a_read_only_root_without_capabilities(engine: Engine, image: str) -> None:
     """The manifests for Kubernetes confine it in the same way."""
     (port,) = free_ports(1)

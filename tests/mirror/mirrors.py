@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import confluent_kafka
 
+from gateway.commands import groups
+from gateway.commands.client import Cluster
+from gateway.commands.groups import Commit, commit_offsets
 from tests.gateway_process import ROOT, GatewayProcess
 
 TIMEOUT_S = 120
@@ -107,16 +110,21 @@ def watermarks(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int
         consumer.close()
 
 
+def cluster(bootstrap: str) -> Cluster:
+    """Return a client as commands use it."""
+    host, _, port = bootstrap.partition(":")
+    return Cluster([(host, int(port))], timeout_s=30)
+
+
 def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    try:
-        places = [
-            confluent_kafka.TopicPartition(topic, partition, offset, metadata="from the source")
-            for (topic, partition), offset in offsets.items()
-        ]
-        consumer.commit(offsets=places, asynchronous=False)
-    finally:
-        consumer.close()
+    """Commit offsets of a group without members, with metadata."""
+    with cluster(bootstrap) as broker:
+        commit_offsets(broker, group, {key: Commit(offset, "from the source") for key, offset in offsets.items()})
+
+
+def commits_of(bootstrap: str, group: str) -> dict[tuple[str, int], Commit]:
+    with cluster(bootstrap) as broker:
+        return groups.committed(broker, group)
 
 
 def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]:
@@ -131,13 +139,14 @@ def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]
 def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
     """Produce records with keys, headers and timestamps of their own."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
+    first_ms = time.time_ns() // 1_000_000 - count * 1000  # so young that retention keeps them
     for number in range(count):
         producer.produce(
             topic,
             key=None if number % 7 == 0 else b"key-%d" % (number % 20),
             value=None if number % 11 == 0 else b"%06d" % number * 20,
             partition=partition,
-            timestamp=1_700_000_000_000 + number * 1000,
+            timestamp=first_ms + number * 1000,
             headers=[("number", b"%d" % number), ("empty", None)],
         )
         producer.poll(0)

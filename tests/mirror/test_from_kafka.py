@@ -99,6 +99,21 @@ def test_a_group_resumes_at_its_offset(kafka: str, target: GatewayProcess) -> No
     assert [*first, *rest] == [record.offset for record in read_partition(kafka, topic)]
 
 
+def test_a_log_and_its_groups_go_to_kafka(kafka: str, target: GatewayProcess) -> None:
+    topic, group = create_topic(target.bootstrap, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(target.bootstrap, topic, 0, 200, **{"compression.type": "zstd"})
+    mirror_once(target.bootstrap, target, "--to", kafka, "--produce", "--topics", topic)
+    assert_same(kafka, target, topic)
+    transact(target.bootstrap, topic, [b"aborted"], commits=False)
+    fill(target.bootstrap, topic, 0, 50, **{"compression.type": "lz4"})
+    first = _consume(target.bootstrap, topic, group, 210)
+    mirror_once(target.bootstrap, target, "--to", kafka, "--produce", "--topics", topic, "--groups", group)
+    rest = _consume(kafka, topic, group, 40)
+    assert [first[0], first[-1], rest[0], rest[-1]] == [0, 211, 210, 249]
+    copy, original = read_partition(kafka, topic), read_partition(target.bootstrap, topic)
+    assert [record[1:] for record in copy] == [record[1:] for record in original]
+
+
 def _consume(bootstrap: str, topic: str, group: str, count: int) -> list[int | None]:
     """Read so many records as a member of the group, commit, and return their offsets."""
     consumer = confluent_kafka.Consumer(

@@ -15,6 +15,7 @@ from tests.mirror.mirrors import (
     CODECS,
     Seen,
     commit,
+    commits_of,
     committed,
     fill,
     mirror_once,
@@ -147,6 +148,7 @@ def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, ta
     more = ("--topics", topic, "--groups", group)
     assert mirror_once(source, target, *more)["groups"][0]["moved"] == 2
     assert committed(target.bootstrap, group, (topic, 0), (topic, 1)) == [40, 100]
+    assert commits_of(target.bootstrap, group)[topic, 0].metadata == "from the source"
     commit(target.bootstrap, group, {(topic, 0): 90})  # its consumers have moved to the target
     commit(source, group, {(topic, 0): 60})
     assert mirror_once(source, target, *more)["groups"][0]["result"] == "current"

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import confluent_kafka
 import pytest
 
-from gateway.commands.client import Cluster
 from gateway.mirror.verify import Comparison, compare
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
-from tests.mirror.mirrors import transact
+from tests.mirror.mirrors import cluster, transact
 
 Log = Mapping[int, tuple[bytes | None, bytes | None]]
 """Offset to key and value. Offsets that are missing are left empty."""
@@ -41,13 +40,8 @@ def compared(source: str, target: GatewayProcess, one: Log, other: Log, *, compa
     create_topic(target.bootstrap, 1, topic)
     write(source, topic, one)
     write(target.bootstrap, topic, other)
-    with _cluster(source) as left, _cluster(target.bootstrap) as right:
+    with cluster(source) as left, cluster(target.bootstrap) as right:
         return compare(left, right, (topic, 0), max(one) + 1, compacted=compacted)
-
-
-def _cluster(bootstrap: str) -> Cluster:
-    host, _, port = bootstrap.partition(":")
-    return Cluster([(host, int(port))], timeout_s=30)
 
 
 def test_equal_logs_have_no_difference(source: str, target: GatewayProcess) -> None:

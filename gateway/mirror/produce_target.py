@@ -1,0 +1,166 @@
+"""Any broker as the target: append by Produce.
+
+The one idea: the position lies in the target as the commit of a group. Its offset is the target's end, and its metadata
+says where the source continues and which offsets belong together. A mirror that is killed between an append and the
+commit finds more records than that. It compares these with the source, and goes on behind them.
+
+A broker chooses offsets itself and leaves none out. So offsets stay the same only as long as the source has a record at
+each of them; behind a gap or a marker they are smaller in the target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from gateway.commands import log
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.groups import Commit, commit_offsets, committed
+from gateway.commands.log import Bounds, TopicPartition
+from gateway.commands.produce import append
+from gateway.mirror.groups import GROUP_PREFIX
+from gateway.mirror.offsets import OffsetRuns
+from gateway.mirror.source import SourceTopic
+from gateway.mirror.verify import compare, records_between
+from protocol.records import build_batch, iter_records, read_head
+from storage.chunks import write_head
+from storage.mirror import MirroredBatch
+
+COMPARED_OFFSETS = 1_000
+"""Offsets at the end of a log that must agree before the mirror goes on behind it."""
+
+_ALL_REPLICAS = -1
+
+
+class ProduceTarget:
+    """Appends to the topics of a cluster. `source_cluster_id` identifies the source in later runs."""
+
+    def __init__(self, source: Cluster, target: Cluster, source_cluster_id: str) -> None:
+        self._source = source
+        self._target = target
+        self._group_id = f"{GROUP_PREFIX}{source_cluster_id}"
+        self._commits: dict[TopicPartition, Commit] | None = None
+        self._topic_ids: dict[str, UUID] = {}
+        self._runs: dict[TopicPartition, OffsetRuns] = {}
+
+    async def begin(self, key: TopicPartition, topic: SourceTopic, log_start_offset: int) -> int:
+        self._topic_ids[topic.name] = topic.topic_id
+        runs = await asyncio.to_thread(self._begin, key, topic, log_start_offset)
+        self._runs[key] = runs
+        return runs.next_source
+
+    def _begin(self, key: TopicPartition, topic: SourceTopic, log_start_offset: int) -> OffsetRuns:
+        if self._commits is None:
+            self._commits = committed(self._target, self._group_id)
+        bounds = log.bounds(self._target, [key]).get(key)
+        if bounds is None:
+            raise CommandError(f"{_shown(key)} of the target does not answer now: run this again")
+        commit = self._commits.get(key)
+        if commit is None:
+            runs = self._adopt(key, bounds, log_start_offset)
+            self._commit(key, runs)
+            return runs
+        topic_id, _, text = commit.metadata.partition(" ")
+        try:
+            runs = OffsetRuns.parse(text, commit.offset)
+        except ValueError as error:
+            raise CommandError(f"group {self._group_id} has a commit that no mirror made for {_shown(key)}") from error
+        if topic_id != str(topic.topic_id):
+            raise CommandError(f"topic {topic.name} of the source was made anew: delete the topic in the target")
+        if bounds.end < commit.offset:
+            raise CommandError(
+                f"{_shown(key)} of the target ends at {bounds.end} and was mirrored to {commit.offset}: the target has "
+                "lost records. Delete the topic there and mirror it anew"
+            )
+        self._find_again(key, runs, bounds.end)
+        return runs
+
+    def _adopt(self, key: TopicPartition, bounds: Bounds, log_start_offset: int) -> OffsetRuns:
+        """Return the runs of a partition without a commit: an empty one, or one that agrees with the source."""
+        if bounds.end == 0:
+            return OffsetRuns.begin(log_start_offset, 0)
+        source = log.bounds(self._source, [key]).get(key)
+        if source is not None and source.end >= bounds.end:
+            start = max(bounds.end - COMPARED_OFFSETS, 0)
+            found = compare(self._source, self._target, key, bounds.end, compacted=False, start=start)
+            if found.records and found.first_difference is None:
+                runs = OffsetRuns.begin(bounds.start, bounds.start)
+                runs.copied(bounds.start, bounds.end - bounds.start, bounds.end)
+                return runs
+        raise CommandError(
+            f"{_shown(key)} has records in the target that are not those of the source: delete the topic there, or "
+            "mirror to a topic that is new"
+        )
+
+    def _find_again(self, key: TopicPartition, runs: OffsetRuns, end: int) -> None:
+        """Go on behind records that were appended without a commit."""
+        if runs.next_target == end:
+            return
+        source_end = log.bounds(self._source, [key])[key].end
+        originals = records_between(self._source, key, runs.next_source, source_end)
+        for found in records_between(self._target, key, runs.next_target, end):
+            original = next(originals, None)
+            if original is None or found != replace(original, offset=runs.next_target):
+                raise _written(key)
+            runs.copied(original.offset, 1, original.offset + 1)
+
+    async def append(self, key: TopicPartition, batches: Sequence[MirroredBatch]) -> None:
+        await asyncio.to_thread(self._append, key, batches)
+
+    def _append(self, key: TopicPartition, batches: Sequence[MirroredBatch]) -> None:
+        topic, partition = key
+        runs = self._runs[key]
+        for batch in batches:
+            head = read_head(batch.records)
+            if head.is_control or not head.records_count:
+                runs.copied(batch.base_offset, 0, batch.last_offset + 1)
+                continue
+            without_gap = head.records_count == head.last_offset_delta + 1
+            offsets = None if without_gap else [record.offset for record in iter_records(batch.records)]
+            if without_gap:
+                write_head(batch.records, 0, -1)  # brokers refuse a produced batch with another base offset
+            data = bytes(batch.records) if without_gap else _closed(batch)
+            first = append(self._target, topic, partition, data, acks=_ALL_REPLICAS)
+            if first != runs.next_target:
+                raise _written(key)
+            if offsets is None:
+                runs.copied(batch.base_offset, head.records_count, batch.last_offset + 1)
+            for offset in offsets or ():
+                runs.copied(offset, 1, batch.last_offset + 1)
+        self._commit(key, runs)
+
+    def _commit(self, key: TopicPartition, runs: OffsetRuns) -> None:
+        text = f"{self._topic_ids[key[0]]} {runs.text()}"
+        commit_offsets(self._target, self._group_id, {key: Commit(runs.next_target, text)})
+
+    def keeps_offsets(self, key: TopicPartition) -> bool:
+        return self._runs[key].are_equal
+
+    def translate(self, key: TopicPartition, offset: int) -> int | None:
+        runs = self._runs.get(key)
+        return None if runs is None else runs.translate(offset)
+
+
+def _closed(batch: MirroredBatch) -> bytes:
+    """Return the records of a batch at offsets that follow each other, as a broker demands."""
+    head = read_head(batch.records)
+    return build_batch(
+        [replace(record, offset=number) for number, record in enumerate(iter_records(batch.records))],
+        compression=head.compression,
+        timestamp_type=head.timestamp_type,
+        max_timestamp=head.max_timestamp,
+    )
+
+
+def _shown(key: TopicPartition) -> str:
+    return f"{key[0]}[{key[1]}]"
+
+
+def _written(key: TopicPartition) -> CommandError:
+    return CommandError(
+        f"{_shown(key)} was written to in the target while it is mirrored, by a client or by another mirror. Stop the "
+        "producers, delete the topic in the target and mirror it anew"
+    )
