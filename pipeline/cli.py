@@ -70,7 +70,7 @@ def _run(name: str, given: Sequence[str]) -> int:
         # The reader closed the pipe (`| head`); the interpreter must not flush into the void at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a command explains every failure
         if trace:
             traceback.print_exc()
         if stop.asked and not isinstance(error, PipelineError):
