@@ -23,6 +23,8 @@ from pipeline.progress import Progress, Stop
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
     "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "table": ("pipeline.latest.job", "the newest row per key, from an archive"),
+    "repair": ("pipeline.repair.job", "archive named offsets again, as long as their topic holds them"),
     "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
     "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
     "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),

@@ -1,7 +1,7 @@
 """The groups this node coordinates: which machines play them, where they are kept, who hears of what happens.
 
-The one idea: everything here is choice and wiring. How a machine is played stands in `runtime.py`; a new kind of group
-is a machine more in `MACHINES`. Offsets never pass through a slot: see `offset_committer.py`.
+The one idea: everything here is choice and wiring. `runtime.py` plays a machine, and `kinds.py` lists the machines.
+Offsets never pass through a slot: see `offset_committer.py`.
 """
 
 from __future__ import annotations
