@@ -84,7 +84,7 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) pyproject.toml --extra embedded -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
 	$(COMPILE) $(if $(UPGRADE),--upgrade) --group docs -c requirements-dev.lock -o requirements-docs.lock
-	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo -c requirements-dev.lock -o requirements-pipeline.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra embedded --extra pipeline --extra demo --group readers -c requirements-dev.lock -o requirements-pipeline.lock
 
 site: $(VENV)/docs.stamp ## Build the documentation's site into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet

@@ -153,10 +153,13 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _users(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands.arguments import add_broker_options
     from gateway.operate.users import add_users
     from gateway.options import database_options, settings_of
 
-    add_users(parser.add_subparsers(metavar="COMMAND", required=True), database_options(), settings_of)
+    options = database_options()
+    add_broker_options(options)
+    add_users(parser.add_subparsers(metavar="COMMAND", required=True), options, settings_of)
 
 
 def _check(parser: argparse.ArgumentParser) -> None:
@@ -214,7 +217,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
     "Ask the database (--config, --database-url, --data-dir)": (
         _Command("nodes", "list the live nodes, their leases and how far they are behind", _nodes),
         _Command("doctor", "check Postgres, disk, clock, addresses and limits, and say what to do", _doctor),
-        _Command("users", "who may authenticate by SCRAM: add, list, delete", _users),
+        _Command("users", "who may authenticate by SCRAM: add, list, delete; by a broker with --bootstrap", _users),
         _Command("groups history", "what happened to a group, from the journal", _groups),
         _Command("check", "read every record and say what is wrong", _check),
         _Command("backup", "copy the database and its records while a node serves", _backup),

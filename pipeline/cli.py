@@ -23,6 +23,8 @@ from pipeline.progress import Progress, Stop
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
     "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "table": ("pipeline.latest.job", "the newest row per key, from an archive"),
+    "repair": ("pipeline.repair.job", "archive named offsets again, as long as their topic holds them"),
     "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
     "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
     "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),
@@ -70,7 +72,7 @@ def _run(name: str, given: Sequence[str]) -> int:
         # The reader closed the pipe (`| head`); the interpreter must not flush into the void at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a command explains every failure
         if trace:
             traceback.print_exc()
         if stop.asked and not isinstance(error, PipelineError):

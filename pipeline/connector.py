@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -36,10 +37,30 @@ def read(
     settings: Mapping[str, str],
     read_committed: bool = True,
 ) -> DataFrame:
-    """The records of `ranges` with their headers; at most one range per partition.
+    """The records of `ranges` with their headers.
 
     An error, not fewer rows, if the topic has lost some of them. Ranges are cut so that every core has one.
     """
+    # The connector takes one range per partition, so further ranges of a partition are read beside it.
+    rounds: list[list[OffsetRange]] = []
+    seen: dict[tuple[str, int], int] = defaultdict(int)
+    for each in ranges:
+        number = seen[each.topic, each.partition]
+        seen[each.topic, each.partition] += 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(each)
+    frames = [_read(spark, bootstrap, some, settings, read_committed) for some in rounds]
+    return reduce(DataFrame.union, frames)
+
+
+def _read(
+    spark: SparkSession,
+    bootstrap: str,
+    ranges: Sequence[OffsetRange],
+    settings: Mapping[str, str],
+    read_committed: bool,
+) -> DataFrame:
     starting: dict[str, dict[str, int]] = defaultdict(dict)
     ending: dict[str, dict[str, int]] = defaultdict(dict)
     for each in ranges:

@@ -19,6 +19,7 @@ class PipelineError(Exception):
         self.cause, self.next_step = cause, next_step
 
 
+LOST_FILE = "A file of the table is missing or damaged."
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"ForeignWriterError: ",
@@ -111,13 +112,14 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Look at the logs of master and workers; then start the job again: it goes on where it was.",
     ),
     (
-        r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception",
+        r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception|"
+        r"CommitFailedException|is not an ancestor of",
         "Another writer changed the table at the same moment.",
         "Start the job again; if it happens each time, stop the other writer.",
     ),
     (
-        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE",
-        "A file of the table is missing or damaged.",
+        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File",
+        LOST_FILE,
         "Run `sluice-pipeline verify`, which names what is lost; a vacuum during a longer read takes files away, too.",
     ),
 )

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DateType,
     IntegerType,
     LongType,
@@ -37,12 +38,27 @@ RECORD = StructType(
         StructField("date", DateType()),  # of `timestamp`, in UTC, within years 1 to 9999
     ]
 )
+TIMESTAMP_TYPES = ("none", "create_time", "log_append_time")  # as librdkafka numbers them
 ARCHIVE_PARTITIONS = ("topic", "date")
 ARCHIVE_CLUSTER = ("partition", "offset")
 
 DATA, RESCUED = "data", "_rescued"  # what typed archives add
 
 DEAD_LETTER = StructType([*RECORD.fields, StructField("reason", StringType())])
+
+# A change of a key's row, and the newest row of a key, by its record's place.
+CHANGE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("key", BinaryType()),
+        StructField("deleted", BooleanType()),
+        StructField("value", BinaryType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+NEWEST = StructType([field for field in CHANGE.fields if field.name != "deleted"])
 
 # Where a run of source offsets went: source_from + i is at target_from + i for i < records.
 OFFSET_MAP = StructType(

@@ -1,7 +1,8 @@
 """The one place that builds a SparkSession.
 
 The one idea: a job says where it runs with a master URL and nothing else changes. Started by spark-submit, master,
-memory and jars are spark-submit's, and only what the jobs rely on (Delta, UTC, Kryo-free defaults) is set here.
+memory and jars are spark-submit's, and only what the jobs rely on (both table formats, UTC, Kryo-free defaults) is set
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import jars
+from pipeline import catalog, jars
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # Settings that every job needs on every master.
 _ALWAYS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     # Delta reads its log in as many tasks as this; 50, the default, costs seconds per commit on few cores.
@@ -88,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
-    settings: dict[str, str] = {}
+    settings = catalog.settings_of(arguments)
     for text in arguments.conf:
         name, separator, value = text.partition("=")
         if not separator:
@@ -107,7 +109,7 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
 
 
 def open_session(options: SessionOptions, lines: Progress | None = None) -> SparkSession:
-    """A session with Delta and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
+    """A session with Delta, Iceberg and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
 
     `lines` announce the start first, because a JVM starts slowly.
     """

@@ -1,114 +1,113 @@
-"""Delta tables by path: made, appended to exactly once, and read back by their last commit.
+"""Tables of either format: made, appended to exactly once, and read back by their last commit.
 
-The one idea: an append names its application and a number that rises; Delta refuses to write a number twice, so an
-append whose outcome is unknown is simply done again. The job's progress travels in the same commit, as its metadata.
+The one idea: a table is known by its location. A path is a Delta table; `iceberg:NAMESPACE.NAME` is a table of the
+Iceberg catalog (`catalog.py`). Both formats keep the same promise: an append names its application and a number that
+rises, a number is committed once, and the job's progress travels in the same commit.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from datetime import date
+from types import ModuleType
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pipeline import delta, iceberg
+from pipeline.commit import Commit
 from pipeline.errors import PipelineError
 
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    version: int
-    operation: str
-    metadata: str | None
-    rows: int
+_LOST_FILES = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
-def name(path: str) -> str:
-    """A table by its path, as SQL takes it."""
-    if "`" in path:
-        raise PipelineError(f"The path {path} has a backtick in it.", "Name another folder.")
-    return f"delta.`{path}`"
+def location(name: str, kind: str) -> str:
+    """Return the location of the table that a user names, in the format `kind`: delta or iceberg."""
+    return iceberg.PREFIX + name if kind == "iceberg" and not is_iceberg(name) else name
 
 
-def exists(spark: SparkSession, path: str) -> bool:
-    """Return whether a Delta table exists. PipelineError if the path holds anything else."""
-    jvm = spark._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(path)
-    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-    if not system.exists(folder):
-        return False
-    log = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
-    if system.exists(log) and len(system.listStatus(log)):
-        return True
-    # A folder that a creation left behind when it was killed holds nothing but an empty log.
-    if any(each.getPath().getName() != "_delta_log" for each in system.listStatus(folder)):
-        raise PipelineError(f"{path} is not empty and not a Delta table.", "Name another folder, or empty this one.")
-    return False
+def is_iceberg(where: str) -> bool:
+    return where.startswith(iceberg.PREFIX)
 
 
-def create(spark: SparkSession, path: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+def _format(where: str) -> ModuleType:
+    return iceberg if is_iceberg(where) else delta
+
+
+def exists(spark: SparkSession, where: str) -> bool:
+    """Return whether a table exists. PipelineError if its place holds anything else."""
+    return _format(where).exists(spark, where)
+
+
+def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
     """Make an empty table unless it is there."""
-    if exists(spark, path):
-        return
-    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
-    by = f" PARTITIONED BY ({', '.join(partitions)})" if partitions else ""
-    spark.sql(f"CREATE TABLE IF NOT EXISTS {name(path)} ({columns}) USING DELTA{by}")
+    _format(where).create(spark, where, schema, partitions)
 
 
-def read(spark: SparkSession, path: str) -> DataFrame:
-    """PipelineError if there is no table."""
-    if not exists(spark, path):
+def drop(spark: SparkSession, where: str) -> None:
+    """Delete a table and its files."""
+    _format(where).drop(spark, where)
+
+
+def read(spark: SparkSession, where: str) -> DataFrame:
+    """Return the table as it is now; later commits do not change the frame. PipelineError if there is no table."""
+    _require(spark, where)
+    return _format(where).read(spark, where)
+
+
+def _require(spark: SparkSession, where: str) -> None:
+    if not exists(spark, where):
         raise PipelineError(
-            f"There is no archive at {path}.", "Check the path, or make one with `sluice-pipeline archive`."
+            f"There is no archive at {where}.",
+            "Check its name, --format and --catalog, or make one with `sluice-pipeline archive`.",
         )
-    return spark.read.format("delta").load(path)
+
+
+def schema(spark: SparkSession, where: str) -> StructType:
+    """Return the columns that the next append may have, also those that no commit has filled yet."""
+    return _format(where).schema(spark, where)
 
 
 def append(
-    frame: DataFrame, path: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
+    frame: DataFrame, where: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
 ) -> None:
     """Append `frame` unless `application` has committed `number` or a later one."""
-    (
-        frame.write.format("delta")
-        .mode("append")
-        .option("txnAppId", application)
-        .option("txnVersion", number)
-        .option("userMetadata", metadata)
-        .option("mergeSchema", str(merge_schema).lower())
-        .save(path)
-    )
+    _format(where).append(frame, where, application, number, metadata, merge_schema=merge_schema)
 
 
-def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
-    """Yield the commits that the log still holds, the latest first.
+def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str, date]]) -> None:
+    """Replace the days of topics with `frame`, in one commit that fails if another writer changed them since `version`.
 
-    Each is read from its own file, because a query of the table's history would cost more than many a batch.
+    The files of those days are not read. The commit carries no progress.
     """
-    jvm = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    nothing = jvm.scala.Option.empty()
-    version = log.update(False, nothing, nothing).version()
-    folder = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
-    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-    while version >= 0:
-        file = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
-        if not system.exists(file):
-            return
-        stream = system.open(file)
-        try:
-            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        yield parse_commit(version, text)
-        version -= 1
+    spans = " OR ".join(f"(topic = {quoted(topic)} AND date = DATE {quoted(str(day))})" for topic, day in days)
+    _format(where).replace(frame, where, version, spans)
 
 
-def parse_commit(version: int, text: str) -> Commit:
-    """A commit from its file, whose lines are actions; one of them says who made it and what of."""
-    for line in text.splitlines():
-        if line.startswith('{"commitInfo"'):
-            told = json.loads(line)["commitInfo"]
-            rows = told.get("operationMetrics", {}).get("numOutputRows", 0)
-            return Commit(version, told["operation"], told.get("userMetadata"), int(rows))
-    return Commit(version, "", None, 0)
+def version(spark: SparkSession, where: str) -> int:
+    """Return the version, or the snapshot, that `read` reads now. PipelineError if there is no table."""
+    _require(spark, where)
+    return next(commits(spark, where)).version
+
+
+@contextmanager
+def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
+    """Read Delta tables without their missing and damaged files. Iceberg's reader knows no such mode."""
+    before = {name: spark.conf.get(name) for name in _LOST_FILES}
+    for name in _LOST_FILES:
+        spark.conf.set(name, "true")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "false")
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
+    """Yield the commits that the table still knows, the latest first."""
+    return _format(where).commits(spark, where)

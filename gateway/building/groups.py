@@ -13,9 +13,10 @@ from gateway.cluster.clock import ClusterClock
 from gateway.config.broker import BrokerConfig, principals
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
-from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.groups import Groups
 from gateway.groups.idle_owners import IdleOwners
 from gateway.groups.journal import Journal
+from gateway.groups.kinds import MACHINES
 from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
 from gateway.log.catalog import Catalog

@@ -29,7 +29,7 @@ def add_groups(
     from gateway.commands import groups, history
     from gateway.commands.arguments import common
 
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=run)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     groups.add_commands(commands, common())
     history.add_command(commands, database, settings)
@@ -101,19 +101,20 @@ def _add_verbs(
 ) -> None:
     from gateway.commands.arguments import common
 
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=run)
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True), common())
 
 
 def _add_alone(parser: argparse.ArgumentParser, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
     from gateway.commands.arguments import add_common
 
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=run)
     add_common(parser)
     add_arguments(parser)
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
+    """Run `given.command` with a client of the chosen cluster, and return its exit code."""
     from gateway.commands.client import Cluster
     from gateway.commands.contexts import choose
     from gateway.commands.errors import CommandError

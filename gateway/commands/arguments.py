@@ -25,6 +25,12 @@ def common() -> argparse.ArgumentParser:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `common` to a command that has no verbs."""
+    add_broker_options(parser)
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+
+
+def add_broker_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which broker to ask, and how long to wait."""
     parser.add_argument(
         "-b",
         "--bootstrap",
@@ -40,7 +46,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help="Kafka's client properties, for a listener with TLS or SASL (default: $SLUICE_COMMAND_CONFIG)",
     )
     parser.add_argument("--context", metavar="NAME", help="a cluster of `sluice context list` ($SLUICE_CONTEXT)")
-    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
 def addresses(text: str) -> tuple[Address, ...]:

@@ -52,6 +52,7 @@ PASSING_CODES = frozenset(
 """Errors that pass by themselves, usually within a second."""
 
 _RETRY_DELAY_S = 0.1
+_SHOWN_WITHIN_S = 2.0
 _TLS_ALERT = b"\x15\x03"
 
 
@@ -287,6 +288,16 @@ class Cluster:
             response = attempt()
             if code(response) not in PASSING_CODES or time.monotonic() + _RETRY_DELAY_S > deadline:
                 return response
+            time.sleep(_RETRY_DELAY_S)
+
+    def until_shown(self, look: Callable[[], T], is_shown: Callable[[T], bool]) -> T:
+        """Return the first result of `look` that shows a change, or the last after two seconds. Kafka confirms a change
+        a moment before its brokers show it."""
+        deadline = time.monotonic() + _SHOWN_WITHIN_S
+        while True:
+            found = look()
+            if is_shown(found) or time.monotonic() > deadline:
+                return found
             time.sleep(_RETRY_DELAY_S)
 
     def _address(self, node_id: int) -> Address:

@@ -103,9 +103,23 @@ def change(cluster: Cluster, kind: str, name: str, given: argparse.Namespace) ->
         raise CommandError("nothing to change: give --set KEY=VALUE or --delete KEY")
     if both := values.keys() & set(deleted):
         raise CommandError(f"{', '.join(sorted(both))}: give either --set or --delete")
-    _alter(cluster, kind, name, {**values, **dict.fromkeys(deleted)})
-    changed = values.keys() | set(deleted)
-    return [each for each in settings(cluster, kind, name) if each.name in changed]
+    changes: dict[str, str | None] = {**values, **dict.fromkeys(deleted)}
+    _alter(cluster, kind, name, changes)
+    return cluster.until_shown(
+        lambda: [each for each in settings(cluster, kind, name) if each.name in changes],
+        lambda found: _shows(found, changes),
+    )
+
+
+def _shows(found: Sequence[DescribeConfigsResourceResult], changes: Mapping[str, str | None]) -> bool:
+    """Return whether each new value is shown. A deleted setting has a value of another source, so only the values that
+    were set count."""
+    shown = {each.name: each for each in found}
+    return all(
+        key in shown and (shown[key].is_sensitive or shown[key].value == value)
+        for key, value in changes.items()
+        if value is not None
+    )
 
 
 def _alter(cluster: Cluster, kind: str, name: str, changes: Mapping[str, str | None]) -> None:

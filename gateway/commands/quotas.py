@@ -140,7 +140,10 @@ def set_quotas(cluster: Cluster, given: argparse.Namespace) -> int:
     entity = _demanded(given)
     values = dict(given.quota)
     _alter(cluster, entity, [altering.OpData(key=key, value=value) for key, value in values.items()])
-    rows = [row for row in _described(cluster, entity, strict=True) if row["quota"] in values]
+    rows = cluster.until_shown(
+        lambda: [row for row in _described(cluster, entity, strict=True) if row["quota"] in values],
+        lambda found: {str(row["quota"]): row["value"] for row in found} == values,
+    )
     show(rows, COLUMNS, as_json=given.json)
     return 0
 

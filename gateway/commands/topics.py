@@ -142,7 +142,7 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     )
     response: DeleteTopicsResponse = cluster.ask_controller(request)
     rows: list[Row] = []
-    for result in response.responses:
+    for result in sorted(response.responses, key=lambda result: names.index(result.name or "")):
         code = ErrorCode(result.error_code)
         needs = f"--operation delete --topic {result.name}"
         said = reason(code, result.error_message, needs=needs) if code else "deleted"

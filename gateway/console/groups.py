@@ -7,7 +7,7 @@ its own groups from memory and all others as they are stored, so every node show
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -15,10 +15,11 @@ from gateway.console.kafka import Kafka, Viewer
 from gateway.console.timeline import timeline
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
-from gateway.coordinator.machine import Value
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.model import StreamsGroup
-from gateway.groups.journal_members import AnyMember, OwnedPartition, instance_of, owned_by, session_timeout_ms
+from gateway.groups.journal_members import OwnedPartition, instance_of, owned_by, session_timeout_ms
+from gateway.groups.kinds import AnyGroup, AnyMember
 from gateway.log.catalog import Catalog
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
@@ -196,7 +197,7 @@ class GroupViews:
             ]
         }
 
-    async def _value(self, group_id: str) -> tuple[Value, bool]:
+    async def _value(self, group_id: str) -> tuple[AnyGroup, bool]:
         """Return the group's value, and whether it comes from this node's memory."""
         groups = self._kafka.services.groups
         if groups.lease_for(group_id) is not None:
@@ -219,7 +220,7 @@ class GroupViews:
         return [(each if isinstance(each, str) else name_of(each), index) for each, index in owned]
 
 
-def _held(value: Value, member: AnyMember, topics: Topics) -> set[OwnedPartition]:
+def _held(value: AnyGroup, member: AnyMember, topics: Topics) -> set[OwnedPartition]:
     """Return the partitions that the member reads. Several members of a share group may read one partition."""
     if isinstance(value, ShareGroup):
         shared = value.members[member.member_id].assigned
@@ -227,7 +228,7 @@ def _held(value: Value, member: AnyMember, topics: Topics) -> set[OwnedPartition
     return owned_by(value, member.member_id, topics)
 
 
-def _assignor(value: Value) -> str | None:
+def _assignor(value: AnyGroup) -> str | None:
     match value:
         case Group():
             return value.protocol_name
@@ -237,7 +238,7 @@ def _assignor(value: Value) -> str | None:
             return None
 
 
-def _protocol(value: Value, member: AnyMember) -> str:
+def _protocol(value: AnyGroup, member: AnyMember) -> str:
     match value:
         case Group():
             return "classic"
@@ -250,10 +251,9 @@ def _protocol(value: Value, member: AnyMember) -> str:
             return "share"
 
 
-def _heard_ms_ago(value: Value, member: AnyMember, now_ms: float, settings: Any) -> int | None:
+def _heard_ms_ago(value: AnyGroup, member: AnyMember, now_ms: float, settings: Settings) -> int | None:
     """Return how long ago the coordinator heard from the member; None if it has a request waiting."""
-    deadlines: Mapping[Any, int] = value.session_deadlines
-    deadline_ms = deadlines.get(member.member_id)
+    deadline_ms = value.session_deadlines.get(member.member_id)
     if deadline_ms is None:
         return None
     timeout_ms = session_timeout_ms(member)

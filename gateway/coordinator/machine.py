@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NewType, Protocol, TypeVar
+from typing import Any, Generic, NewType, Protocol, TypeVar, cast
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId
@@ -22,11 +22,29 @@ RequestId = NewType("RequestId", int)
 
 ConnectionId = NewType("ConnectionId", str)
 
-Value = Any
-"""A machine's group: a frozen value of a type that no other machine uses."""
-
 Document = Mapping[str, Any]
 """The part of a stored value that Postgres need not understand: JSON (`document.py`)."""
+
+
+class Value(Protocol):
+    """A machine's group: a frozen value of a type that no other machine uses."""
+
+    @property
+    def group_id(self) -> str: ...
+
+    @property
+    def exists(self) -> bool:
+        """False: the id was never used."""
+        ...
+
+    @property
+    def members(self) -> Mapping[MemberId, object]: ...
+
+
+GroupT = TypeVar("GroupT", bound=Value)
+GroupT_co = TypeVar("GroupT_co", bound=Value, covariant=True)
+SettingsT = TypeVar("SettingsT")
+SettingsT_contra = TypeVar("SettingsT_contra", contravariant=True)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -38,17 +56,18 @@ class Reply(Protocol):
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
+ReplyT_co = TypeVar("ReplyT_co", bound=Reply, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Generic[ReplyT]):
+class Request(Generic[ReplyT_co]):
     """An event with a waiting sender: it gets exactly one reply, now or in a later step."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
-class ClientRequest(Request[ReplyT]):
+class ClientRequest(Request[ReplyT_co]):
     """A request on behalf of a member. The group receives ConnectionClosed when its connection closes."""
 
     connection_id: ConnectionId
@@ -76,7 +95,7 @@ class News:
     """An event without a waiting sender, of a kind that only some machines know."""
 
 
-Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged | News
+Event = Request[Reply] | ConnectionClosed | Tick | ClusterChanged | News
 
 MANY = 1_000
 """Topics, partitions or tasks: examining this many takes some milliseconds."""
@@ -88,23 +107,23 @@ LONG_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[GroupT_co]):
     """The result of one event. If one of `facts` is durable, the group is stored before any reply is sent. If
     storing fails, the runner keeps the previous group or reads it again, so a refused step has changed nothing."""
 
-    group: Value
-    replies: tuple[tuple[RequestId, Any], ...] = ()
+    group: GroupT_co
+    replies: tuple[tuple[RequestId, Reply], ...] = ()
     facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Generic[GroupT_co]):
     """Another machine's group converted to this machine, the replies to the requests it had parked, and the facts
     about it."""
 
-    group: Value
+    group: GroupT_co
     conversion: Conversion
-    replies: tuple[tuple[RequestId, Any], ...] = ()
+    replies: tuple[tuple[RequestId, Reply], ...] = ()
     facts: tuple[Fact, ...] = ()
 
 
@@ -112,7 +131,7 @@ class Adopted:
 class NotAdopted:
     """The reason why another machine's group may not be converted."""
 
-    reply: Any
+    reply: Reply
     """The reply to the request that would have converted it."""
 
 
@@ -165,7 +184,9 @@ class Summary:
     """True if no change of owners is pending."""
 
 
-class Machine(Protocol):
+class Machine(Protocol[GroupT, SettingsT_contra]):
+    group_class: type[GroupT]
+    """Type of its values, which no other machine has."""
     group_type: str
     """The type as stored, and as ListGroups shows it."""
     events: frozenset[type]
@@ -176,68 +197,70 @@ class Machine(Protocol):
     them."""
     durable: frozenset[type[Fact]]
 
-    def missing(self, group_id: str) -> Value:
+    def missing(self, group_id: str) -> GroupT:
         """Return the group of an id that was never used."""
         ...
 
-    def takes(self, group: Value, event: Any) -> bool:
+    def takes(self, group: GroupT, event: Request[Reply]) -> bool:
         """True if this machine answers the request of another machine itself, because its group has members of that
         protocol."""
         ...
 
     def adopt(
-        self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any
-    ) -> Adopted | NotAdopted | None:
+        self, group: Value, event: Request[Reply], cluster: Cluster, now_ms: int, settings: SettingsT_contra
+    ) -> Adopted[GroupT] | NotAdopted | None:
         """Convert another machine's group, if `event`, which belongs to this machine, permits that. Return None if
         the only answer is that the group is of another kind."""
         ...
 
-    def step(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+    def step(
+        self, group: GroupT, event: Event, cluster: Cluster, now_ms: int, settings: SettingsT_contra
+    ) -> Step[Value]:
         """Apply `event` at `now_ms`. If the event is refused or changes nothing, the step holds the same object. The
         new value may belong to another machine; then the step emits `GroupTypeChanged`."""
         ...
 
-    def is_long(self, group: Value, event: Any, cluster: Cluster) -> bool:
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
         """True if the step may take more than a few milliseconds because it examines very many topics, partitions or
         tasks. The group may belong to another machine and be about to be converted by `adopt`."""
         ...
 
-    def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Any:
+    def refuse(self, event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
         """Return the reply that says only `error`. `loading`: the group could not be read, so its state is unknown."""
         ...
 
-    def next_deadline(self, group: Value) -> int | None: ...
+    def next_deadline(self, group: GroupT) -> int | None: ...
 
-    def postponed(self, group: Value, by_ms: int) -> Value:
+    def postponed(self, group: GroupT, by_ms: int) -> GroupT:
         """Return the group with every deadline later, because the group was being stored or the node did not run."""
         ...
 
-    def watches(self, group: Value) -> bool:
+    def watches(self, group: GroupT) -> bool:
         """True if the group must receive ClusterChanged."""
         ...
 
-    def is_idle(self, group: Value) -> bool:
+    def is_idle(self, group: GroupT) -> bool:
         """True if all of the group is in Postgres, so it may be forgotten."""
         ...
 
-    def is_deleted(self, group: Value) -> bool: ...
+    def is_deleted(self, group: GroupT) -> bool: ...
 
-    def summary(self, group: Value) -> Summary: ...
+    def summary(self, group: GroupT) -> Summary: ...
 
-    def stored(self, group: Value) -> StoredGroup: ...
+    def stored(self, group: GroupT) -> StoredGroup: ...
 
-    def stored_member(self, group: Value, member_id: MemberId) -> StoredMember | None:
+    def stored_member(self, group: GroupT, member_id: MemberId) -> StoredMember | None:
         """Return the stored form of the member, or None if it does not exist."""
         ...
 
-    def member_ids(self, group: Value) -> Sequence[MemberId]: ...
+    def member_ids(self, group: GroupT) -> Sequence[MemberId]: ...
 
-    def connection_numbers(self, group: Value) -> Mapping[MemberId, int]:
+    def connection_numbers(self, group: GroupT) -> Mapping[MemberId, int]:
         """Return the newest connection by which each member has spoken to this node. Not stored: the numbers mean
         nothing to another node or after a restart."""
         ...
 
-    def with_connection_numbers(self, group: Value, numbers: Mapping[MemberId, int]) -> Value:
+    def with_connection_numbers(self, group: GroupT, numbers: Mapping[MemberId, int]) -> GroupT:
         """Return a group that was just read, with the connection numbers that this node knew before. Members may
         have changed."""
         ...
@@ -249,44 +272,45 @@ class Machine(Protocol):
         members: Mapping[MemberId, Document],
         silent_ms: int | None,
         now_ms: int,
-        settings: Any,
-    ) -> Value:
+        settings: SettingsT_contra,
+    ) -> GroupT:
         """Build the group for a coordinator that has just started. `silent_ms`: how long ago a coordinator started
         that has not heard from all members since; None: the last one had."""
         ...
 
 
-class Machines:
+class Machines(Generic[GroupT, SettingsT]):
     """The machines that may play one kind of id. The first one plays ids that were never used."""
 
-    def __init__(self, machines: Mapping[type, Machine]) -> None:
-        """`machines` maps the type of a value to its machine."""
-        self._by_value = dict(machines)
-        self._by_event: dict[type, Machine] = {}
-        for machine in machines.values():
+    def __init__(self, *machines: Machine[Any, SettingsT]) -> None:
+        self._by_value = {machine.group_class: machine for machine in machines}
+        """A group finds the machine of its own type here, so the types of the two agree."""
+        self._by_event: dict[type, Machine[Any, SettingsT]] = {}
+        for machine in machines:
             for event in machine.events:
                 self._by_event.setdefault(event, machine)
-        self._by_group_type = {machine.group_type: machine for machine in machines.values()}
-        self._first = next(iter(machines.values()))
+        self._by_group_type = {machine.group_type: machine for machine in machines}
+        self._first = machines[0]
 
-    def of(self, group: Value) -> Machine:
+    def of(self, group: GroupT) -> Machine[GroupT, SettingsT]:
         return self._by_value[type(group)]
 
-    def of_type(self, group_type: str) -> Machine:
+    def of_type(self, group_type: str) -> Machine[GroupT, SettingsT]:
         return self._by_group_type[group_type]
 
-    def missing(self, group_id: str) -> Value:
+    def missing(self, group_id: str) -> GroupT:
         return self._first.missing(group_id)
 
-    def refuse(self, event: Request[Any], error: ErrorCode, *, loading: bool = False) -> Any:
-        return self._by_event[type(event)].refuse(event, error, loading=loading)
+    def refuse(self, event: Request[ReplyT], error: ErrorCode, *, loading: bool = False) -> ReplyT:
+        """Return the reply that says only `error`, of the type that the request declares."""
+        return cast(ReplyT, self._by_event[type(event)].refuse(event, error, loading=loading))
 
-    def step(self, group: Value, event: Event, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+    def step(self, group: GroupT, event: Event, cluster: Cluster, now_ms: int, settings: SettingsT) -> Step[GroupT]:
         """Let the group's machine play the event. If the request belongs to another machine, that machine plays it
         if it can convert the group. If it cannot, or refuses the request, the group does not change."""
         machine = self._by_value[type(group)]
         if type(event) in machine.events or not isinstance(event, Request) or machine.takes(group, event):
-            return machine.step(group, event, cluster, now_ms, settings)
+            return cast("Step[GroupT]", machine.step(group, event, cluster, now_ms, settings))
         other = self._by_event[type(event)]
         adopted = other.adopt(group, event, cluster, now_ms, settings)
         if not isinstance(adopted, Adopted):
@@ -296,9 +320,10 @@ class Machines:
         if taken.group is adopted.group:
             return Step(group, taken.replies)
         changed = GroupTypeChanged(machine.group_type, other.group_type, adopted.conversion)
-        return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *adopted.facts, *taken.facts))
+        replies = (*adopted.replies, *taken.replies)
+        return Step(cast(GroupT, taken.group), replies, (changed, *adopted.facts, *taken.facts))
 
-    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
+    def is_long(self, group: GroupT, event: Event, cluster: Cluster) -> bool:
         """True if the step should run where it does not delay others."""
         machine = self._by_value[type(group)]
         if machine.is_long(group, event, cluster):
@@ -307,7 +332,7 @@ class Machines:
             return False
         return self._by_event[type(event)].is_long(group, event, cluster)
 
-    def must_store(self, taken: Step) -> bool:
+    def must_store(self, taken: Step[GroupT]) -> bool:
         """True if part of the step must be in Postgres before its replies leave."""
         if not taken.facts:
             return False

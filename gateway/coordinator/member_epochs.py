@@ -8,9 +8,9 @@ puts it together, and the reply to a client that speaks another protocol.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from gateway.coordinator.document import dump
 from gateway.coordinator.facts import (
@@ -26,7 +26,7 @@ from gateway.coordinator.facts import (
     RebalanceBegun,
     TargetComputed,
 )
-from gateway.coordinator.machine import Step, StoredGroup, Value
+from gateway.coordinator.machine import GroupT, Reply, Request, Step, StoredGroup, Value
 from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
@@ -68,36 +68,85 @@ DURABLE: frozenset[type[Fact]] = frozenset(
 """Facts that must be stored first: all but the purely informative ones, because an epoch already sent in a reply
 must not be used again."""
 
-GroupT = TypeVar("GroupT")
+
+class _Replaceable(Protocol):
+    """A dataclass, of which `replace` makes another."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-def has_its_share(group: Any, member_id: MemberId, member_epoch: int) -> bool:
+class EpochMember(_Replaceable, Protocol):
+    """The part of a member that is alike."""
+
+    @property
+    def member_epoch(self) -> int: ...
+
+
+class EpochGroup(Value, _Replaceable, Protocol):
+    """The part of a group that is alike."""
+
+    @property
+    def is_deleted(self) -> bool: ...
+
+    @property
+    def group_epoch(self) -> int: ...
+
+    @property
+    def assignment_epoch(self) -> int: ...
+
+    @property
+    def members(self) -> Mapping[MemberId, EpochMember]: ...
+
+    @property
+    def unheard(self) -> frozenset[MemberId]: ...
+
+
+class ConnectedMember(EpochMember, Protocol):
+    """A member whose connections are counted, because a late request on an older one could do harm."""
+
+    @property
+    def connection_number(self) -> int: ...
+
+
+class ConnectedGroup(EpochGroup, Protocol):
+    @property
+    def members(self) -> Mapping[MemberId, ConnectedMember]: ...
+
+
+EpochGroupT = TypeVar("EpochGroupT", bound=EpochGroup)
+ConnectedGroupT = TypeVar("ConnectedGroupT", bound=ConnectedGroup)
+
+
+def has_its_share(group: EpochGroup, member_id: MemberId, member_epoch: int) -> bool:
     """Return True if the sender with this epoch is a member that has received all of its share. Its heartbeat then
     changes nothing unless it carries something new."""
     member = group.members.get(member_id)
     return member is not None and member_epoch == member.member_epoch == group.assignment_epoch
 
 
-class EpochMachine:
+class EpochMachine(Generic[EpochGroupT]):
     """The part of `Machine` that is alike."""
 
-    def watches(self, group: Value) -> bool:
+    def watches(self, group: EpochGroupT) -> bool:
         return bool(group.members)
 
-    def is_idle(self, group: Value) -> bool:
+    def is_idle(self, group: EpochGroupT) -> bool:
         return not group.members
 
-    def is_deleted(self, group: Value) -> bool:
-        deleted: bool = group.is_deleted
-        return deleted
+    def is_deleted(self, group: EpochGroupT) -> bool:
+        return group.is_deleted
 
-    def member_ids(self, group: Value) -> Sequence[MemberId]:
+    def member_ids(self, group: EpochGroupT) -> Sequence[MemberId]:
         return tuple(group.members)
 
-    def connection_numbers(self, group: Value) -> Mapping[MemberId, int]:
+
+class ConnectedMachine(EpochMachine[ConnectedGroupT]):
+    """`EpochMachine` for groups that count the connections of their members."""
+
+    def connection_numbers(self, group: ConnectedGroupT) -> Mapping[MemberId, int]:
         return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
 
-    def with_connection_numbers(self, group: Value, numbers: Mapping[MemberId, int]) -> Value:
+    def with_connection_numbers(self, group: ConnectedGroupT, numbers: Mapping[MemberId, int]) -> ConnectedGroupT:
         members = {
             key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
             for key, each in group.members.items()
@@ -134,7 +183,7 @@ class Fields(Generic[GroupT]):
         return self._kind(**values)
 
 
-def stored(group: Value, state: str, protocol_type: str) -> StoredGroup:
+def stored(group: EpochGroup, state: str, protocol_type: str) -> StoredGroup:
     """Return the stored form. `generation_id` is the group epoch; commits from outside are fenced by the condition
     that the group is Empty."""
     document = dump(group)
@@ -148,7 +197,7 @@ def stored(group: Value, state: str, protocol_type: str) -> StoredGroup:
     )
 
 
-def delete(group: Value, event: DeleteGroup) -> Step:
+def delete(group: EpochGroupT, event: DeleteGroup) -> Step[EpochGroupT]:
     if group.members:
         return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
     deleted = replace(group, is_deleted=True)
@@ -158,7 +207,7 @@ def delete(group: Value, event: DeleteGroup) -> Step:
 CLASSIC_REQUESTS_OF_MEMBERS = frozenset[type]({Heartbeat, SyncGroup, LeaveGroup})
 
 
-def no_classic_member(group: Value, event: Any) -> Step:
+def no_classic_member(group: GroupT, event: Request[Reply]) -> Step[GroupT]:
     """Refuse a request of the classic protocol in a group without classic members: UNKNOWN_MEMBER_ID."""
     unknown = ErrorCode.UNKNOWN_MEMBER_ID
     reply: HeartbeatReply | SyncReply | LeaveReply

@@ -30,10 +30,10 @@ from gateway.coordinator.handoff import (
     HandoffEnd,
     HandoffsChanged,
 )
-from gateway.coordinator.machine import Value
 from gateway.coordinator.requests import HandoffProgress
 from gateway.groups.commit_pace import CommitPaces
 from gateway.groups.groups import Groups
+from gateway.groups.kinds import AnyGroup
 from gateway.groups.marks import Mark, Marks
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
@@ -58,7 +58,7 @@ _COMMITTED = (OffsetsCommitted, TransactionCommitted)
 States = Callable[[Iterable[PartitionKey]], Awaitable[Mapping[PartitionKey, PartitionState]]]
 
 
-def draining(group: Value) -> tuple[Draining, ...]:
+def draining(group: AnyGroup | None) -> tuple[Draining, ...]:
     if isinstance(group, Group):
         return classic_handoff.draining(group)
     return consumer_handoff.draining(group) if isinstance(group, ConsumerGroup) else ()

@@ -1,7 +1,7 @@
 """The groups this node coordinates: which machines play them, where they are kept, who hears of what happens.
 
-The one idea: everything here is choice and wiring. How a machine is played stands in `runtime.py`; a new kind of group
-is a machine more in `MACHINES`. Offsets never pass through a slot: see `offset_committer.py`.
+The one idea: everything here is choice and wiring. `runtime.py` plays a machine, and `kinds.py` lists the machines.
+Offsets never pass through a slot: see `offset_committer.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import structlog
 
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import Leases, shard_of
-from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import (
     Fact,
@@ -26,13 +24,10 @@ from gateway.coordinator.facts import (
     TransactionCommitted,
 )
 from gateway.coordinator.handoff import FORCED, HandoffEnded
-from gateway.coordinator.machine import Machines, Summary, Value
+from gateway.coordinator.machine import Machines, Summary
 from gateway.coordinator.settings import Settings
-from gateway.coordinator.share.machine import SHARE
-from gateway.coordinator.share.model import ShareGroup
-from gateway.coordinator.streams.machine import STREAMS
-from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.journal import Journal
+from gateway.groups.kinds import MACHINES, AnyGroup
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
@@ -46,7 +41,6 @@ from storage.types import GroupRecord, Node
 
 logger = structlog.stdlib.get_logger(__name__)
 
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS, ShareGroup: SHARE})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20
@@ -54,7 +48,7 @@ UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
 """States in which a join phase is in memory only."""
 
 
-class Groups(Runtime):
+class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
     """Consumer groups of every type."""
 
     def __init__(
@@ -64,7 +58,7 @@ class Groups(Runtime):
         leases: Leases,
         settings: Settings,
         *,
-        machines: Machines = MACHINES,
+        machines: Machines[AnyGroup, Settings] = MACHINES,
         store_patience_ms: int = STORE_PATIENCE_MS,
         count_rebalance: Callable[[], None] = lambda: None,
         count_violation: Callable[[str], None] = lambda violation: None,
@@ -96,10 +90,10 @@ class Groups(Runtime):
             self.begin()
         super().cluster_changed(cluster)
 
-    def summary(self, group: Value) -> Summary:
+    def summary(self, group: AnyGroup) -> Summary:
         return self._machines.of(group).summary(group)
 
-    def as_stored(self, record: GroupRecord) -> Value:
+    def as_stored(self, record: GroupRecord) -> AnyGroup:
         """Return the value of a row, as its machine would continue with it now. For read-only use; thread-safe."""
         return self._group_records.restored(record, 0, self.settings)
 
@@ -181,7 +175,7 @@ class Groups(Runtime):
         if self.readers and self.lease_for(group_id) is not None:
             self.told(group_id, (TransactionCommitted(),))
 
-    def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
+    def _happened(self, before: AnyGroup, after: AnyGroup, facts: tuple[Fact, ...]) -> None:
         """Facts as rows of the journal, log lines and metrics."""
         if self.journal is not None:
             self.journal.happened(before, after, facts)

@@ -21,9 +21,11 @@ import structlog
 
 from gateway.cluster.clock import wall_ms
 from gateway.coordinator.facts import Fact, MemberSilent
-from gateway.coordinator.machine import Machines, Summary, Value
+from gateway.coordinator.machine import Machines, Summary
+from gateway.coordinator.settings import Settings
 from gateway.groups.journal_rows import DEAD, EMPTY, Rows
 from gateway.groups.journal_sheet import Happened
+from gateway.groups.kinds import AnyGroup
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from gateway.operate.metrics import Metrics
@@ -123,7 +125,7 @@ class Journal:
     def __init__(
         self,
         store: JournalStore,
-        machines: Machines,
+        machines: Machines[AnyGroup, Settings],
         catalog: Catalog,
         node_id: Callable[[], int],
         metrics: Metrics,
@@ -156,7 +158,7 @@ class Journal:
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
+    def happened(self, before: AnyGroup, after: AnyGroup, facts: tuple[Fact, ...]) -> None:
         """A step is settled; without facts: the group was read."""
         if any(isinstance(fact, MemberSilent) for fact in facts):
             facts = self._silent(before, facts)
@@ -168,7 +170,7 @@ class Journal:
         step = Happened(before, after, facts, self._now_ms(), int(self._loop.time() * 1000), self._node_id())
         self._put(step, 1 + len(facts) + summary.member_count, max(len(facts), 1))
 
-    def _silent(self, before: Value, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    def _silent(self, before: AnyGroup, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
         """Puts down who was silent until this step; gives the other facts."""
         summary = self._machines.of(before).summary(before)
         for fact in facts:

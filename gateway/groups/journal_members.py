@@ -12,19 +12,17 @@ from uuid import UUID
 from gateway.coordinator.classic.model import Group, Member
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, MemberState
 from gateway.coordinator.facts import Fact, MemberId, TargetComputed
-from gateway.coordinator.machine import Value
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.share.model import ShareGroup, ShareMember
 from gateway.coordinator.streams.model import MemberState as StreamsMemberState
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember
 from gateway.coordinator.streams.topology import Topology, partitions_read
+from gateway.groups.kinds import AnyGroup, AnyMember
 from protocol.consumer import decode_assignment, decode_subscription
 from protocol.errors import ProtocolError
 
 OwnedPartition = tuple[str | UUID, int]
 """By the topic's id in a consumer group, by its name in others."""
-
-AnyMember = Member | ConsumerMember | StreamsMember | ShareMember
 
 
 class Topics(Protocol):
@@ -39,7 +37,7 @@ class Topics(Protocol):
         ...
 
 
-def member_of(group: Value, member_id: MemberId | None) -> AnyMember | None:
+def member_of(group: AnyGroup, member_id: MemberId | None) -> AnyMember | None:
     return None if member_id is None else group.members.get(member_id)
 
 
@@ -79,7 +77,7 @@ def spoke(fact: Fact) -> Sequence[MemberId]:
     return () if isinstance(fact, TargetComputed) else fact.touches()
 
 
-def has_caught_up(group: Value, member_id: MemberId) -> bool:
+def has_caught_up(group: AnyGroup, member_id: MemberId) -> bool:
     """Return whether the member has reached its target, in groups whose members have epochs."""
     match group:
         case ConsumerGroup():
@@ -93,12 +91,12 @@ def has_caught_up(group: Value, member_id: MemberId) -> bool:
     return is_settled and group.members[member_id].member_epoch == group.group_epoch
 
 
-def assignor_of(group: Value) -> str | None:
+def assignor_of(group: AnyGroup) -> str | None:
     """Return the assignor of a consumer group. In other groups the members do not choose it."""
     return group.assignor or None if isinstance(group, ConsumerGroup) else None
 
 
-def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPartition]:
+def owned_by(group: AnyGroup, member_id: MemberId, topics: Topics) -> set[OwnedPartition]:
     """Return the partitions that the member may own, including those that it must revoke and has not yet
     acknowledged. Members of a share group own nothing: several read one partition."""
     match group:

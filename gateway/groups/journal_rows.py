@@ -37,8 +37,9 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
-from gateway.coordinator.machine import Machines, Value
+from gateway.coordinator.machine import Machines
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.settings import Settings
 from gateway.coordinator.share.model import ShareGroup
 from gateway.groups.journal_members import (
     Topics,
@@ -53,6 +54,7 @@ from gateway.groups.journal_members import (
     spoke,
 )
 from gateway.groups.journal_sheet import Happened, Sheet, Told
+from gateway.groups.kinds import AnyGroup
 from storage.journal import JournalRow
 
 MAX_GROUPS = 50_000
@@ -90,7 +92,7 @@ _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 class Rows:
     """Makes the rows of steps, which must be given in the order in which they happened."""
 
-    def __init__(self, machines: Machines, topics: Topics) -> None:
+    def __init__(self, machines: Machines[AnyGroup, Settings], topics: Topics) -> None:
         self._machines = machines
         self._topics = topics
         self._told: OrderedDict[str, Told] = OrderedDict()
@@ -107,7 +109,11 @@ class _Telling(Sheet):
     """One step on its way to rows."""
 
     def __init__(
-        self, machines: Machines, topics: Topics, all_told: OrderedDict[str, Told], happened: Happened
+        self,
+        machines: Machines[AnyGroup, Settings],
+        topics: Topics,
+        all_told: OrderedDict[str, Told],
+        happened: Happened,
     ) -> None:
         super().__init__(machines, topics, happened)
         self._all_told = all_told
@@ -312,7 +318,7 @@ class _Telling(Sheet):
             and before.protocols == after.protocols
         )
 
-    def _generation(self, group: Value) -> None:
+    def _generation(self, group: AnyGroup) -> None:
         self._told.generation_ms = self._happened.now_ms
         self._told.synced.clear()
         changed: Iterable[MemberId] = self._machines.of(group).member_ids(group)
@@ -334,7 +340,7 @@ class _Telling(Sheet):
         )
         self._members(group, changed)
 
-    def _joined_last(self, group: Value) -> str | None:
+    def _joined_last(self, group: AnyGroup) -> str | None:
         """Return the members that a long join phase was waiting for, or None."""
         waited_ms = self._since_start()
         before = self._before
@@ -348,7 +354,7 @@ class _Telling(Sheet):
         named = ", ".join(late[:MAX_NAMED])
         return named + (f" and {len(late) - MAX_NAMED} more" if len(late) > MAX_NAMED else "") or None
 
-    def _hand_out(self, group: Value) -> None:
+    def _hand_out(self, group: AnyGroup) -> None:
         self._handed_out = True
         if isinstance(group, Group) and group.protocol_type == CONSUMER_PROTOCOL_TYPE:
             for member_id in group.members:
@@ -371,7 +377,7 @@ class _Telling(Sheet):
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None
 
-    def _reconciled(self, group: Value, member_id: MemberId) -> None:
+    def _reconciled(self, group: AnyGroup, member_id: MemberId) -> None:
         if member_id not in group.members:
             return
         held = owned_by(group, member_id, self._topics)
@@ -383,7 +389,7 @@ class _Telling(Sheet):
 
     # --- a group of which nothing is remembered ---------------------------------------------------------------------
 
-    def _loaded(self, group: Value, *, reason: str | None = None, detail: str | None = None) -> None:
+    def _loaded(self, group: AnyGroup, *, reason: str | None = None, detail: str | None = None) -> None:
         """Write the complete state, for readers that have read nothing before."""
         summary = self._machines.of(group).summary(group)
         self._told = Told(summary.state)

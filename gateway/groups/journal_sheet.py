@@ -13,7 +13,8 @@ from uuid import UUID
 from gateway.coordinator.classic.model import Group, Member
 from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
-from gateway.coordinator.machine import Machines, Value
+from gateway.coordinator.machine import Machines
+from gateway.coordinator.settings import Settings
 from gateway.groups.journal_members import (
     AnyMember,
     OwnedPartition,
@@ -23,6 +24,7 @@ from gateway.groups.journal_members import (
     rebalance_timeout_ms,
     session_timeout_ms,
 )
+from gateway.groups.kinds import AnyGroup
 from storage.journal import JournalEvent, JournalHandoff, JournalMember, JournalOwnership, JournalRow
 
 
@@ -30,8 +32,8 @@ from storage.journal import JournalEvent, JournalHandoff, JournalMember, Journal
 class Happened:
     """One settled step. Without facts: the group was loaded."""
 
-    before: Value
-    after: Value
+    before: AnyGroup
+    after: AnyGroup
     facts: tuple[Fact, ...]
     at_ms: int
     """By the wall clock."""
@@ -53,7 +55,7 @@ class Told:
 
 
 class Sheet:
-    def __init__(self, machines: Machines, topics: Topics, happened: Happened) -> None:
+    def __init__(self, machines: Machines[AnyGroup, Settings], topics: Topics, happened: Happened) -> None:
         self._machines = machines
         self._topics = topics
         self._happened = happened
@@ -106,7 +108,7 @@ class Sheet:
             )
         )
 
-    def _members(self, group: Value, member_ids: Iterable[MemberId]) -> None:
+    def _members(self, group: AnyGroup, member_ids: Iterable[MemberId]) -> None:
         started_ms = self._told.rebalance_ms
         for member_id in member_ids:
             member = group.members[member_id]

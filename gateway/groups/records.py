@@ -19,9 +19,10 @@ import structlog
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import Document, Machines, StoredGroup, Value
+from gateway.coordinator.machine import Document, Machines, StoredGroup
 from gateway.coordinator.settings import Settings
 from gateway.groups.gatherer import Gatherer
+from gateway.groups.kinds import AnyGroup
 from gateway.groups.slot import Unstored
 from storage.errors import StorageConflict, StorageUnavailable
 from storage.groups import GroupStore
@@ -49,7 +50,11 @@ class GroupRecords:
     """
 
     def __init__(
-        self, store: GroupStore, machines: Machines, patience_ms: int, cluster_ms: Callable[[], int] = wall_ms
+        self,
+        store: GroupStore,
+        machines: Machines[AnyGroup, Settings],
+        patience_ms: int,
+        cluster_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._store = store
         self._machines = machines
@@ -68,7 +73,7 @@ class GroupRecords:
     async def write(
         self,
         group_id: str,
-        group: Value,
+        group: AnyGroup,
         unstored: Unstored,
         lease: CoordinatorLease,
         wanted: Wanted,
@@ -103,7 +108,7 @@ class GroupRecords:
         """(group id, group type, protocol type, state) of every group of the cluster; tried once."""
         return await self._store.list()
 
-    def restored(self, record: GroupRecord, now_ms: int, settings: Settings) -> Value:
+    def restored(self, record: GroupRecord, now_ms: int, settings: Settings) -> AnyGroup:
         """The group as its machine goes on with it, `now_ms` being monotonic."""
         return self._machines.of_type(record.group_type).restore(
             record.group_id,
@@ -131,7 +136,7 @@ class GroupRecords:
 
     # --- writing ------------------------------------------------------------------------------------------------
 
-    def _change(self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease) -> GroupChange:
+    def _change(self, group_id: str, group: AnyGroup, unstored: Unstored, lease: CoordinatorLease) -> GroupChange:
         machine = self._machines.of(group)
         stored = machine.stored(group)
         changed: list[MemberRecord] = []

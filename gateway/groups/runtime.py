@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar, cast
 
 import structlog
 
@@ -33,13 +33,16 @@ from gateway.coordinator.machine import (
     ConnectionClosed,
     ConnectionId,
     Event,
+    GroupT,
     Machines,
+    Reply,
     ReplyT,
     Request,
     RequestId,
+    SettingsT,
+    SettingsT_contra,
     Step,
     Tick,
-    Value,
 )
 from gateway.groups.records import Wanted
 from gateway.groups.slot import Slot, Turn, Unstored
@@ -73,13 +76,21 @@ REPRIEVE_MS = 1_000
 _NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
-class Records(Protocol):
+class Record(Protocol):
+    @property
+    def group_id(self) -> str: ...
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class Records(Protocol[GroupT, SettingsT_contra, RecordT]):
     """The storage of one kind of id. See `GroupRecords`."""
 
     async def write(
         self,
         group_id: str,
-        group: Value,
+        group: GroupT,
         unstored: Unstored,
         lease: CoordinatorLease,
         wanted: Wanted,
@@ -87,16 +98,11 @@ class Records(Protocol):
         apart: Executor | None = None,
     ) -> None: ...
 
-    async def read(self, group_id: str, wanted: Wanted) -> Record | None: ...
+    async def read(self, group_id: str, wanted: Wanted) -> RecordT | None: ...
 
-    async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[Record]: ...
+    async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[RecordT]: ...
 
-    def restored(self, record: Any, now_ms: int, settings: Any) -> Value: ...
-
-
-class Record(Protocol):
-    @property
-    def group_id(self) -> str: ...
+    def restored(self, record: RecordT, now_ms: int, settings: SettingsT_contra) -> GroupT: ...
 
 
 class LeaseHolder(Protocol):
@@ -105,11 +111,11 @@ class LeaseHolder(Protocol):
     def lease_for(self, group_id: str) -> CoordinatorLease | None: ...
 
 
-Tell = Callable[[Value, Value, tuple[Fact, ...]], None]
+Tell = Callable[[GroupT, GroupT, tuple[Fact, ...]], None]
 """Is given a group before and after a step that is settled, and what happened; without facts: the group was read."""
 
 
-class Runtime:
+class Runtime(Generic[GroupT, SettingsT, RecordT]):
     """The ids of one kind that this node coordinates.
 
     Settings may change while running: the next event uses the new ones. Times are ms on the loop's monotonic clock.
@@ -117,11 +123,11 @@ class Runtime:
 
     def __init__(
         self,
-        machines: Machines,
-        records: Records,
+        machines: Machines[GroupT, SettingsT],
+        records: Records[GroupT, SettingsT, RecordT],
         leases: LeaseHolder,
-        settings: Any,
-        tell: Tell,
+        settings: SettingsT,
+        tell: Tell[GroupT],
         *,
         begun: bool = True,
     ) -> None:
@@ -135,7 +141,7 @@ class Runtime:
         self._tell_again = False
         self._closing: set[asyncio.Task[None]] = set()
         """Each tells groups of a connection that has ended."""
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, Slot[GroupT]] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._remembered: dict[str, Mapping[MemberId, int]] = {}
         """Newest connections of the members of groups that will be read again. The group dropped first is forgotten
@@ -155,7 +161,7 @@ class Runtime:
         """Coordinate groups from now on."""
         self.begun = True
 
-    def settings_changed(self, settings: Any) -> None:
+    def settings_changed(self, settings: SettingsT) -> None:
         """Use the settings from the next event on."""
         self.settings = settings
 
@@ -195,9 +201,9 @@ class Runtime:
             self._retire_if_idle(slot)
         else:
             self._remember(slot, request)
-        return reply
+        return cast(ReplyT, reply)
 
-    async def view(self, group_id: str) -> Value:
+    async def view(self, group_id: str) -> GroupT:
         """The group as it was last settled: what a step that is still being stored will say is not in it.
 
         Raises KafkaError: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE.
@@ -205,7 +211,7 @@ class Runtime:
         async with self.holding(group_id) as (group, _):
             return group
 
-    async def views(self, group_ids: Sequence[str]) -> AsyncGenerator[tuple[str, Value | KafkaError], None]:
+    async def views(self, group_ids: Sequence[str]) -> AsyncGenerator[tuple[str, GroupT | KafkaError], None]:
         """Each id with what `view` says of it. Those that must be read are read VIEWED_AT_ONCE together; everybody else
         has a turn in between."""
         for first in range(0, len(group_ids), VIEWED_AT_ONCE):
@@ -214,14 +220,14 @@ class Runtime:
             async for viewed in in_pieces(zip(some, found, strict=True)):
                 yield viewed
 
-    async def _view_or_refusal(self, group_id: str) -> Value | KafkaError:
+    async def _view_or_refusal(self, group_id: str) -> GroupT | KafkaError:
         try:
             return await self.view(group_id)
         except KafkaError as refused:
             return refused
 
     @asynccontextmanager
-    async def holding(self, group_id: str) -> AsyncGenerator[tuple[Value, CoordinatorLease], None]:
+    async def holding(self, group_id: str) -> AsyncGenerator[tuple[GroupT, CoordinatorLease], None]:
         """The settled group and its lease; nothing else happens to the group until the block ends.
 
         For work in Postgres that is right only while the group stays as it is (OffsetDelete). Raises KafkaError as
@@ -249,7 +255,7 @@ class Runtime:
         finally:
             self._resume(slot)
 
-    async def change_volatile(self, group_id: str, change: Callable[[Value, int], Value]) -> None:
+    async def change_volatile(self, group_id: str, change: Callable[[GroupT, int], GroupT]) -> None:
         """Replace a settled group by `change(group, now_ms)`, which may differ in what is never stored, such as
         deadlines. Raises KafkaError as `view` does."""
         async with self.holding(group_id) as (group, _):
@@ -257,7 +263,7 @@ class Runtime:
             if slot is not None and slot.group is group:
                 slot.group = change(group, self._now_ms())
 
-    def settled(self, group_id: str) -> Value:
+    def settled(self, group_id: str) -> GroupT | None:
         """The group as it was last settled, where it is in memory and this node coordinates it; else None."""
         slot = self._slots.get(group_id)
         return None if slot is None or self.lease_for(group_id) is None else slot.group
@@ -268,7 +274,7 @@ class Runtime:
         if slot is not None and len(slot.mailbox) < MAX_MAILBOX:
             self._send(slot, event)
 
-    def in_memory(self) -> list[Value]:
+    def in_memory(self) -> list[GroupT]:
         """Groups that this node coordinates and that are more than what is stored of them, as last settled. Any thread
         may ask."""
         slots = tuple(self._slots.values())
@@ -340,7 +346,7 @@ class Runtime:
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
-    def shards_where(self, unrest: Callable[[Value], bool]) -> set[int]:
+    def shards_where(self, unrest: Callable[[GroupT], bool]) -> set[int]:
         """Shards with a group that is being stored or read, or of which `unrest` holds."""
         return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
@@ -355,7 +361,7 @@ class Runtime:
         else:
             self._telling = self._loop.create_task(self._tell_all_of_cluster(), context=NO_REQUEST.copy())
 
-    def _tell_of_cluster(self, slot: Slot) -> None:
+    def _tell_of_cluster(self, slot: Slot[GroupT]) -> None:
         if not slot.dropped and self._machines.of(slot.group).watches(slot.group):
             self._send(slot, ClusterChanged())
 
@@ -392,7 +398,7 @@ class Runtime:
 
     # --- one slot -----------------------------------------------------------------------------------------------
 
-    def _slot(self, group_id: str) -> Slot | ErrorCode:
+    def _slot(self, group_id: str) -> Slot[GroupT] | ErrorCode:
         lease = self.lease_for(group_id)
         slot = self._slots.get(group_id)
         if slot is not None:
@@ -410,10 +416,10 @@ class Runtime:
         self._spawn(self._load(slot), f"load group {group_id}")
         return slot
 
-    def _step(self, slot: Slot, event: Event) -> Step:
+    def _step(self, slot: Slot[GroupT], event: Event) -> Step[GroupT]:
         return self._machines.step(slot.group, event, self._cluster, self._now_ms(), self.settings)
 
-    def _send(self, slot: Slot, event: Event) -> None:
+    def _send(self, slot: Slot[GroupT], event: Event) -> None:
         """Deliver an event without a waiting sender."""
         if slot.busy:
             slot.mailbox.append(event)
@@ -422,7 +428,7 @@ class Runtime:
             self._process(slot, event)
             self._after_events(slot)
 
-    def _process(self, slot: Slot, event: Event) -> None:
+    def _process(self, slot: Slot[GroupT], event: Event) -> None:
         """One event of an idle slot; its requester, if it has one, is parked already."""
         if self._machines.is_long(slot.group, event, self._cluster):
             self._step_apart(slot, event)
@@ -435,11 +441,11 @@ class Runtime:
         if isinstance(event, ConnectionClosed):
             slot.refuse_parked_on(event.connection_id, self._machines.refuse)
 
-    def _step_apart(self, slot: Slot, event: Event) -> None:
+    def _step_apart(self, slot: Slot[GroupT], event: Event) -> None:
         slot.busy = True
         self._spawn(self._stepped_apart(slot, event), f"step group {slot.group_id}")
 
-    async def _stepped_apart(self, slot: Slot, event: Event) -> None:
+    async def _stepped_apart(self, slot: Slot[GroupT], event: Event) -> None:
         """One long event of a slot that is busy with it."""
         async with self._resuming(slot):
             since_ms = self._now_ms()
@@ -457,13 +463,13 @@ class Runtime:
             else:
                 self._settle(slot, taken, event)
 
-    def _settle(self, slot: Slot, taken: Step, event: Event) -> Any:
+    def _settle(self, slot: Slot[GroupT], taken: Step[GroupT], event: Event) -> Reply | None:
         """Takes over the step's group and sends its replies. Gives back the reply to `event` if it is not parked."""
         before, slot.group = slot.group, taken.group
         if taken.facts:
             slot.unstored.note(taken.facts)
             self._tell(before, taken.group, taken.facts)
-        own: Any = None
+        own: Reply | None = None
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
@@ -473,11 +479,11 @@ class Runtime:
             self._arm(slot)
         return own
 
-    def _park(self, slot: Slot, request: Request[Any]) -> asyncio.Future[Any]:
+    def _park(self, slot: Slot[GroupT], request: Request[ReplyT]) -> asyncio.Future[ReplyT]:
         self._remember(slot, request)
         return slot.park(request, self._loop)
 
-    def _remember(self, slot: Slot, request: Request[Any]) -> None:
+    def _remember(self, slot: Slot[GroupT], request: Request[Reply]) -> None:
         """Register the group for the end of the request's connection. This happens as the request arrives: once the
         connection has closed, nothing would remove the registration."""
         if not isinstance(request, ClientRequest):
@@ -488,7 +494,7 @@ class Runtime:
         elif len(group_ids) < MAX_GROUPS_PER_CONNECTION:
             group_ids.add(slot.group_id)
 
-    def _resume(self, slot: Slot) -> None:
+    def _resume(self, slot: Slot[GroupT]) -> None:
         """Mark the slot as idle, and process the events that arrived in the meantime."""
         if slot.dropped:
             return
@@ -503,12 +509,12 @@ class Runtime:
                     item.come.set_result(None)
             self._after_events(slot)
 
-    def _after_events(self, slot: Slot) -> None:
+    def _after_events(self, slot: Slot[GroupT]) -> None:
         if not slot.busy and not slot.dropped:
             self._arm(slot)
             self._retire_if_idle(slot)
 
-    def _retire_if_idle(self, slot: Slot) -> None:
+    def _retire_if_idle(self, slot: Slot[GroupT]) -> None:
         """A group that is all in Postgres need not be here."""
         if slot.busy or slot.parked or not self._machines.of(slot.group).is_idle(slot.group):
             return
@@ -516,7 +522,7 @@ class Runtime:
         if slot.lease.shard not in self._shards_loading:
             self._drop(slot, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    def _drop(self, slot: Slot, error: ErrorCode) -> None:
+    def _drop(self, slot: Slot[GroupT], error: ErrorCode) -> None:
         """Forget the group; waiting callers get `error`."""
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
@@ -524,7 +530,7 @@ class Runtime:
                 self._remember_connections(slot)
         slot.let_go(error, self._refuse if slot.loaded else self._refuse_unread)
 
-    def _remember_connections(self, slot: Slot) -> None:
+    def _remember_connections(self, slot: Slot[GroupT]) -> None:
         """Connections outlive what is in memory of a group: what then still arrives on an older one was overtaken as
         before. Only as settled: who was not answered knows nothing that an older request would not know."""
         numbers = self._machines.of(slot.group).connection_numbers(slot.group)
@@ -542,14 +548,14 @@ class Runtime:
         self._remembered_members -= len(numbers)
         return numbers
 
-    def _refuse(self, request: Request[Any], error: ErrorCode) -> Any:
+    def _refuse(self, request: Request[Reply], error: ErrorCode) -> Reply:
         return self._machines.refuse(request, error)
 
-    def _refuse_unread(self, request: Request[Any], error: ErrorCode) -> Any:
+    def _refuse_unread(self, request: Request[Reply], error: ErrorCode) -> Reply:
         return self._machines.refuse(request, error, loading=error is ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     @contextmanager
-    def _or_dropped(self, slot: Slot) -> Generator[None, None, None]:
+    def _or_dropped(self, slot: Slot[GroupT]) -> Generator[None, None, None]:
         """Drops the slot if the block raises: a bug in one group must not leave its clients hanging."""
         whole = False
         try:
@@ -564,7 +570,7 @@ class Runtime:
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
-    def _arm(self, slot: Slot) -> None:
+    def _arm(self, slot: Slot[GroupT]) -> None:
         """One timer per group, never later than the next deadline; one that fires early looks again."""
         deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
         if deadline_ms is None:
@@ -577,7 +583,7 @@ class Runtime:
             slot.disarm()
         slot.timer = self._loop.call_at(when, self._on_timer, slot, when, context=NO_REQUEST)
 
-    def _on_timer(self, slot: Slot, due_s: float) -> None:
+    def _on_timer(self, slot: Slot[GroupT], due_s: float) -> None:
         slot.timer = None
         # A busy slot arms its timer when it resumes, after the heartbeats that waited: a long write must not cost the
         # members that spoke in the meantime their sessions.
@@ -600,19 +606,19 @@ class Runtime:
 
     # --- Postgres -----------------------------------------------------------------------------------------------
 
-    def _store_then_settle(self, slot: Slot, taken: Step, event: Event) -> None:
+    def _store_then_settle(self, slot: Slot[GroupT], taken: Step[GroupT], event: Event) -> None:
         slot.busy = True
         steps = [(taken, event), *self._steps_behind(slot, taken.group)]
         self._spawn(self._persist(slot, steps, self._now_ms()), f"store group {slot.group_id}")
 
-    def _steps_behind(self, slot: Slot, group: Value) -> list[tuple[Step, Event]]:
+    def _steps_behind(self, slot: Slot[GroupT], group: GroupT) -> list[tuple[Step[GroupT], Event]]:
         """Step the events that arrived in the meantime, so that the same write stores them: a group that a thousand
         members join costs a few writes.
 
         A Turn needs the settled group, and a closed connection the parked requests. A group that has ended or changed
         its machine is settled first.
         """
-        steps: list[tuple[Step, Event]] = []
+        steps: list[tuple[Step[GroupT], Event]] = []
         machine, until_s = self._machines.of(group), self._loop.time() + STEPS_TOGETHER_S
         while slot.mailbox and self._loop.time() < until_s:
             event = slot.mailbox[0]
@@ -628,12 +634,17 @@ class Runtime:
                 break
         return steps
 
-    async def _persist(self, slot: Slot, steps: Sequence[tuple[Step, Event]], since_ms: int) -> None:
+    async def _persist(self, slot: Slot[GroupT], steps: Sequence[tuple[Step[GroupT], Event]], since_ms: int) -> None:
         async with self._resuming(slot):
             await self._store(slot, steps, since_ms)
 
     async def _store(
-        self, slot: Slot, steps: Sequence[tuple[Step, Event]], since_ms: int, *, apart: Executor | None = None
+        self,
+        slot: Slot[GroupT],
+        steps: Sequence[tuple[Step[GroupT], Event]],
+        since_ms: int,
+        *,
+        apart: Executor | None = None,
     ) -> None:
         for taken, _ in steps:
             slot.unstored.note(taken.facts)
@@ -651,7 +662,7 @@ class Runtime:
         if machine.is_deleted(group):
             slot.group = self._machines.missing(slot.group_id)
 
-    async def _load(self, slot: Slot) -> None:
+    async def _load(self, slot: Slot[GroupT]) -> None:
         async with self._resuming(slot):
             record = await self._records.read(slot.group_id, self._wanted(slot))
             if record is not None and not slot.dropped:
@@ -660,7 +671,7 @@ class Runtime:
                 self._recall(slot.group_id)
             slot.loaded = True
 
-    def _take_over(self, slot: Slot, record: Record) -> None:
+    def _take_over(self, slot: Slot[GroupT], record: RecordT) -> None:
         slot.loaded = True
         slot.group = self._records.restored(record, self._now_ms(), self.settings)
         if numbers := self._recall(slot.group_id):
@@ -692,11 +703,11 @@ class Runtime:
         async for slot in in_pieces([slot for slot in self._slots.values() if slot.lease.shard == lease.shard]):
             self._after_events(slot)
 
-    def _wanted(self, slot: Slot) -> Wanted:
+    def _wanted(self, slot: Slot[GroupT]) -> Wanted:
         return lambda: not slot.dropped and not self._draining
 
     @asynccontextmanager
-    async def _resuming(self, slot: Slot) -> AsyncGenerator[None, None]:
+    async def _resuming(self, slot: Slot[GroupT]) -> AsyncGenerator[None, None]:
         """Resume the slot when the block succeeds. Otherwise drop it, so that no error leaves a caller waiting."""
         error = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
@@ -718,7 +729,7 @@ class Runtime:
             else:
                 self._drop(slot, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, None, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

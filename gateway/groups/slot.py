@@ -11,14 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId
-from gateway.coordinator.machine import ClientRequest, ConnectionId, Event, Request, RequestId, Value
+from gateway.coordinator.machine import ClientRequest, ConnectionId, Event, GroupT, Reply, ReplyT, Request, RequestId
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import CoordinatorLease
 
-Refuse = Callable[[Request[Any], ErrorCode], Any]
+Refuse = Callable[[Request[Reply], ErrorCode], Reply]
 """The reply that says only an error, in the shape that the request's handler expects."""
 
 MAX_TOUCHED = 10_000
@@ -57,7 +57,7 @@ class Unstored:
         self.whole = False
 
 
-class Slot:
+class Slot(Generic[GroupT]):
     """Busy while the group is loaded, stored or held; only then may the mailbox hold anything."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Slot:
         "unstored",
     )
 
-    def __init__(self, group_id: str, lease: CoordinatorLease, group: Value) -> None:
+    def __init__(self, group_id: str, lease: CoordinatorLease, group: GroupT) -> None:
         self.group_id = group_id
         self.lease = lease
         self.group = group
@@ -83,18 +83,18 @@ class Slot:
         self.dropped = False
         self.unstored = Unstored()
         self.mailbox: deque[Event | Turn] = deque()
-        self.parked: dict[RequestId, tuple[Request[Any], asyncio.Future[Any]]] = {}
+        self.parked: dict[RequestId, tuple[Request[Reply], asyncio.Future[Any]]] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.reprieved = False
         """The last timer came so late that nothing was counted against anyone."""
 
-    def park(self, request: Request[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def park(self, request: Request[ReplyT], loop: asyncio.AbstractEventLoop) -> asyncio.Future[ReplyT]:
         """Return the future of the reply to `request`, which other code will set."""
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[ReplyT] = loop.create_future()
         self.parked[request.request_id] = (request, future)
         return future
 
-    def answer(self, request_id: RequestId, reply: Any) -> bool:
+    def answer(self, request_id: RequestId, reply: Reply) -> bool:
         """Answer the request. Return False if it is not parked here."""
         parked = self.parked.pop(request_id, None)
         if parked is None:

@@ -2,14 +2,13 @@
 
 The one idea: the first user must exist before any client can authenticate, so these commands are not clients. As
 `kafka-storage format --add-scram` does, they write where the cluster keeps its users, with or without a running node.
-Their changes take effect at once. Later users can also be created by AlterUserScramCredentials.
+Their changes take effect at once. With --bootstrap or --context they ask a broker (`gateway/commands/users.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -17,7 +16,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from gateway.commands import run
+from gateway.commands import users as by_kafka
+from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, show
+from gateway.commands.users import mechanisms, password
 from gateway.config.settings import Settings
 from gateway.operate.upkeep import Configure, existing_database, require_tables
 from gateway.security.scram import (
@@ -47,7 +50,7 @@ class UserError(Exception):
 
 
 def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configure) -> None:
-    """Add the subcommands of `users`; `options` are those of `serve`, which find the database."""
+    """Add the subcommands of `users`; `options` find the database or, if one of them names a broker, the cluster."""
     add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
     add.add_argument("user")
     add.add_argument(
@@ -73,8 +76,12 @@ def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configu
     delete.add_argument("--mechanism", choices=sorted(MECHANISMS), action="append", help="default: all of them")
     listing = commands.add_parser("list", parents=[options], help="users and their mechanisms")
     listing.add_argument("--json", action="store_true", help="JSON instead of a table")
-    for parser, command in ((add, add_user), (delete, delete_user), (listing, list_users)):
-        parser.set_defaults(run=partial(_run, command, settings))
+    for parser, command, by_broker in (
+        (add, add_user, by_kafka.add_user),
+        (delete, delete_user, by_kafka.delete_user),
+        (listing, list_users, by_kafka.list_users),
+    ):
+        parser.set_defaults(run=partial(_run, command, settings), command=by_broker)
 
 
 def _iterations(text: str) -> int:
@@ -84,9 +91,11 @@ def _iterations(text: str) -> int:
 
 
 def _run(command: Command, settings: Configure, given: argparse.Namespace) -> int:
+    if given.bootstrap is not None or given.context is not None:
+        return run(given)
     try:
         return asyncio.run(command(given, settings(given)))
-    except (UserError, StorageError, EmbeddedPostgresError) as error:
+    except (UserError, CommandError, StorageError, EmbeddedPostgresError) as error:
         print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_FAILED
 
@@ -109,20 +118,20 @@ async def _users(settings: Settings, *, first: bool = False) -> AsyncGenerator[U
 async def add_user(given: argparse.Namespace, settings: Settings) -> int:
     if not given.user:
         raise UserError("the user's name is empty")
-    password = _password(given)
+    text = password(given)
     made: list[ScramCredential] = []
-    for mechanism in _mechanisms(given):
+    for mechanism in mechanisms(given):
         salt = secrets.token_bytes(SALT_BYTES)
-        salted = salted_password(mechanism, password, salt, given.iterations)
+        salted = salted_password(mechanism, text, salt, given.iterations)
         made.append(credential(given.user, mechanism, salted, salt, given.iterations))
     async with _users(settings, first=True) as users:
         await users.change(made, ())
-    print(f"{given.user} authenticates by {', '.join(each.mechanism for each in _mechanisms(given))}")
+    print(f"{given.user} authenticates by {', '.join(each.mechanism for each in mechanisms(given))}")
     return 0
 
 
 async def delete_user(given: argparse.Namespace, settings: Settings) -> int:
-    wanted = {int(mechanism) for mechanism in _mechanisms(given)}
+    wanted = {int(mechanism) for mechanism in mechanisms(given)}
     async with _users(settings) as users:
         there = [info for info in await users.described({given.user}) if info.mechanism in wanted]
         await users.change((), [ScramKey(info.user, info.mechanism) for info in there])
@@ -140,23 +149,3 @@ async def list_users(given: argparse.Namespace, settings: Settings) -> int:
     ]
     show(rows, ("user", "mechanism", "iterations"), as_json=given.json)
     return 0
-
-
-def _mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
-    chosen: list[str] = given.mechanism or sorted(MECHANISMS)
-    return [MECHANISMS[name] for name in dict.fromkeys(chosen)]
-
-
-def _password(given: argparse.Namespace) -> str:
-    """Read the password. It is never an argument, because everyone on the machine can read those."""
-    if given.password_stdin:
-        password = sys.stdin.readline().rstrip("\r\n")
-    elif not sys.stdin.isatty():
-        raise UserError("no terminal to ask for the password: give it by --password-stdin")
-    else:
-        password = getpass.getpass(f"Password of {given.user}: ")
-        if getpass.getpass("Again: ") != password:
-            raise UserError("the two passwords differ")
-    if not password:
-        raise UserError("the password is empty")
-    return password

@@ -30,7 +30,7 @@ class Steps:
             except GeneratorExit:
                 self._coroutine.close()
                 raise
-            except BaseException as thrown:
+            except BaseException as thrown:  # noqa: BLE001 - the coroutine receives whatever is thrown in
                 step = _throwing(self._coroutine, thrown)
             else:
                 step = _sending(self._coroutine, sent)

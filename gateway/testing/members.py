@@ -15,11 +15,10 @@ from dataclasses import replace
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, Request, Value
+from gateway.coordinator.machine import ConnectionId, Request
 from gateway.coordinator.requests import JoinGroup, JoinReply, LeaveGroup, LeavingMember, SyncGroup
-from gateway.coordinator.share.model import ShareGroup
-from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.groups import Groups
+from gateway.groups.kinds import AnyGroup
 from gateway.groups.runtime import ReplyT
 from protocol.consumer import decode_subscription, encode_subscription
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
@@ -68,7 +67,7 @@ class Members:
                 raise TimeoutError(f"group {group_id} has not dropped {', '.join(left)} in {timeout_s:g} s")
 
             # A member whose request the group holds back is alive by that, so its session ends after the answer.
-            def ended(group: Value, now_ms: int, left: Collection[MemberId] = left) -> Value:
+            def ended(group: AnyGroup, now_ms: int, left: Collection[MemberId] = left) -> AnyGroup:
                 return _sessions_ended(group, left, now_ms)
 
             await self._groups.change_volatile(group_id, ended)
@@ -192,29 +191,25 @@ class Members:
         reply = self._groups.submit(group_id, request)
         return await reply if isinstance(reply, asyncio.Future) else reply
 
-    async def _view(self, group_id: str) -> Value:
+    async def _view(self, group_id: str) -> AnyGroup:
         return await self._groups.view(group_id)
 
 
-def _members(group: Value) -> dict[MemberId, str]:
+def _members(group: AnyGroup) -> dict[MemberId, str]:
     """Return the client id of each member."""
-    if isinstance(group, Group | ConsumerGroup | ShareGroup | StreamsGroup):
-        return {member_id: member.client_id for member_id, member in group.members.items()}
-    return {}
+    return {member_id: member.client_id for member_id, member in group.members.items()}
 
 
-def _sessions_ended(group: Value, lost: Collection[MemberId], now_ms: int) -> Value:
+def _sessions_ended(group: AnyGroup, lost: Collection[MemberId], now_ms: int) -> AnyGroup:
     """Return the group with the sessions of some members over."""
     if isinstance(group, Group):
         ended = {member_id: now_ms for member_id in lost if member_id in group.session_deadlines}
         return replace(group, session_deadlines={**group.session_deadlines, **ended})
-    if isinstance(group, ConsumerGroup | ShareGroup | StreamsGroup):
-        deadlines = group.session_deadlines
-        for member_id in lost:
-            if member_id in group.members:
-                deadlines = deadlines.moved(member_id, now_ms)
-        return replace(group, session_deadlines=deadlines)
-    return group
+    deadlines = group.session_deadlines
+    for member_id in lost:
+        if member_id in group.members:
+            deadlines = deadlines.moved(member_id, now_ms)
+    return replace(group, session_deadlines=deadlines)
 
 
 def _as_new(metadata: bytes) -> bytes:

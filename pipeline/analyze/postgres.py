@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 import pyarrow as pa
@@ -27,12 +26,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pipeline import jdbc
 from pipeline.analyze.journal import TABLES
 from pipeline.errors import PipelineError
 
 _UUID_COLUMNS = frozenset({"topic_id"})
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-CONNECT_SECONDS = 30
 T = TypeVar("T")
 
 
@@ -153,7 +152,7 @@ class SocketSource(Source):
 
     async def _with_connection(self, use: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         try:
-            connection = await asyncpg.connect(self.url, timeout=CONNECT_SECONDS)
+            connection = await asyncpg.connect(self.url, timeout=jdbc.CONNECT_SECONDS)
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise PipelineError(
                 f"Postgres does not answer ({type(error).__name__}: {error}).",
@@ -173,30 +172,13 @@ def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int
     """The way to a `postgresql://` URL."""
     if not _SCHEMA_NAME.fullmatch(schema):
         raise PipelineError(f"{schema!r} cannot be a schema of Sluice.", "Name it with --schema, as in sluice.")
-    parts = urlsplit(url)
-    if parts.scheme not in ("postgresql", "postgres"):
-        raise PipelineError(
-            "The journal's address is no postgresql:// URL.", "Write it like postgresql://user:password@host/database."
-        )
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    host = query.pop("host", parts.hostname or "")
-    if not host or host.startswith("/"):
+    found = jdbc.address(url, "--database-url")
+    if found is None:
         return SocketSource(url, schema)
-    properties = {
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        "ApplicationName": "sluice-pipeline",
-        "connectTimeout": str(CONNECT_SECONDS),
-        "sslmode": query.pop("sslmode", "prefer"),
-        # Numbers come in binary from the first row on, not as text until a statement has run five times.
-        "prepareThreshold": "-1",
-    }
-    port = query.pop("port", parts.port or 5432)
-    address = f"[{host}]" if ":" in host else host
-    jdbc = f"jdbc:postgresql://{address}:{port}{parts.path or '/'}"
-    return JdbcSource(
-        spark, jdbc, {name: value for name, value in properties.items() if value}, schema, rows_per_split=rows_per_split
-    )
+    address, properties = found
+    # Numbers come in binary from the first row on, not as text until a statement has run five times.
+    properties["prepareThreshold"] = "-1"
+    return JdbcSource(spark, address, properties, schema, rows_per_split=rows_per_split)
 
 
 def copy_snapshot(

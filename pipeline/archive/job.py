@@ -1,4 +1,4 @@
-"""Archive topics into a Delta table, exactly once for every reader of the table.
+"""Archive topics into a Delta or Iceberg table, exactly once for every reader of the table.
 
 The one idea: a batch is a set of offset ranges; it is read by Spark's connector and committed together with the
 progress it makes, so the table is its own checkpoint. A crash leaves files that no commit names, and the next start
@@ -22,9 +22,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import connector, kafka, session, table
-from pipeline.archive import figures, typed
-from pipeline.archive.plan import Batch, Progress, Range, plan
+from pipeline import catalog, connector, kafka, session, table
+from pipeline.archive import figures, typed, unfit
+from pipeline.archive.plan import Batch, Progress, Range, plan, without
 from pipeline.archive.start import starting_offsets
 from pipeline.archive.transforms import to_records
 from pipeline.errors import PipelineError, explain
@@ -37,6 +37,7 @@ from pipeline.ticker import Ticker
 APPLICATION = "sluice-archive"
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 MAX_LOST_PRINTED = 50
+MAX_SKIPPED = 1_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--topics", default="", metavar="A,B", help="topics by name")
     what.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches, also those made later")
     what.add_argument(
-        "--out", required=True, metavar="PATH", help="the Delta table: a folder, or a URL that Spark knows"
-    )
+        "--out", required=True, metavar="TABLE",
+        help="a Delta table's folder, or a URL that Spark knows; with --format iceberg a name like lake.events",
+    )  # fmt: skip
     what.add_argument(
         "--from", dest="start", default="earliest", metavar="WHERE",
         help="earliest, latest, a time (2026-01-31T12:00:00Z or milliseconds), or JSON {topic: {partition: offset}}; "
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default %(default)s)",
     )
     what.add_argument("--on-data-loss", choices=("fail", "continue"), default="fail", help="(default %(default)s)")
+    catalog.add_arguments(parser)
     typed.add_arguments(parser)
     pace = parser.add_argument_group("pace")
     pace.add_argument("--once", action="store_true", help="end when all that was there at the start is archived")
@@ -111,8 +114,8 @@ class Archive:
     ) -> None:
         self._spark, self._cluster, self._arguments = spark, cluster, arguments
         self._topics, self._lines, self._stop = topics, lines, stop
-        self._out: str = arguments.out
-        self._dead_letters = typed.dead_letter_path(arguments)
+        self._out = table.location(arguments.out, arguments.format)
+        self._dead_letters = typed.dead_letter_table(arguments)
         self._run_id = uuid.uuid4().hex
         self._read_committed = arguments.isolation == "read_committed"
         self._typing = typed.typing_of(arguments)
@@ -263,9 +266,9 @@ class Archive:
 
     def _unfinished(self, batch: Batch) -> Batch | None:
         """The batch whose dead letters are committed and whose records are not: it is done as it was planned then."""
-        if self._typing is None:
+        if not self._first_step or not table.exists(self._spark, self._dead_letters):
             return None
-        before = last_progress(self._spark, self._dead_letters) if self._first_step else None
+        before = last_progress(self._spark, self._dead_letters)
         if before is None or before.batch != batch.after.batch:
             return None
         ranges = tuple(
@@ -310,9 +313,13 @@ class Archive:
             f"batch {batch.after.batch}: reads {batch.records:,} offsets of {len(batch.ranges)} partitions",
             event="reading", batch=batch.after.batch,
         )  # fmt: skip
-        after = batch.after
         with Ticker(self._spark, self._lines):
-            self._store(batch)
+            try:
+                self._store(batch)
+            except (PySparkException, Py4JJavaError) as error:
+                batch, letters = self._without_unfit(batch, error)
+                self._store(batch, letters)
+        after = batch.after
         # A run that planned this batch as well must not be mistaken for this one.
         rows = self._committed(after)
         self._progress = after
@@ -323,14 +330,51 @@ class Archive:
             partitions=len(batch.ranges),
         )  # fmt: skip
 
-    def _store(self, batch: Batch) -> None:
+    def _without_unfit(self, batch: Batch, error: Exception) -> tuple[Batch, list[unfit.Row]]:
+        """Return the batch without records whose timestamp does not fit, and these as dead letters.
+
+        Raise `error` if it has another cause.
+        """
+        if not unfit.is_cause(error):
+            raise error
+        found = unfit.find(self._cluster.settings, self._ranges(batch), read_committed=self._read_committed)
+        if not found.holes:
+            raise error
+        words = "; ".join(str(each) for each in found.holes[:MAX_LOST_PRINTED])
+        self._lines.say(
+            f"{len(found.letters):,} records have a timestamp that does not fit, and go to {self._dead_letters}: "
+            f"{words}",
+            event="unfit", records=len(found.letters),
+        )  # fmt: skip
+        skipped = (*batch.after.skipped, *found.holes)
+        if len(skipped) > MAX_SKIPPED:
+            raise PipelineError(
+                f"Records of {len(skipped):,} ranges have a timestamp that no table can hold, the last of them "
+                f"{skipped[-1]}.",
+                "Correct the producer's clock, and archive the topic into another table from a later offset.",
+            )
+        # The ranges after the last one that was searched wait for the next batch.
+        starts = {(each.topic, each.partition): each.start for each in batch.ranges}
+        ends = {(each.topic, each.partition): each.end for each in found.ranges}
+        ranges = tuple(replace(each, end=ends[each.topic, each.partition]) for each in batch.ranges
+                       if (each.topic, each.partition) in ends)  # fmt: skip
+        after = replace(batch.after, next={**batch.after.next, **starts, **ends}, skipped=skipped)
+        left = batch.left + batch.records - sum(each.records for each in ranges)
+        return Batch(ranges, batch.lost, after, left), found.letters
+
+    def _store(self, batch: Batch, letters: Sequence[unfit.Row] = ()) -> None:
         """The records of a batch, and what they make of progress, in one commit; dead letters in one before it."""
         records, after = self._records(batch), batch.after
+        unreadable = self._spark.createDataFrame(list(letters), DEAD_LETTER) if letters else None
         if self._typing is not None and batch.ranges:
             records = self._typing.apply(records, self._stored_type())
             dead = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
+            dead = dead if unreadable is None else dead.unionByName(unreadable)
             table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
             records = records.drop("reason")
+        elif unreadable is not None:
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
+            table.append(unreadable, self._dead_letters, APPLICATION, after.batch, after.to_json())
         table.append(
             records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None
         )
@@ -340,19 +384,25 @@ class Archive:
         return batch.after.next == self._progress.next and bool(self._progress.batch)
 
     def _records(self, batch: Batch) -> DataFrame:
-        if not batch.ranges:
+        ranges = self._ranges(batch)
+        if not ranges:
             return self._spark.createDataFrame([], RECORD)
         rows = connector.read(
             self._spark,
             self._arguments.bootstrap,
-            batch.ranges,
+            ranges,
             settings=kafka.settings_of(self._arguments.kafka_conf, "--kafka-conf"),
             read_committed=self._read_committed,
         )
         return to_records(rows)
 
+    @staticmethod
+    def _ranges(batch: Batch) -> list[Range]:
+        """Return the batch's ranges without the records that no table can hold."""
+        return [part for each in batch.ranges for part in without(each, batch.after.skipped)]
+
     def _stored_type(self) -> Any:
-        return typed.stored_type(table.read(self._spark, self._out).schema)
+        return typed.stored_type(table.schema(self._spark, self._out))
 
     def _committed(self, after: Progress) -> int:
         """The rows of the commit that must be ours. PipelineError if another run has written this batch."""

@@ -7,7 +7,7 @@ made it true, so the table itself knows how far it is, and a batch that was not 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ class Progress:
     first: Mapping[Partition, int] = field(default_factory=dict)
     next: Mapping[Partition, int] = field(default_factory=dict)
     lost: tuple[Range, ...] = ()
+    skipped: tuple[Range, ...] = ()
+    """Records that the table cannot hold; they are in the dead letters."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Each topic's own settings, so that a restore can create the topic as it was."""
 
@@ -56,11 +58,10 @@ class Progress:
                 topics[topic][name][str(partition)] = offset
         for topic, settings in self.settings.items():
             topics[topic]["settings"] = dict(settings)
-        lost = [[each.topic, each.partition, each.start, each.end] for each in self.lost]
-        return json.dumps(
-            {"sluice_archive": {"batch": self.batch, "run": self.run, "topics": topics, "lost": lost}},
-            separators=(",", ":"),
-        )
+        told = {"batch": self.batch, "run": self.run, "topics": topics, "lost": _lists(self.lost)}
+        if self.skipped:
+            told["skipped"] = _lists(self.skipped)
+        return json.dumps({"sluice_archive": told}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Progress | None:
@@ -80,9 +81,14 @@ class Progress:
             first=offsets["first"],
             next=offsets["next"],
             lost=tuple(Range(*each) for each in told["lost"]),
+            skipped=tuple(Range(*each) for each in told.get("skipped", ())),
             # Archives of earlier releases have none.
             settings={topic: of["settings"] for topic, of in told["topics"].items() if "settings" in of},
         )
+
+
+def _lists(ranges: Iterable[Range]) -> list[list[Any]]:
+    return [[each.topic, each.partition, each.start, each.end] for each in ranges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,19 @@ def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
         replace(each, end=each.start + max(1, min(each.records, each.records * max_records // total)))
         for each in backlog
     ]
+
+
+def without(whole: Range, holes: Iterable[Range]) -> Iterator[Range]:
+    """`whole` less those of `holes` that are of its partition."""
+    position = whole.start
+    for hole in sorted(each for each in holes if (each.topic, each.partition) == (whole.topic, whole.partition)):
+        if hole.start > position:
+            yield Range(whole.topic, whole.partition, position, min(hole.start, whole.end))
+        position = max(position, hole.end)
+        if position >= whole.end:
+            return
+    if position < whole.end:
+        yield Range(whole.topic, whole.partition, position, whole.end)
 
 
 def _check_identity(progress: Progress, logs: Sequence[Log]) -> None:

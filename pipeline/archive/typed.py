@@ -12,6 +12,7 @@ Expressions stay flat: Spark walks them recursively, so one level per field woul
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from pyspark.sql.types import (
     _parse_datatype_string,
 )
 
+from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
 
@@ -47,6 +49,10 @@ MAX_DEPTH = 5
 MAX_FIELDS = 400
 # Delta refuses columns with these characters unless a table maps its columns by name.
 REFUSED_IN_NAMES = frozenset(" ,;{}()\n\t=")
+# A number like 1e2 or -7E+3. Within a text the pattern may match too, which does not change the type of the text.
+WHOLE_WITH_EXPONENT = r"(?<=[:\[,\s])(-?\d{1,7})[eE]\+?\d(?=[\s,}\]])"
+# Doubles up to here are whole numbers one by one.
+MAX_WHOLE_DOUBLE = 2.0**53
 # A decimal of 38 digits that covers a number's fraction at one of these scales can be compared exactly.
 COMPARED_SCALES = (18, 37)
 
@@ -67,11 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--evolve", choices=("add", "none"), default="add", help="new fields of JSON (default %(default)s)"
     )
     group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
-    group.add_argument("--dead-letters", metavar="PATH", help="the table of bad records (default: OUT_dead_letters)")
+    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
 
 
-def dead_letter_path(arguments: argparse.Namespace) -> str:
-    return arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters"
+def dead_letter_table(arguments: argparse.Namespace) -> str:
+    """Return the location of the table of bad records."""
+    return table.location(arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters", arguments.format)
 
 
 def typing_of(arguments: argparse.Namespace) -> Typing | None:
@@ -91,9 +98,9 @@ def typing_of(arguments: argparse.Namespace) -> Typing | None:
     return AvroTyping(text, framed=arguments.framing == "confluent")
 
 
-def stored_type(table: StructType) -> StructType:
+def stored_type(columns: StructType) -> StructType:
     """The type of `data` in a table, empty if it has none yet."""
-    found = table[DATA].dataType if DATA in table.names else NO_TYPE
+    found = columns[DATA].dataType if DATA in columns.names else NO_TYPE
     return found if isinstance(found, StructType) else NO_TYPE
 
 
@@ -115,12 +122,34 @@ class AvroTyping:
             for each in fields[1:]:
                 nothing = nothing & each
             empty = empty | nothing
-        bad = F.col("value").isNotNull() & empty
+        nulls = all_nulls(self.schema)
+        bad = F.col("value").isNotNull() & empty & (F.lit(True) if nulls is None else ~value.eqNullSafe(F.lit(nulls)))
         return (
             parsed.withColumn(RESCUED, F.lit(None).cast(StringType()))
             .withColumn("reason", F.when(bad, F.lit("the value is not Avro of the given schema")))
             .withColumn(DATA, F.when(~bad, F.col(DATA)))
         )
+
+
+def all_nulls(schema: str) -> bytes | None:
+    """Return the encoding of a record of nothing but nulls, None if a field may not be null or it is no record."""
+    told = json.loads(schema)
+    if not isinstance(told, dict) or told.get("type") != "record":
+        return None
+    encoded = bytearray()
+    for field in told["fields"]:
+        kind = field["type"]
+        if kind in ("null", {"type": "null"}):
+            continue
+        if not isinstance(kind, list) or "null" not in kind:
+            return None
+        # The branch of a union is a zigzag number of variable length.
+        number = 2 * kind.index("null")
+        while number > 127:
+            encoded.append(number & 127 | 128)
+            number >>= 7
+        encoded.append(number)
+    return bytes(encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +176,14 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def infer(parsed: DataFrame) -> StructType:
-    """The type that the objects of `parsed` share; a field of more than one type is text."""
-    found = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull()).agg(F.schema_of_variant_agg("parsed"))
+    """The type that the objects of `parsed` share; a field of more than one type is text.
+
+    A whole number with an exponent counts as an integer here, or one 1e2 would make an id a double for good.
+    """
+    text = F.col("value").cast(StringType())
+    without = F.try_parse_json(F.regexp_replace(text, WHOLE_WITH_EXPONENT, "$1"))
+    seen = F.when(text.rlike(WHOLE_WITH_EXPONENT), F.coalesce(without, "parsed")).otherwise(F.col("parsed"))
+    found = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull()).agg(F.schema_of_variant_agg(seen))
     text = found.collect()[0][0]
     return (
         _struct(settle(_parse_datatype_string(struct_words(text)))) if text and text.startswith("OBJECT<") else NO_TYPE
@@ -317,7 +352,7 @@ def _fits(value: Column, own: Column, kind: DataType) -> Column:
         return own == "BOOLEAN"
     if isinstance(kind, IntegralType):
         # Null if the integer is too large for a narrower type.
-        return (own == "BIGINT") & _get(value, kind.simpleString()).isNotNull()
+        return ((own == "BIGINT") | _is_whole(value, own)) & _get(value, kind.simpleString()).isNotNull()
     exact = (own == "BIGINT") | own.startswith("DECIMAL")
     if isinstance(kind, DecimalType):
         return exact & _get(value, kind.simpleString()).isNotNull() & (_fraction_digits(value) <= kind.scale)
@@ -328,6 +363,12 @@ def _fits(value: Column, own: Column, kind: DataType) -> Column:
         return narrowed | (exact & _is_as_written(value, kind))
     # A type that only a given schema has, such as a date: text that Spark can convert.
     return (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
+
+
+def _is_whole(value: Column, own: Column) -> Column:
+    """Return whether a double is an integer that no other double rounds to."""
+    number = _get(value, "double")
+    return (own == "DOUBLE") & (F.abs(number) <= MAX_WHOLE_DOUBLE) & (F.rint(number) == number)
 
 
 def _fraction_digits(value: Column) -> Column:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import session, table
+from pipeline import catalog, session, table
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
 from pipeline.audit.report import write_audit
@@ -29,7 +29,8 @@ BATCH = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="audit.json, audit.html, *.png")
 
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     out.mkdir(parents=True, exist_ok=True)
     spark = session.open_session(session.options_of(arguments, "sluice audit"), lines)
     try:
-        records = table.read(spark, arguments.archive)
+        records = table.read(spark, table.location(arguments.archive, arguments.format))
         names = [name for name in arguments.topics.split(",") if name]
         if names:
             records = records.where(F.col("topic").isin(names))

@@ -13,7 +13,7 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import session, table
+from pipeline import delta, session, table
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress as Lines
@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
             f"A horizon of {arguments.horizon_hours:g} hours would remove files of batches and readers that still run.",
             f"Take {LEAST_HORIZON_HOURS} hour or more.",
         )
+    if table.is_iceberg(arguments.archive):
+        raise PipelineError(
+            "compact merges the files of Delta tables only.",
+            "Call Iceberg's procedures rewrite_data_files and expire_snapshots; the archive's progress outlives both.",
+        )
     spark = session.open_session(session.options_of(arguments, "sluice compact"), lines)
     try:
         table.read(spark, arguments.archive)
@@ -69,11 +74,11 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             lines.say(f"stopped; {len(parts) - index + 1} days are left for the next time", event="end")
             return
         started = time.monotonic()
-        where = f"topic = {_quoted(part.topic)} AND date = {_quoted(str(part.date))}"
+        where = f"topic = {table.quoted(part.topic)} AND date = {table.quoted(str(part.date))}"
         try:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 row = spark.sql(
-                    f"OPTIMIZE {table.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
+                    f"OPTIMIZE {delta.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
                 ).collect()[0]
         except Exception as error:
             # Another writer replaced the same files first; the others are still worth it.
@@ -93,8 +98,8 @@ def vacuum(spark: SparkSession, path: str, hours: float, lines: Lines) -> None:
     before = spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled")
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", str(hours >= SAFE_HORIZON_HOURS).lower())
     try:
-        doomed = spark.sql(f"VACUUM {table.name(path)} RETAIN {hours:g} HOURS DRY RUN").count()
-        spark.sql(f"VACUUM {table.name(path)} RETAIN {hours:g} HOURS").collect()
+        doomed = spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS DRY RUN").count()
+        spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS").collect()
     finally:
         spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", before or "true")
     more = " or more" if doomed >= 1000 else ""  # Delta lists no more than that
@@ -107,10 +112,6 @@ def files(spark: SparkSession, path: str) -> DataFrame:
     """The files of the table's latest version: path, partitionValues, size and what else Delta knows of each."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), spark)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 if __name__ == "__main__":

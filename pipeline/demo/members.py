@@ -101,7 +101,7 @@ class Member:
             self._consumer.subscribe([self._topic], on_assign=lambda *_: self._assigned.set())
             while not self._ended.is_set():
                 self._turn(self._consumer.consume(2_000, timeout=0.2))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the caller of the thread raises it again
             self._failure = error
         finally:
             self._leave()

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline import jars, session
+from pipeline import catalog, jars, session
 from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
@@ -26,7 +26,8 @@ PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "confluent-kafka", "prometh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="try this Kafka cluster")
     parser.add_argument("--topics", default="", metavar="A,B", help="try to read these topics")
-    parser.add_argument("--table", metavar="PATH", help="try to write a table beside this path, and take it away again")
+    parser.add_argument("--table", metavar="TABLE", help="try to write a table beside this one, and take it away again")
+    catalog.add_arguments(parser)
     parser.add_argument("--client-conf", action="append", default=[], metavar="NAME=VALUE", help="for librdkafka")
     parser.add_argument("--no-spark", action="store_true", help="do not start a Spark session")
 
@@ -41,14 +42,14 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     if arguments.bootstrap:
         checks.append(("Kafka", lambda: _kafka(arguments)))
     if not arguments.no_spark:
-        checks.append(("Spark and Delta", lambda: _spark(arguments, lines)))
+        checks.append((f"Spark and {arguments.format.capitalize()}", lambda: _spark(arguments, lines)))
     failed = 0
     for name, check in checks:
         if stop.asked:
             break
         try:
             lines.say(f"ok       {name}: {check()}", event="ok", check=name)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a check that fails is a result
             failed += 1
             told = explain(error)
             lines.say(f"MISSING  {name}: {told.cause}\n         next: {told.next_step}", event="missing", check=name,
@@ -96,6 +97,8 @@ def _kafka(arguments: argparse.Namespace) -> str:
 
 
 def _spark(arguments: argparse.Namespace, lines: Lines) -> str:
+    if arguments.format == "iceberg":
+        return _write_table(arguments, f"iceberg:{arguments.table or 'doctor'}_doctor_{uuid.uuid4().hex}", lines)
     if arguments.table is None:
         with tempfile.TemporaryDirectory(prefix="sluice-doctor-") as folder:
             return _write_table(arguments, f"{folder}/table", lines)
@@ -106,15 +109,14 @@ def _write_table(arguments: argparse.Namespace, path: str, lines: Lines) -> str:
     from pipeline import table
     from pipeline.schema import RECORD
 
-    if "://" not in path:
+    if "://" not in path and not table.is_iceberg(path):
         _check_folder(Path(path).parent)
     spark = session.open_session(session.options_of(arguments, "sluice doctor"), lines)
     try:
         table.create(spark, path, RECORD)
         table.append(spark.createDataFrame([], RECORD), path, "sluice-doctor", 1, "{}")
         table.read(spark, path).count()
-        where = spark._jvm.org.apache.hadoop.fs.Path(path)
-        where.getFileSystem(spark._jsc.hadoopConfiguration()).delete(where, True)
+        table.drop(spark, path)
         return f"{spark.version} on {spark.sparkContext.master} wrote and read a table at {path}"
     finally:
         spark.stop()

@@ -22,7 +22,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import kafka, session, table
+from pipeline import catalog, kafka, session, table
 from pipeline.archive.job import RETRY_SECONDS, last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.start import milliseconds
@@ -44,7 +44,7 @@ MAX_TASKS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kafka.add_arguments(parser)
     what = parser.add_argument_group("what")
-    what.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    what.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
     what.add_argument("--topic-map", metavar="A=B,…", help="which archived topic goes into which topic")
     what.add_argument(
         "--partition-map", default="same", metavar="MAP",
@@ -68,11 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --create-topics (default %(default)s: the broker decides)",
     )
+    catalog.add_arguments(parser)
     how = parser.add_argument_group("how")
     how.add_argument(
         "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
     )
-    how.add_argument("--map", metavar="PATH", help="the table of its offset map (default: ARCHIVE_NAME_map)")
+    how.add_argument("--map", metavar="TABLE", help="the table of its offset map (default: ARCHIVE_NAME_map)")
     how.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
     how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
@@ -109,8 +110,10 @@ class Replay:
     ) -> None:
         self._spark, self._cluster, self._arguments = spark, cluster, arguments
         self._lines, self._stop = lines, stop
-        self._archive: str = arguments.archive
-        self._map: str = arguments.map or f"{self._archive.rstrip('/')}_{arguments.name}_map"
+        self._archive = table.location(arguments.archive, arguments.format)
+        self._map = table.location(
+            arguments.map or f"{self._archive.rstrip('/')}_{arguments.name}_map", arguments.format
+        )
         self._records = table.read(spark, self._archive)
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
 
 from pipeline.archive.plan import Range
+from pipeline.archive.transforms import within
 from pipeline.partitioners import murmur2_of
 from pipeline.replay.plan import Plan
 from pipeline.schema import HEADERS
@@ -17,18 +18,7 @@ from pipeline.schema import HEADERS
 
 def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
     """Records of `ranges` within the plan's times and condition."""
-    rows = [(each.topic, each.partition, each.start, each.end) for each in ranges]
-    frame = records.sparkSession.createDataFrame(rows, "r_topic string, r_partition int, r_start long, r_end long")
-    inside = (
-        (F.col("topic") == F.col("r_topic"))
-        & (F.col("partition") == F.col("r_partition"))
-        & (F.col("offset") >= F.col("r_start"))
-        & (F.col("offset") < F.col("r_end"))
-    )
-    span = F.col("topic").isin(sorted({each.topic for each in ranges})) & F.col("offset").between(
-        min((each.start for each in ranges), default=0), max((each.end for each in ranges), default=0)
-    )
-    chosen = records.where(span).join(F.broadcast(frame), inside, "left_semi")
+    chosen = within(records, ranges)
     if plan.from_ms is not None:
         chosen = chosen.where(F.col("timestamp") >= F.timestamp_millis(F.lit(plan.from_ms)))
     if plan.until_ms is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from pipeline.archive.plan import Progress, Range
+from pipeline.archive.plan import Progress, Range, without
 from pipeline.kafka import Log, Partition
 from pipeline.verify.sums import BLOCK, COLUMNS
 
@@ -35,10 +35,15 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
     found: list[Scope] = []
     for key, end in sorted(progress.next.items()):
         topic, partition = key
-        claimed = list(without(Range(topic, partition, progress.first[key], end), progress.lost))
+        claimed = list(without(Range(topic, partition, progress.first[key], end), (*progress.lost, *progress.skipped)))
         remarks = [
             f"{each} had gone before they were archived"
             for each in progress.lost
+            if (each.topic, each.partition) == key
+        ]
+        remarks += [
+            f"{each}: the timestamp does not fit the table, so the record is in the dead letters only"
+            for each in progress.skipped
             if (each.topic, each.partition) == key
         ]
         log = held.get(key)
@@ -54,19 +59,6 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
             remarks.append(f"offsets before {log.start:,} have been removed from the topic, so they cannot be proved")
         found.append(Scope(topic, partition, tuple(claimed), tuple(remarks)))
     return found
-
-
-def without(whole: Range, holes: Iterable[Range]) -> Iterator[Range]:
-    """`whole` less those of `holes` that are of its partition."""
-    position = whole.start
-    for hole in sorted(each for each in holes if (each.topic, each.partition) == (whole.topic, whole.partition)):
-        if hole.start > position:
-            yield Range(whole.topic, whole.partition, position, min(hole.start, whole.end))
-        position = max(position, hole.end)
-        if position >= whole.end:
-            return
-    if position < whole.end:
-        yield Range(whole.topic, whole.partition, position, whole.end)
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka.admin import ConfigResource, ResourceType
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline import kafka, session, table
+from pipeline import catalog, kafka, session, table
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range
-from pipeline.errors import PipelineError
+from pipeline.archive.transforms import misdated, within
+from pipeline.errors import LOST_FILE, PipelineError, explain
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
@@ -47,7 +50,8 @@ TASKS_PER_CORE = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kafka.add_arguments(parser)
-    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
 
@@ -67,7 +71,7 @@ class Verification:
         self, spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, lines: Lines, stop: Stop
     ) -> None:
         self._spark, self._cluster, self._lines, self._stop = spark, cluster, lines, stop
-        self._path: str = arguments.archive
+        self._path = table.location(arguments.archive, arguments.format)
         self._only = [name for name in arguments.topics.split(",") if name]
         self._read_committed = arguments.isolation == "read_committed"
         self._reader = TopicReader(cluster.settings, self._read_committed)
@@ -88,12 +92,34 @@ class Verification:
         logs = self._cluster.logs(chosen, read_committed=self._read_committed)
         told = [each for each in scopes(progress, logs) if each.topic in chosen]
         compacted = self._compacted({each.topic for each in told})
-        differences = self._unclaimed(records, progress) if not self._only else []
-        whole = [each for each in told if each.topic not in compacted]
-        sparse = [each for each in told if each.topic in compacted]
-        differences += self._compare(records, whole, self._by_block)
-        differences += self._compare(records, sparse, self._by_record)
+        try:
+            differences = self._differences(records, progress, told, compacted)
+        except (PySparkException, Py4JJavaError) as error:
+            cause = explain(error).cause
+            if not cause.startswith(LOST_FILE) or table.is_iceberg(self._path):
+                raise
+            self._lines.say(f"{cause} It is read as if it were empty.", event="damaged")
+            with table.ignoring_lost_files(self._spark):
+                differences = [cause, *self._differences(records, progress, told, compacted)]
         return self._report(told, compacted, differences)
+
+    def _differences(
+        self, records: DataFrame, progress: Progress, told: Sequence[Scope], compacted: set[str]
+    ) -> list[str]:
+        found = self._unclaimed(records, progress) if not self._only else []
+        found += self._misdated(records, told)
+        found += self._compare(records, [each for each in told if each.topic not in compacted], self._by_block)
+        return found + self._compare(records, [each for each in told if each.topic in compacted], self._by_record)
+
+    def _misdated(self, records: DataFrame, told: Sequence[Scope]) -> list[str]:
+        """Name the records that a reader who filters by date misses."""
+        mine = records.where(F.col("topic").isin(sorted({each.topic for each in told})))
+        with Ticker(self._spark, self._lines, self._stop):
+            rows = misdated(mine).limit(MAX_SHOWN).collect()
+        return [
+            f"{row.topic}-{row.partition} {_offsets(row)}: the date is {row.date}, not the day of the timestamp"
+            for row in rows
+        ]
 
     def _compacted(self, topics: set[str]) -> set[str]:
         """Those whose cleanup policy is or contains compaction."""
@@ -107,7 +133,8 @@ class Verification:
         }
 
     def _unclaimed(self, records: DataFrame, progress: Progress) -> list[str]:
-        rows = unclaimed(records, progress).collect()
+        with Ticker(self._spark, self._lines, self._stop):
+            rows = unclaimed(records, progress).collect()
         return [
             f"{row.topic}-{row.partition}: {row['count']:,} records outside of what the archive claims" for row in rows
         ]
@@ -133,7 +160,7 @@ class Verification:
         return found
 
     def _by_block(self, records: DataFrame, work: Sequence[Range]) -> list[str]:
-        inside = self._within(records, work)
+        inside = within(records, work)
         unequal = unequal_blocks(block_sums(record_sums(inside)), self._topic(work, per_record=False))
         first = unequal.orderBy("topic", "partition", "block").limit(MAX_SHOWN).collect()
         if not first:
@@ -143,10 +170,10 @@ class Verification:
         return self._differing(inside, cut, compacted=False)
 
     def _by_record(self, records: DataFrame, work: Sequence[Range]) -> list[str]:
-        return self._differing(self._within(records, work), work, compacted=True)
+        return self._differing(within(records, work), work, compacted=True)
 
     def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
-        archived = record_sums(self._within(inside, work))
+        archived = record_sums(within(inside, work))
         rows = (
             unequal_ranges(unequal_records(archived, self._topic(work, per_record=True), compacted=compacted))
             .orderBy("topic", "partition", "first")
@@ -167,21 +194,6 @@ class Verification:
             return frame.mapInArrow(self._reader.records, RECORD_SUMS)
         return frame.mapInArrow(self._reader.blocks, BLOCK_SUMS)
 
-    def _within(self, records: DataFrame, ranges: Sequence[Range]) -> DataFrame:
-        """Records of `ranges`; their topics and the span of offsets are also said as literals, which skip files."""
-        rows = [(each.topic, each.partition, each.start, each.end) for each in ranges]
-        frame = self._spark.createDataFrame(rows, "r_topic string, r_partition int, r_start long, r_end long")
-        held = (
-            (F.col("topic") == F.col("r_topic"))
-            & (F.col("partition") == F.col("r_partition"))
-            & (F.col("offset") >= F.col("r_start"))
-            & (F.col("offset") < F.col("r_end"))
-        )
-        span = F.col("topic").isin(sorted({each.topic for each in ranges})) & F.col("offset").between(
-            min((each.start for each in ranges), default=0), max((each.end for each in ranges), default=0)
-        )
-        return records.where(span).join(F.broadcast(frame), held, "left_semi")
-
     def _report(self, told: Sequence[Scope], compacted: set[str], differences: list[str]) -> int:
         for each in told:
             ranges = ", ".join(f"{part.start:,} to {part.end - 1:,}" for part in each.ranges) or "nothing"
@@ -193,7 +205,11 @@ class Verification:
             self._lines.say(f"DIFFERS {words}", event="difference")
         proved = sum(each.records for each in told)
         if differences:
-            self._lines.say(f"the archive is NOT what the topics hold; first: {differences[0]}", event="different")
+            self._lines.say(
+                f"the archive is NOT what the topics hold; first: {differences[0]}. `sluice-pipeline repair` archives "
+                "named offsets again",
+                event="different",
+            )
             return DIFFERENT
         if not proved and (any(each.remarks for each in told) or not told):
             raise PipelineError(

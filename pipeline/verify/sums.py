@@ -14,10 +14,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from pipeline.schema import TIMESTAMP_TYPES
+
 BLOCK = 4096
 NULL_SUM = 1 << 32  # no CRC-32 is that large
 TIME_MODULUS = (1 << 32) - 5
-TIMESTAMP_TYPES = ("none", "create_time", "log_append_time")  # as librdkafka numbers them
 COLUMNS = ("timestamp", "key", "value", "headers")
 
 BLOCK_SUMS = StructType(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,3 +225,27 @@ def test_a_wrong_password_names_the_file_to_check(
     file = properties(tmp_path / "wrong.properties", "nobody", "wrong")
     said = Prompt(secured.sasl, capsys)("acls", "list", "--command-config", file, code=1)
     assert said.endswith(f"; check username and password in {file}\n")
+
+
+def test_users_are_managed_by_a_broker(
+    secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, user = Prompt(secured.open, capsys), f"u-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setattr("sys.stdin", io.StringIO("her password\n"))
+    only = ("--mechanism", "SCRAM-SHA-256")
+    assert admin("users", "add", user, "--password-stdin", *only) == f"{user} authenticates by SCRAM-SHA-256\n"
+    rows = [row for row in admin.json("users", "list") if row["user"] == user]
+    assert [(row["mechanism"], row["iterations"]) for row in rows] == [("SCRAM-SHA-256", 4096)]
+    file = Path(properties(tmp_path / "user.properties", user, "her password"))
+    file.write_text(
+        file.read_text().replace("mechanism=PLAIN", "mechanism=SCRAM-SHA-256").replace("plain.Plain", "scram.Scram")
+    )
+    sasl = Prompt(secured.sasl, capsys)
+    sasl("topics", "list", "--command-config", str(file))
+    refused = sasl("users", "list", "--command-config", str(file), code=1)
+    assert "`sluice acls add --allow User:NAME --operation describe --cluster`" in refused
+    assert f"there is no user {user}x; did you mean {user}?" in admin("users", "delete", f"{user}x", code=1)
+    admin("users", "delete", user)
+    assert user not in admin("users", "list")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert "the password is empty" in admin("users", "add", user, "--password-stdin", code=1)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.coordinator.classic.machine import next_deadline, step
-from gateway.coordinator.classic.model import Event, Group, GroupState, Member, Reply
+from gateway.coordinator.classic.model import Event, Group, GroupState, Member
 from gateway.coordinator.classic.table import TABLE
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionClosed, ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Reply, RequestId, Step, Tick
 from gateway.coordinator.requests import (
     DeleteGroup,
     Heartbeat,

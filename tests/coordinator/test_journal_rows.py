@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.classic.model import Event, Group
-from gateway.coordinator.machine import Machines, Step
+from gateway.coordinator.classic.model import Event
+from gateway.coordinator.machine import Step
 from gateway.coordinator.requests import Protocols
 from gateway.groups.journal_rows import LONG_REBALANCE_MS, Rows
 from gateway.groups.journal_sheet import Happened
+from gateway.groups.kinds import MACHINES
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from storage.journal import JournalEvent, JournalRow
 
@@ -43,7 +43,7 @@ class Journaled(Scene):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.rows: list[JournalRow] = []
-        self._made = Rows(Machines({Group: CLASSIC}), Topics())
+        self._made = Rows(MACHINES, Topics())
 
     def send_silent(self, event: Event) -> Step:
         before = self.group

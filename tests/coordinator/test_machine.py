@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ class Counter:
 
     group_id: str
     count: int = 0
+    exists: bool = True
+    members: Mapping[MemberId, object] = field(default_factory=dict[MemberId, object])
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Count(ClientRequest[Answer]):
 class Counting:
     """A second machine that takes over classic groups without members. Counting by zero is refused."""
 
+    group_class: type[Counter] = Counter
     group_type: str = "counting"
     events: frozenset[type] = frozenset({Count})
     beats: frozenset[type] = frozenset()
@@ -46,12 +50,12 @@ class Counting:
         """Accept heartbeats once it has counted to ten."""
         return isinstance(event, Heartbeat) and group.count >= 10
 
-    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted | None:
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted[Counter] | None:
         if isinstance(group, Group) and not group.members:
             return Adopted(Counter(group.group_id), Conversion.EMPTY, ((RequestId(7), Answer(ErrorCode.NONE)),))
         return None
 
-    def step(self, group: Counter, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+    def step(self, group: Counter, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step[Counter]:
         if isinstance(event, Heartbeat):
             return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.NONE)),))
         if not isinstance(event, Count):
@@ -66,11 +70,11 @@ class Counting:
         return Answer(error)
 
 
-MACHINES = Machines({Group: CLASSIC, Counter: Counting()})  # type: ignore[dict-item]
+MACHINES = Machines(CLASSIC, Counting())  # type: ignore[arg-type]
 SETTINGS = Settings()
 
 
-def step(group: Any, event: Any) -> Step:
+def step(group: Any, event: Any) -> Step[Counter]:
     return MACHINES.step(group, event, NO_TOPICS, 0, SETTINGS)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.classic.model import GroupState
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
@@ -55,6 +55,7 @@ class Watched(Scene):
         with_cluster = CLASSIC.step(self.group, event, CLUSTER, self.now_ms, self.settings)
         taken = super().send_silent(event)
         assert with_cluster.replies == taken.replies
+        assert isinstance(with_cluster.group, Group)
         self.group = with_cluster.group
         self.seen += [fact for fact in with_cluster.facts if isinstance(fact, ProtocolViolated)]
         self.withheld += [fact for fact in with_cluster.facts if isinstance(fact, PartitionsWithheld)]

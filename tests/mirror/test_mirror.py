@@ -7,7 +7,7 @@ import time
 import uuid
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
@@ -137,6 +137,16 @@ def test_settings_and_partitions_are_copied(source: str, target: GatewayProcess)
         own = {each.name: each.value for each in settings(cluster, topic) if each.config_source == DYNAMIC_TOPIC_CONFIG}
         assert own == config
         assert len(cluster.topics([topic])[0].partitions) == 5
+
+
+def test_a_partition_that_was_added_to_the_source_is_copied(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    mirror_once(source, target, "--topics", topic)
+    admin = AdminClient({"bootstrap.servers": source})
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
+    fill(source, topic, 1, 10)
+    mirror_once(source, target, "--topics", topic)
+    assert read_partition(target.bootstrap, topic, 1) == read_partition(source, topic, 1)
 
 
 def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, target: GatewayProcess) -> None:

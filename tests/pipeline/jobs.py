@@ -17,7 +17,9 @@ from pipeline import session, table
 from pipeline.archive import job as archive_job
 from pipeline.compact import job as compact_job
 from pipeline.kafka import Cluster
+from pipeline.latest import job as latest_job
 from pipeline.progress import Progress, Stop
+from pipeline.repair import job as repair_job
 from pipeline.replay import job as replay_job
 from pipeline.verify import job as verify_job
 
@@ -95,6 +97,21 @@ def verify(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outco
     stream = io.StringIO()
     code = verify_job.Verification(spark, Cluster(bootstrap), arguments, _lines("verify", stream), Stop()).run()
     return _outcome(code, stream)
+
+
+def latest(spark: SparkSession, path: str, out: str, *given: str) -> Outcome:
+    arguments = parse(latest_job, ["--archive", path, "--out", out, *given])
+    stream = io.StringIO()
+    latest_job.merge(spark, arguments, _lines("table", stream), Stop())
+    return _outcome(0, stream)
+
+
+def repair(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
+    arguments = parse(repair_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    stream = io.StringIO()
+    ranges = repair_job.parse_ranges(arguments.ranges)
+    repair_job.repair(spark, Cluster(bootstrap), arguments, ranges, _lines("repair", stream), Stop())
+    return _outcome(0, stream)
 
 
 def replay(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:

@@ -55,13 +55,18 @@ def killed_and_done(
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 @pytest.mark.parametrize("kills", [1, pytest.param(LONG_KILLS, marks=pytest.mark.long)])
-def test_an_archive_that_was_killed_is_the_topic(gateway: GatewayProcess, tmp_path: Path, kills: int) -> None:
-    topic, out = filled(gateway.bootstrap), str(tmp_path / "table")
+def test_an_archive_that_was_killed_is_the_topic(
+    gateway: GatewayProcess, tmp_path: Path, kills: int, table_format: str
+) -> None:
+    topic, out, where = filled(gateway.bootstrap), str(tmp_path / "table"), ()
+    if table_format == "iceberg":
+        out, where = "table", ("--format", "iceberg", "--catalog", str(tmp_path / "files"))
     given = ("archive", "--bootstrap", gateway.bootstrap, "--topics", topic, "--out", out, "--once",
-             "--max-batch-records", str(BATCH))  # fmt: skip
+             "--max-batch-records", str(BATCH), *where)  # fmt: skip
     moments = killed_and_done(given, "reading", kills, seed=kills)
-    proof = processes.run("verify", "--bootstrap", gateway.bootstrap, "--archive", out)
+    proof = processes.run("verify", "--bootstrap", gateway.bootstrap, "--archive", out, *where)
     assert [line["offsets"] for line in proof.said if line.get("event") == "proved"] == [RECORDS], moments
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.archive.plan import Progress, Range, plan, share
+from pipeline.archive.plan import Progress, Range, plan, share, without
 from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
 from pipeline.replay import topics
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
-from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes, without
+from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes
 from pipeline.verify.sums import BLOCK
 
 A0, A1 = ("a", 0), ("a", 1)

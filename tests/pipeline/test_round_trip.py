@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
+from pipeline.archive import unfit
 from pipeline.archive.job import last_progress
 from pipeline.compact import job as compact_job
 from pipeline.errors import PipelineError
@@ -101,6 +102,65 @@ def test_a_restore_of_old_records_keeps_them_settings_partitions_and_empty_topic
         spark, gateway.bootstrap, out, "--topic-map", f"{topic}={topic}-3", "--name", "warned", "--dry-run"
     )
     assert f"retention.ms=60000 of the topic {topic}-3 removes records" in warned.words
+
+
+def test_records_whose_timestamp_does_not_fit_are_dead_letters_and_the_archive_goes_on(
+    spark: SparkSession, gateway: GatewayProcess, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfit, "MAX_HOLES", 3)
+    topic = topics.fresh(gateway.bootstrap, 2, message_timestamp_after_max_ms=str(2**63 - 1))
+    far = 2**62
+    mixed = [(0, None, b'{"n":%d}' % n, far if n % 2 else topics.START_MS, []) for n in range(10)]
+    block = [(1, b"k", b'{"n":%d}' % n, far if 5 <= n < 15 else topics.START_MS, [("h", b"v")]) for n in range(20)]
+    topics.fill(gateway.bootstrap, topic, [*mixed, *block])
+    told = jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert sum(line["records"] for line in told.events("unfit")) == 15
+    assert held(spark, out) == 15
+    letters = spark.read.format("delta").load(f"{out}_dead_letters").orderBy("partition", "offset").collect()
+    assert [(row.partition, row.offset) for row in letters] == [
+        *((0, offset) for offset in range(1, 10, 2)),
+        *((1, offset) for offset in range(5, 15)),
+    ]
+    assert (bytes(letters[-1].key), bytes(letters[-1].value), letters[-1].headers[0].key) == (b"k", b'{"n":14}', "h")
+    assert letters[0].reason.startswith(f"the timestamp {far} ms does not fit")
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 15)
+    assert f"{topic}-1 offsets 5 to 14: the timestamp does not fit" in proof.words
+    typed = jobs.archive(spark, gateway.bootstrap, f"{out}_typed", "--topics", topic, "--value", "json")
+    assert sum(line["records"] for line in typed.events("unfit")) == 15
+    assert [row.n for row in spark.read.format("delta").load(f"{out}_typed").select("data.n").collect()].count(0) == 2
+
+
+def test_repair_archives_again_what_verify_names(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(200, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--max-batch-records", "100")
+    spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE partition = 1 AND offset IN (17, 18, 40)").collect()
+    spark.sql(f"UPDATE delta.`{out}` SET date = DATE '1999-01-01' WHERE partition = 1 AND offset = 60").collect()
+    lost = (
+        spark.read.format("delta")
+        .load(out)
+        .where("partition = 0 AND offset = 70")
+        .select("_metadata.file_path")
+        .first()
+    )
+    assert lost is not None
+    Path(lost[0].removeprefix("file:")).unlink()
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert proof.code == 3
+    assert proof.events("damaged")
+    assert f"{topic}-0 offsets 50 to 99, 50 records: the archive does not hold it, the topic does" in proof.words
+    assert f"{topic}-1 offsets 17 to 18, 2 records: its value is another in the archive" in proof.words
+    assert f"{topic}-1 offset 60: the date is 1999-01-01, not the day of the timestamp" in proof.words
+    with pytest.raises(PipelineError, match=f"The archive does not claim {topic}-1 offsets 90 to 109"):
+        jobs.repair(spark, gateway.bootstrap, out, "--ranges", f"{topic}-1:90-109")
+    named = f"{topic}-0:50-99,{topic}-1:17-18,{topic}-1:40,{topic}-1:60"
+    jobs.repair(spark, gateway.bootstrap, out, "--ranges", named)
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert (proof.code, proof.events("proved")[0]["offsets"], held(spark, out)) == (0, 200, 200)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
 def test_progress_is_committed_as_a_groups_offsets(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:

@@ -16,7 +16,17 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import to_records
-from pipeline.archive.typed import MAX_FIELDS, AvroTyping, JsonTyping, infer, merge, parse, settle, struct_words
+from pipeline.archive.typed import (
+    MAX_FIELDS,
+    AvroTyping,
+    JsonTyping,
+    all_nulls,
+    infer,
+    merge,
+    parse,
+    settle,
+    struct_words,
+)
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError
 from pipeline.partitioners import murmur2
@@ -168,7 +178,8 @@ def test_records_that_each_bring_a_field_are_typed_up_to_the_limit(spark: SparkS
 @pytest.mark.parametrize(
     ("kind", "fitting", "rescued"),
     [
-        ("bigint", ["9223372036854775807", "-1"], ["9223372036854775808", "1.5", "1e2", "true", '"1"']),
+        ("bigint", ["9223372036854775807", "-1", "1e2"],
+         ["9223372036854775808", "1.5", "1.5e0", "1e17", "true", '"1"']),
         ("int", ["8"], ["8.5", "true", "2147483648", '"8"']),
         ("double", ["1.5", "0.30000000000000004", "1e2", "9007199254740992", "0.1", "123456789012345.67", "-0.001"],
          ["9007199254740993", "12345678901234567890", "0.1234567890123456789", "true", '"1"']),
@@ -186,6 +197,34 @@ def test_only_a_value_that_its_column_holds_exactly_is_typed(
         [True] * len(fitting) + [False] * len(rescued)
     )
     assert all(row[DATA].v is None and row[RESCUED] for row in rows[len(fitting) :])
+
+
+def test_an_avro_record_of_nothing_but_nulls_is_no_dead_letter(spark: SparkSession) -> None:
+    fields = '{"name": "a", "type": ["null", "long"]}, {"name": "b", "type": ["string", "null"]}'
+    schema = f'{{"type": "record", "name": "r", "fields": [{fields}]}}'
+    values = [b"\x00\x02", b"\x02", b"\x00\x02\x00", None]
+    rows = (
+        AvroTyping(schema, framed=False).apply(json_records(spark, *values), StructType()).orderBy("offset").collect()
+    )
+    assert [row.reason is None for row in rows] == [True, False, False, True]
+    assert rows[0][DATA].asDict() == {"a": None, "b": None}
+    assert all_nulls('{"type": "record", "name": "r", "fields": [{"name": "a", "type": "long"}]}') is None
+    long_union = '["int", "long", "float"]'.replace(
+        "]", "".join(f', {{"type": "fixed", "name": "f{n}", "size": 1}}' for n in range(70)) + ', "null"]'
+    )
+    assert (
+        all_nulls(f'{{"type": "record", "name": "r", "fields": [{{"name": "a", "type": {long_union}}}]}}')
+        == b"\x92\x01"
+    )
+
+
+def test_a_whole_number_with_an_exponent_does_not_make_its_column_a_double(spark: SparkSession) -> None:
+    values = ('{"id": 1e2, "in": {"n": [ 2E+3 , 4]}, "text": "a 1e2, b"}', '{"id": 9007199254740993, "text": "x"}')
+    rows = typed_rows(spark, None, *values)
+    assert [(row[DATA].id, row[DATA].text) for row in rows] == [(100, "a 1e2, b"), (9007199254740993, "x")]
+    assert (rows[0][DATA]["in"].n, [row[RESCUED] for row in rows]) == ([2000, 4], [None, None])
+    [fraction] = typed_rows(spark, None, '{"x": 1.5e-3}')
+    assert fraction[DATA].x == 0.0015
 
 
 def test_an_integer_beyond_64_bits_is_a_decimal(spark: SparkSession) -> None:

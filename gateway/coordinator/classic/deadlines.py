@@ -63,7 +63,7 @@ def _deadlines(group: Group) -> Iterator[int]:
     yield from handoff.deadlines(group)
 
 
-def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
+def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step[Group]:
     earliest_ms = next_deadline(group)
     if earliest_ms is None or earliest_ms > now_ms:
         return Step(group)
@@ -136,7 +136,7 @@ def _end_phase(draft: Draft) -> None:
     prepare_rebalance(draft, Trigger.MEMBER_LEFT)
 
 
-def connection_closed(group: Group, event: ConnectionClosed, now_ms: int, settings: Settings) -> Step:
+def connection_closed(group: Group, event: ConnectionClosed, now_ms: int, settings: Settings) -> Step[Group]:
     """Drop the requests parked for this connection, which cannot be answered any more. The member may return on
     another one. A dynamic member that has not returned within the grace period counts as failed. This is the last
     event of a connection."""

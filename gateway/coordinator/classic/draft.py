@@ -20,7 +20,6 @@ from gateway.coordinator.classic.model import (
     Member,
     Parked,
     PendingMember,
-    Reply,
     Watch,
 )
 from gateway.coordinator.facts import (
@@ -34,7 +33,7 @@ from gateway.coordinator.facts import (
     shortened,
 )
 from gateway.coordinator.handoff import Handoff
-from gateway.coordinator.machine import ConnectionId, RequestId, Step
+from gateway.coordinator.machine import ConnectionId, Reply, RequestId, Step
 from gateway.coordinator.protocols import names
 from gateway.coordinator.requests import JoinReply, SyncReply
 from gateway.coordinator.settings import Settings
@@ -86,7 +85,7 @@ class Draft:
         self.hold_deadlines = dict(group.hold_deadlines)
         self._had_unheard = bool(group.unheard)
 
-    def seal(self) -> Step:
+    def seal(self) -> Step[Group]:
         # Nothing is stored during a join phase; the end of the phase stores the same.
         if (
             self._had_unheard

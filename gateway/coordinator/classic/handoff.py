@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from gateway.coordinator.classic.model import Group, GroupState, Member, Reply, Watch
+from gateway.coordinator.classic.model import Group, GroupState, Member, Watch
 from gateway.coordinator.classic.observer import (
     Claims,
     Partition,
@@ -40,7 +40,7 @@ from gateway.coordinator.handoff import (
     HandoffSettings,
     by_pair,
 )
-from gateway.coordinator.machine import RequestId
+from gateway.coordinator.machine import Reply, RequestId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.coordinator.requests import SyncReply
 from gateway.coordinator.settings import Settings

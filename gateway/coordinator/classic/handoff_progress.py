@@ -19,7 +19,7 @@ from gateway.coordinator.requests import HandoffProgress
 from gateway.coordinator.settings import Settings
 
 
-def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:
+def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step[Group]:
     if not group.handoffs:
         return Step(group)
     draft = Draft(group, now_ms, settings)
@@ -39,7 +39,7 @@ def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings:
     return _sealed(group, draft)
 
 
-def progress_elsewhere(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:
+def progress_elsewhere(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step[Group]:
     """Ignore the news outside Stable: no SyncGroup is held, and the next assignment asks anew."""
     return Step(group)
 
@@ -54,7 +54,7 @@ def _progressed(draft: Draft, handoff: Handoff, found: Drained | None) -> Handof
     return None
 
 
-def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Step[Group]:
     """End the handoffs of partitions that have been deleted."""
     draft = Draft(group, now_ms, settings)
 
@@ -70,5 +70,5 @@ def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) 
     return _sealed(group, draft)
 
 
-def _sealed(before: Group, draft: Draft) -> Step:
+def _sealed(before: Group, draft: Draft) -> Step[Group]:
     return Step(before) if draft.handoffs is before.handoffs else draft.seal()

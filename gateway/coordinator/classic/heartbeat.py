@@ -26,11 +26,11 @@ GROUP_ID_NOT_FOUND_KNOWN = 9
 """OffsetCommit version from which a missing group has a code of its own."""
 
 
-def heartbeat_empty(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+def heartbeat_empty(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
     return _beat(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
     """Respond with REBALANCE_IN_PROGRESS, by which members learn that they must join again. It keeps them alive as
     any other heartbeat does."""
     error = _heartbeat_error(group, event)
@@ -40,7 +40,7 @@ def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: S
     return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS, facts)
 
 
-def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
     """Respond with NONE. CompletingRebalance is no exception: the generation is the member's own."""
     error = _heartbeat_error(group, event)
     if error is not None:
@@ -49,7 +49,7 @@ def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settin
     return _beat(group, event, ErrorCode.NONE, facts)
 
 
-def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
     return _beat(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
@@ -60,7 +60,7 @@ def _heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode | None:
     return error
 
 
-def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
+def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step[Group]:
     reply = _REPLIES.get(error)
     if reply is None:
         reply = _REPLIES[error] = HeartbeatReply(error)
@@ -71,7 +71,7 @@ _REPLIES: dict[ErrorCode, HeartbeatReply] = {}
 """One shared reply per error code."""
 
 
-def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     """Accept commits of simple consumers and admin tools. The first one creates the group, which then has no
     protocol type."""
     if event.generation_id < 0:
@@ -83,7 +83,7 @@ def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Setti
     return _commit(group, event, ErrorCode.ILLEGAL_GENERATION)
 
 
-def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     """Accept a member's commit. PreparingRebalance is no exception: members commit the old generation while they
     revoke.
 
@@ -101,22 +101,22 @@ def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settin
     return _commit(group, event, ErrorCode.NONE, facts, member_epoch)
 
 
-def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     """Refuse the commit, because partitions may have moved, and the member cannot know before it has synced."""
     return _commit(group, event, _commit_error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def commit_dead(group: Group, event: OffsetCommit | TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
+def commit_dead(group: Group, event: OffsetCommit | TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     return _commit(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-def txn_commit_empty(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
+def txn_commit_empty(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     if event.generation_id < 0:
         return _commit(group if group.exists else replace(group, exists=True), event, ErrorCode.NONE)
     return _commit(group, event, ErrorCode.UNKNOWN_MEMBER_ID if group.exists else ErrorCode.ILLEGAL_GENERATION)
 
 
-def txn_commit_live(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
+def txn_commit_live(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
     """Accept the commit. CompletingRebalance is no exception: the transaction contains the results of the records,
     so it must contain their offsets."""
     return _commit(group, event, None if event.names_nobody else _identity_error(group, event))
@@ -149,7 +149,7 @@ def _commit(
     error: ErrorCode | None,
     facts: tuple[Fact, ...] = (),
     member_epoch: int | None = None,
-) -> Step:
+) -> Step[Group]:
     member = group.members.get(event.member_id)
     by_member_epoch = member is not None and member.member_epoch > 0
     reply = OffsetCommitReply(

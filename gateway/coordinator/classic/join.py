@@ -41,7 +41,7 @@ JoinAnswer = Callable[[Draft, JoinGroup, MemberId], None]
 """Function that changes the draft for one accepted join. The member id is the one that `identify` found."""
 
 
-def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step:
+def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step[Group]:
     if not settings.group_min_session_timeout_ms <= event.session_timeout_ms <= settings.group_max_session_timeout_ms:
         return refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
     if not group.exists and event.member_id != NO_MEMBER_ID:
@@ -63,11 +63,11 @@ def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Ste
     return draft.seal()
 
 
-def refuse(group: Group, event: JoinGroup, error: ErrorCode) -> Step:
+def refuse(group: Group, event: JoinGroup, error: ErrorCode) -> Step[Group]:
     return Step(group, ((event.request_id, JoinReply(error, event.member_id)),))
 
 
-def refuse_dead(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step:
+def refuse_dead(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
@@ -87,7 +87,7 @@ def _has_room(group: Group, requester: Requester, max_size: int) -> bool:
             return True
 
 
-def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int, settings: Settings) -> Step:
+def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int, settings: Settings) -> Step[Group]:
     """Refuse with GROUP_MAX_SIZE_REACHED, without an id to return with. The requester loses its place or pending id."""
     reply = JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
     member_id = requester.member_id

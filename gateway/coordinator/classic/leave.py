@@ -17,7 +17,7 @@ from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 
-def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
+def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step[Group]:
     """Remove the named members. The top-level code is always NONE, also if entries fail; LeaveGroup 0-2 lifts its
     only entry's code."""
     draft = Draft(group, now_ms, settings)
@@ -33,7 +33,7 @@ def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> S
     return draft.seal()
 
 
-def leave_dead(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
+def leave_dead(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return Step(group, ((event.request_id, LeaveReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)),))
 
 
@@ -60,7 +60,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
     """Delete an empty group. Pending ids are deleted with it: a client that returns with one gets UNKNOWN_MEMBER_ID."""
     if not group.exists:
         return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
@@ -68,13 +68,13 @@ def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settin
     return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
 
 
-def delete_live(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+def delete_live(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return _answer(group, event, ErrorCode.NON_EMPTY_GROUP)
 
 
-def delete_dead(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+def delete_dead(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
 
 
-def _answer(group: Group, event: DeleteGroup, error: ErrorCode) -> Step:
+def _answer(group: Group, event: DeleteGroup, error: ErrorCode) -> Step[Group]:
     return Step(group, ((event.request_id, DeleteReply(error)),))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gateway.coordinator.classic import restore as records
 from gateway.coordinator.classic.deadlines import next_deadline, postponed
 from gateway.coordinator.classic.handoff_progress import see_topics
-from gateway.coordinator.classic.model import Event, Group, GroupState, Reply
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.observer import guarded, observe, withhold
 from gateway.coordinator.classic.restore import restore, stored, stored_member
 from gateway.coordinator.classic.table import TABLE
@@ -35,11 +34,15 @@ from gateway.coordinator.machine import (
     LONG_BYTES,
     Adopted,
     ClusterChanged,
+    Event,
     Machine,
+    Reply,
+    Request,
     Step,
     StoredGroup,
     StoredMember,
     Summary,
+    Value,
 )
 from gateway.coordinator.requests import (
     DeleteGroup,
@@ -69,7 +72,7 @@ DURABLE: frozenset[type[Fact]] = frozenset(
 they are delivered, and the end of the group. A join phase in progress may be lost."""
 
 
-def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: Cluster = NO_TOPICS) -> Step:
+def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: Cluster = NO_TOPICS) -> Step[Group]:
     """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group).
 
     An event that is refused, or changes nothing, returns the same `group` object.
@@ -88,7 +91,7 @@ UNOBSERVED = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit})
 """All frequent events. They neither begin a generation nor deliver an assignment."""
 
 
-def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
+def refuse(event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
     """Return the reply that refuses `event`. Heartbeats for a group that could not be read get NONE, because
     upstream keeps members alive in that case."""
     match event:
@@ -111,6 +114,7 @@ def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
 class _Classic:
     """The `Machine` for `Group`."""
 
+    group_class = Group
     group_type = "classic"
     events = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = UNOBSERVED
@@ -119,10 +123,12 @@ class _Classic:
     def missing(self, group_id: str) -> Group:
         return Group(group_id)
 
-    def takes(self, group: Group, event: Any) -> bool:
+    def takes(self, group: Group, event: Request[Reply]) -> bool:
         return False
 
-    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+    def adopt(
+        self, group: Value, event: Request[Reply], cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Adopted[Group] | None:
         """Convert a consumer or streams group without members to a classic one. It keeps its offsets; generations
         rise from its epoch."""
         if isinstance(group, ConsumerGroup | StreamsGroup) and not group.members:
@@ -130,19 +136,19 @@ class _Classic:
             return Adopted(classic, Conversion.EMPTY)
         return None
 
-    def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    def step(self, group: Group, event: Event, cluster: Cluster, now_ms: int, settings: Settings) -> Step[Group]:
         if type(event) is ClusterChanged:
             return see_topics(group, cluster, now_ms, settings)
         return step(group, event, now_ms, settings, cluster)
 
-    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
         """Return True if the step may be long, because the observer and the handoff read subscriptions and
         assignments."""
         if type(event) is SyncGroup:
             return sum(len(assignment) for _, assignment in event.assignments) > LONG_BYTES
         return type(event) is JoinGroup and sum(len(metadata) for _, metadata in event.protocols) > LONG_BYTES
 
-    def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
+    def refuse(self, event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
         return refuse(event, error, loading=loading)
 
     def next_deadline(self, group: Group) -> int | None:
@@ -197,4 +203,4 @@ class _Classic:
     restore = staticmethod(records.restore)
 
 
-CLASSIC: Machine = _Classic()
+CLASSIC: Machine[Group, Settings] = _Classic()

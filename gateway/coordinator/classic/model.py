@@ -18,19 +18,13 @@ from gateway.coordinator.handoff import Handoff
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, RequestId, Tick
 from gateway.coordinator.requests import (
     DeleteGroup,
-    DeleteReply,
     HandoffProgress,
     Heartbeat,
-    HeartbeatReply,
     JoinGroup,
-    JoinReply,
     LeaveGroup,
-    LeaveReply,
     OffsetCommit,
-    OffsetCommitReply,
     Protocols,
     SyncGroup,
-    SyncReply,
     TxnOffsetCommit,
 )
 
@@ -103,8 +97,6 @@ class PendingMember:
     connection_id: ConnectionId
     deadline_ms: int
 
-
-Reply = JoinReply | SyncReply | HeartbeatReply | LeaveReply | OffsetCommitReply | DeleteReply
 
 Event = (
     JoinGroup

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gateway.coordinator.classic.model import Delivered, Event, Group, GroupState, Member, Watch
+from gateway.coordinator.classic.model import Delivered, Group, GroupState, Member, Watch
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import (
     MAX_NAMED,
@@ -29,7 +29,7 @@ from gateway.coordinator.facts import (
     ProtocolViolated,
     Violation,
 )
-from gateway.coordinator.machine import Step
+from gateway.coordinator.machine import Event, Step
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.requests import JoinReply, SyncGroup, SyncReply
 from protocol.consumer import Assignment, TopicPartition, decode_assignment, decode_subscription, encode_assignment
@@ -91,7 +91,7 @@ def is_half_way(group: Group) -> bool:
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
-def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: int) -> Step:
+def observe(before: Group, event: Event, taken: Step[Group], cluster: Cluster, now_ms: int) -> Step[Group]:
     """Return the step with the observer's facts added."""
     after: Group = taken.group
     if after is before or after.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -163,7 +163,7 @@ def _is_stale(watch: Watch, member_id: MemberId, claim: Claim) -> bool:
     return delivered is not None and NO_GENERATION < claim.generation_id < delivered.generation_id
 
 
-def _absent(before: Group, after: Group, taken: Step) -> dict[MemberId, frozenset[Partition]]:
+def _absent(before: Group, after: Group, taken: Step[Group]) -> dict[MemberId, frozenset[Partition]]:
     """Return the absent members of the generation that begins. A restart of the gateway forgets what was delivered;
     then the member's claims or its stored assignment count."""
     present = {reply.member_id for _, reply in taken.replies if isinstance(reply, JoinReply)}
@@ -300,7 +300,7 @@ def _unassigned(watch: Watch, claims: Claims, given: Mapping[Partition, int], cl
     }
 
 
-def _delivered(before: Group, taken: Step) -> dict[MemberId, Delivered]:
+def _delivered(before: Group, taken: Step[Group]) -> dict[MemberId, Delivered]:
     """Return the members whose SyncGroup the step answers with an assignment. Repeats are the same."""
     after: Group = taken.group
     if after.state is not GroupState.STABLE or not any(isinstance(reply, SyncReply) for _, reply in taken.replies):
@@ -335,7 +335,7 @@ def guarded(group: Group, event: SyncGroup) -> tuple[SyncGroup, dict[MemberId, s
     return (replace(event, assignments=tuple(assignments)) if withheld else event), withheld
 
 
-def withhold(taken: Step, withheld: Mapping[MemberId, set[Partition]], now_ms: int) -> Step:
+def withhold(taken: Step[Group], withheld: Mapping[MemberId, set[Partition]], now_ms: int) -> Step[Group]:
     """Return the step that settled a guarded assignment, with the fact about it and a deadline for another
     rebalance. Members that lose partitions join again by themselves, as after any cooperative generation."""
     if not withheld or not any(isinstance(fact, GenerationAssigned) for fact in taken.facts):

@@ -21,17 +21,17 @@ from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 
-def sync_empty(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+def sync_empty(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return _refuse(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def sync_preparing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+def sync_preparing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
     """Refuse the sync. The leader's sync of the generation that is ending is refused too, so that late joiners are
     not left out."""
     return _refuse(group, event, _error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def sync_completing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+def sync_completing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
     error = _error(group, event)
     if error is not None:
         return _refuse(group, event, error)
@@ -44,7 +44,7 @@ def sync_completing(group: Group, event: SyncGroup, now_ms: int, settings: Setti
     return draft.seal()
 
 
-def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
     """Return the same bytes for repeats; ignore a leader's second list. The session timer is not touched (as in
     upstream)."""
     error = _error(group, event)
@@ -64,11 +64,11 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
     return draft.seal()
 
 
-def sync_dead(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+def sync_dead(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
     return _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-def _refuse(group: Group, event: SyncGroup, error: ErrorCode) -> Step:
+def _refuse(group: Group, event: SyncGroup, error: ErrorCode) -> Step[Group]:
     return Step(group, ((event.request_id, SyncReply(error)),))
 
 

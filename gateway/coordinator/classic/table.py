@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.coordinator.classic import deadlines, handoff_progress, heartbeat, join, leave, sync
 from gateway.coordinator.classic.identity import Standing
-from gateway.coordinator.classic.model import LEGAL_TRANSITIONS, Event, Group, GroupState
+from gateway.coordinator.classic.model import LEGAL_TRANSITIONS, Group, GroupState
 from gateway.coordinator.machine import ConnectionClosed, Step, Tick
 from gateway.coordinator.requests import (
     DeleteGroup,
@@ -34,7 +34,7 @@ COMPLETING = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
 DEAD = GroupState.DEAD
 
-Handler = Callable[[Group, Any, int, Settings], Step]
+Handler = Callable[[Group, Any, int, Settings], Step[Group]]
 """Function of a cell. It takes the event type that names its row of the table."""
 
 
@@ -49,7 +49,7 @@ def _cell(handler: Handler, *leads_to: GroupState) -> Cell:
     return Cell(handler, frozenset(leads_to))
 
 
-TABLE: Mapping[type[Event], Mapping[GroupState, Cell]] = {
+TABLE: Mapping[type, Mapping[GroupState, Cell]] = {
     JoinGroup: {
         EMPTY: _cell(join.join, EMPTY, PREPARING, COMPLETING),
         PREPARING: _cell(join.join, PREPARING, COMPLETING),

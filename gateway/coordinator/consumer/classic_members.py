@@ -57,7 +57,7 @@ def join(
     now_ms: int,
     settings: Settings,
     consumer_settings: ConsumerSettings,
-) -> Step:
+) -> Step[ConsumerGroup]:
     try:
         if not (
             settings.group_min_session_timeout_ms <= event.session_timeout_ms <= settings.group_max_session_timeout_ms
@@ -185,7 +185,9 @@ def _owned(member: ConsumerMember, subscription: Subscription, cluster: Cluster)
 # --- SyncGroup ------------------------------------------------------------------------------------------------------
 
 
-def sync(group: ConsumerGroup, event: SyncGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+def sync(
+    group: ConsumerGroup, event: SyncGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings
+) -> Step[ConsumerGroup]:
     try:
         member, classic = _find_speaking(group, event.member_id, event.group_instance_id, event.generation_id)
         if event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE):
@@ -217,7 +219,7 @@ def sync(group: ConsumerGroup, event: SyncGroup, cluster: Cluster, now_ms: int, 
 
 def heartbeat(
     group: ConsumerGroup, event: Heartbeat, cluster: Cluster, now_ms: int, settings: ConsumerSettings
-) -> Step:
+) -> Step[ConsumerGroup]:
     """Answer REBALANCE_IN_PROGRESS if rejoining takes the member a step on: the subscriptions have changed, the
     member must release partitions, or all that it waits for is free."""
     try:
@@ -284,7 +286,9 @@ def _find_speaking(
 # --- LeaveGroup -----------------------------------------------------------------------------------------------------
 
 
-def leave(group: ConsumerGroup, event: LeaveGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+def leave(
+    group: ConsumerGroup, event: LeaveGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings
+) -> Step[ConsumerGroup]:
     """Remove members of either protocol; administrators send the same request to remove members."""
     going: dict[MemberId, tuple[Departure, str | None]] = {}
     left: list[LeftMember] = []

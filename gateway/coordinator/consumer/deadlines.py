@@ -49,7 +49,7 @@ def _later(deadlines: Mapping[MemberId, int], by_ms: int) -> Mapping[MemberId, i
     return {member_id: at_ms + by_ms for member_id, at_ms in deadlines.items()}
 
 
-def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step[ConsumerGroup]:
     over = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)
     for deadlines, departure in (
         (group.rebalance_deadlines, Departure.NOT_REVOKED),

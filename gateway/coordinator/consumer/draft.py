@@ -91,7 +91,7 @@ class Draft:
         self._copied_owners: set[UUID] = set()
         self._resolved: dict[ReadAs, frozenset[UUID]] = {}
 
-    def seal(self) -> Step:
+    def seal(self) -> Step[ConsumerGroup]:
         """Return the step. Facts keep the order in which they were added. Members that no fact touches, but whose
         stored form changed, come last."""
         before = self.before

@@ -44,7 +44,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 def heartbeat(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, now_ms: int, settings: ConsumerSettings, cluster: Cluster
-) -> Step:
+) -> Step[ConsumerGroup]:
     try:
         check_request(event, settings)
         if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
@@ -88,7 +88,7 @@ def _keep_alive(
     now_ms: int,
     settings: ConsumerSettings,
     silent: tuple[Fact, ...],
-) -> Step:
+) -> Step[ConsumerGroup]:
     heard = group.with_session_deadline(member.member_id, now_ms + settings.session_timeout_ms)
     reply = ConsumerGroupHeartbeatReply(
         ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
@@ -103,7 +103,7 @@ def _join(
     now_ms: int,
     settings: ConsumerSettings,
     cluster: Cluster,
-) -> Step:
+) -> Step[ConsumerGroup]:
     """Join a member. A known member that joins again under its id has lost what it owned. A member that takes the
     place of a static member that left for a while gets what that member had."""
     draft = Draft(group, now_ms, settings, cluster)
@@ -165,7 +165,7 @@ def _untaken(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
 
 def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
-) -> Step:
+) -> Step[ConsumerGroup]:
     """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
     the member with the values of the request."""
     joins = event.member_epoch == JOIN_EPOCH
@@ -263,7 +263,7 @@ def _leave(
     now_ms: int,
     settings: ConsumerSettings,
     cluster: Cluster,
-) -> Step:
+) -> Step[ConsumerGroup]:
     """Remove the member. A static member that leaves for a while keeps its partitions, except those it was
     releasing, and its session goes on. Any other member is removed, and the next request computes the target again."""
     draft = Draft(group, now_ms, settings, cluster)

@@ -7,7 +7,6 @@ reads the cluster's topics, and the group gets an event when they change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import Cluster
@@ -44,15 +43,19 @@ from gateway.coordinator.machine import (
     ClusterChanged,
     ConnectionClosed,
     Document,
+    Event,
     Machine,
     NotAdopted,
+    Reply,
+    Request,
     Step,
     StoredGroup,
     StoredMember,
     Summary,
     Tick,
+    Value,
 )
-from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, has_its_share, stored
+from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, ConnectedMachine, delete, has_its_share, stored
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.coordinator.requests import (
     DeleteGroup,
@@ -70,7 +73,9 @@ from gateway.coordinator.settings import ConsumerSettings, Settings
 from protocol.errors import ErrorCode
 
 
-def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+def step(
+    group: ConsumerGroup, event: Event, cluster: Cluster, now_ms: int, settings: ConsumerSettings
+) -> Step[ConsumerGroup]:
     """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case ConsumerGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
@@ -109,7 +114,7 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             raise TypeError(f"{type(event).__name__} is no event of a consumer group")
 
 
-def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step[ConsumerGroup]:
     """Compare the group with changed topics. Members learn the result with their next heartbeats, as after any
     change."""
     if not group.members or cluster.revision < group.topics_revision or not has_news(group, cluster):
@@ -121,7 +126,7 @@ def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: C
     return draft.seal()
 
 
-def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+def refuse(event: Request[Reply], error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
     """Return a refusal, because the group has another type. A join gets upstream's answer for a group that is not
     found, which shows clients that a retry is hopeless. A request at any other epoch is answered UNKNOWN_MEMBER_ID,
     so that the client joins: it may have been a member before the group changed its type."""
@@ -142,7 +147,9 @@ def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | Offset
             raise TypeError(f"{type(event).__name__} is no request of a consumer group")
 
 
-def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+def _step_classic(
+    group: ConsumerGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings
+) -> Step[ConsumerGroup | Group]:
     """Apply a request of a classic-protocol member to a consumer group."""
     own = settings.consumer_for(group.group_id)
     match event:
@@ -167,7 +174,7 @@ QUICK = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup, 
 """Events that never change the partitions that a member gets."""
 
 
-def _is_quick(group: ConsumerGroup, event: Any) -> bool:
+def _is_quick(group: ConsumerGroup, event: Event) -> bool:
     if not isinstance(event, ConsumerGroupHeartbeat):
         return type(event) in QUICK
     return (
@@ -178,7 +185,7 @@ def _is_quick(group: ConsumerGroup, event: Any) -> bool:
     )
 
 
-def _says_much(group: Any, event: ConsumerGroupHeartbeat, cluster: Cluster) -> bool:
+def _says_much(group: Value, event: ConsumerGroupHeartbeat, cluster: Cluster) -> bool:
     names = event.subscribed_topic_names
     return (
         (names is not None and (len(names) > MANY or cluster.partition_count(names) > MANY))
@@ -187,14 +194,14 @@ def _says_much(group: Any, event: ConsumerGroupHeartbeat, cluster: Cluster) -> b
     )
 
 
-def _resolves(group: ConsumerGroup, event: Any, cluster: Cluster) -> bool:
+def _resolves(group: ConsumerGroup, event: Event, cluster: Cluster) -> bool:
     """Return whether patterns must be matched with other topics, or shown to another reader."""
     if type(event) in QUICK or not (has_news(group, cluster) or _is_of_another(group, event)):
         return False
     return any(text for _, text, _ in group.subscriptions)
 
 
-def _is_of_another(group: ConsumerGroup, event: Any) -> bool:
+def _is_of_another(group: ConsumerGroup, event: Event) -> bool:
     if not isinstance(event, ConsumerGroupHeartbeat) or event.principal is None:
         return False
     member = group.members.get(event.member_id)
@@ -205,9 +212,10 @@ def _is_wide(group: ConsumerGroup) -> bool:
     return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _, _ in group.subscriptions)
 
 
-class _Consumer(EpochMachine):
+class _Consumer(ConnectedMachine[ConsumerGroup]):
     """`Machine` for `ConsumerGroup`."""
 
+    group_class = ConsumerGroup
     group_type = "consumer"
     events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({OffsetCommit, TxnOffsetCommit, ConsumerGroupHeartbeat})
@@ -216,14 +224,14 @@ class _Consumer(EpochMachine):
     def missing(self, group_id: str) -> ConsumerGroup:
         return ConsumerGroup(group_id)
 
-    def takes(self, group: ConsumerGroup, event: Any) -> bool:
+    def takes(self, group: ConsumerGroup, event: Request[Reply]) -> bool:
         """Return whether the group accepts the event. Members may speak the classic protocol. A group without
         members becomes a classic group instead."""
         return type(event) in CLASSIC_REQUESTS and bool(group.members)
 
     def adopt(
-        self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings
-    ) -> Adopted | NotAdopted | None:
+        self, group: Value, event: Request[Reply], cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Adopted[ConsumerGroup] | NotAdopted | None:
         """Turn a classic group into a consumer group with the same offsets; epochs rise from its generation. A group
         with members is converted when a consumer member joins it (`migration.py`)."""
         if not isinstance(group, Group):
@@ -235,7 +243,7 @@ class _Consumer(EpochMachine):
             return upgraded(group, cluster, now_ms, settings)
         return None
 
-    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
         if isinstance(event, ConsumerGroupHeartbeat) and _says_much(group, event, cluster):
             return True
         if type(group) is not ConsumerGroup:
@@ -245,21 +253,24 @@ class _Consumer(EpochMachine):
             return True
         return not _is_quick(group, event) and _is_wide(group)
 
-    def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    def step(
+        self, group: ConsumerGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Step[ConsumerGroup | Group]:
         if type(event) in CLASSIC_REQUESTS:
             taken = _step_classic(group, event, cluster, now_ms, settings)
         else:
             taken = step(group, event, cluster, now_ms, settings.consumer_for(group.group_id))
+        after = taken.group
         if (
             taken.facts
-            and taken.group.__class__ is ConsumerGroup
-            and is_left_to_classic_members(group, taken, settings)
+            and isinstance(after, ConsumerGroup)
+            and is_left_to_classic_members(group, after, taken.facts, settings)
         ):
-            return downgraded(taken, cluster, now_ms, settings)
+            return downgraded(Step(after, taken.replies, taken.facts), cluster, now_ms, settings)
         return taken
 
     def refuse(
-        self, event: Any, error: ErrorCode, *, loading: bool = False
+        self, event: Request[Reply], error: ErrorCode, *, loading: bool = False
     ) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
         return refuse(event, error)
 
@@ -303,4 +314,4 @@ class _Consumer(EpochMachine):
         return records.restore(group_id, stored, members, silent_ms, now_ms, effective)
 
 
-CONSUMER: Machine = _Consumer()
+CONSUMER: Machine[ConsumerGroup, Settings] = _Consumer()

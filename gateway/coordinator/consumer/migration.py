@@ -11,14 +11,14 @@ Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's Group
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.classic.draft import Draft as ClassicDraft
 from gateway.coordinator.classic.handoff import tell_if_pending
 from gateway.coordinator.classic.join import SKIP_ASSIGNMENT, join
-from gateway.coordinator.classic.model import Group, GroupState, Member, Reply
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.classic.observer import is_cooperative
 from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.cluster import Cluster
@@ -36,9 +36,9 @@ from gateway.coordinator.consumer.model import (
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.consumer.views import has_news, names_read
-from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
+from gateway.coordinator.facts import Conversion, Departure, Fact, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
-from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
+from gateway.coordinator.machine import Adopted, NotAdopted, Reply, RequestId, Step
 from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
 from gateway.coordinator.requests import JoinGroup, JoinReply, SyncReply
@@ -63,7 +63,9 @@ class CustomAssignorError(ProtocolError):
     """An assignment contains something that only its own assignor can produce."""
 
 
-def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | NotAdopted | None:
+def upgraded(
+    group: Group, cluster: Cluster, now_ms: int, settings: Settings
+) -> Adopted[ConsumerGroup] | NotAdopted | None:
     """Convert this classic group with members into a consumer group. The conversion is refused if a subscription or an
     assignment cannot be read, or if it contains something that only its own assignor understands. If the policy or the
     group's size forbids it, return None, because upstream gives no reason for these refusals.
@@ -217,13 +219,14 @@ def _undrained(
 # --- downgrade ------------------------------------------------------------------------------------------------------
 
 
-def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Settings) -> bool:
+def is_left_to_classic_members(
+    before: ConsumerGroup, after: ConsumerGroup, facts: Sequence[Fact], settings: Settings
+) -> bool:
     """Return whether this step removed the last member of the consumer protocol, and the rest may go on as a classic
     group."""
-    after: ConsumerGroup = taken.group
     consumer_settings = settings.consumer_for(after.group_id)
     return (
-        any(isinstance(fact, MemberLeft) for fact in taken.facts)
+        any(isinstance(fact, MemberLeft) for fact in facts)
         and consumer_settings.migration_policy in DOWNGRADES
         and bool(after.members)
         and all(member.classic is not None for member in after.members.values())
@@ -232,9 +235,9 @@ def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Set
     )
 
 
-def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+def downgraded(taken: Step[ConsumerGroup], cluster: Cluster, now_ms: int, settings: Settings) -> Step[Group]:
     """Turn the step into one that leads to a classic group and asks its members to rejoin."""
-    group: ConsumerGroup = taken.group
+    group = taken.group
     draft = _classic_draft(group, cluster, now_ms, settings)
     draft.handoffs = tuple(_drains_on(group, cluster, settings.handoff_of(group.group_id).timeout_ms))
     draft.leader_id = next(iter(draft.members))
@@ -326,7 +329,9 @@ def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings
     )
 
 
-def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+def downgraded_by(
+    group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings
+) -> Step[ConsumerGroup | Group]:
     """Let the returning static member take its place in the classic group. It goes on with its share, without a
     rebalance, under three conditions: every member has its target, the newcomer reads the same topics, and it can be
     made the leader, so that one member watches the topics (KAFKA-13435). Otherwise it waits for the others."""
@@ -388,7 +393,7 @@ def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool
 
 def _taken_over(
     group: ConsumerGroup, owner_id: MemberId, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings
-) -> Step:
+) -> Step[ConsumerGroup | Group]:
     """Give the returning static member, which leads a stable classic group, its share without a rebalance."""
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
     owner = replace(group.members[owner_id], classic=offered, member_epoch=group.group_epoch)

@@ -49,7 +49,7 @@ INVALID_MEMBER_ID = "Invalid member id in the request."
 
 def heartbeat(
     group: ShareGroup, event: ShareGroupHeartbeat, now_ms: int, settings: ShareSettings, cluster: Cluster
-) -> Step:
+) -> Step[ShareGroup]:
     try:
         check_request(event)
         member = _find(group, event, settings)
@@ -130,7 +130,7 @@ def is_member_id(text: str) -> bool:
     return 0 < len(text) <= MAX_MEMBER_ID_LENGTH and len(text.encode("utf-16-le")) <= 2 * MAX_MEMBER_ID_LENGTH
 
 
-def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step:
+def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step[ShareGroup]:
     """Return the group without these members. The epoch rises once, and the next request of any member computes the
     target."""
     deadlines = group.session_deadlines
@@ -154,7 +154,7 @@ def without(group: ShareGroup, departures: Mapping[MemberId, Departure]) -> Step
     return Step(left, (), tuple(facts))
 
 
-def expire(group: ShareGroup, now_ms: int) -> Step:
+def expire(group: ShareGroup, now_ms: int) -> Step[ShareGroup]:
     """Handle a Tick: remove members that sent no request within their session."""
     due = frozenset(group.session_deadlines.due(now_ms))
     if not due:

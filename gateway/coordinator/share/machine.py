@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.restore import session_left_ms
@@ -26,13 +25,17 @@ from gateway.coordinator.machine import (
     ClusterChanged,
     ConnectionClosed,
     Document,
+    Event,
     Machine,
     News,
+    Reply,
+    Request,
     Step,
     StoredGroup,
     StoredMember,
     Summary,
     Tick,
+    Value,
 )
 from gateway.coordinator.member_epochs import (
     CLASSIC_REQUESTS_OF_MEMBERS,
@@ -70,7 +73,7 @@ from protocol.errors import ErrorCode
 SHARE_PROTOCOL_TYPE = "share"
 
 
-def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: ShareSettings) -> Step:
+def step(group: ShareGroup, event: Event, cluster: Cluster, now_ms: int, settings: ShareSettings) -> Step[ShareGroup]:
     """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case ShareGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
@@ -101,9 +104,10 @@ QUICK = frozenset[type]({BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteG
 """Events that never change the partitions that a member gets."""
 
 
-class _Share(EpochMachine):
+class _Share(EpochMachine[ShareGroup]):
     """`Machine` for `ShareGroup`."""
 
+    group_class = ShareGroup
     group_type = "share"
     events = frozenset[type]({ShareGroupHeartbeat, BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
@@ -112,7 +116,7 @@ class _Share(EpochMachine):
     def missing(self, group_id: str) -> ShareGroup:
         return ShareGroup(group_id)
 
-    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
         if isinstance(event, ShareGroupHeartbeat):
             names = event.subscribed_topic_names
             if names is not None and (len(names) > MANY or cluster.partition_count(names) > MANY):
@@ -125,22 +129,26 @@ class _Share(EpochMachine):
             return False
         return type(group) is ShareGroup and sum(group.begun.values()) > MANY
 
-    def takes(self, group: ShareGroup, event: Any) -> bool:
+    def takes(self, group: ShareGroup, event: Request[Reply]) -> bool:
         """Return whether the group accepts the event. Members of the classic protocol are unknown here, and the
         response says so; a classic join is refused."""
         return type(event) in CLASSIC_REQUESTS_OF_MEMBERS
 
-    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+    def adopt(
+        self, group: Value, event: Request[Reply], cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Adopted[ShareGroup] | None:
         """Turn an unused id into a share group. A group of another type never becomes one."""
         if isinstance(group, Group) and not group.exists and not group.pending:
             return Adopted(ShareGroup(group.group_id), Conversion.EMPTY)
         return None
 
-    def step(self, group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    def step(
+        self, group: ShareGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Step[ShareGroup]:
         return step(group, event, cluster, now_ms, settings.share_for(group.group_id))
 
     def refuse(
-        self, event: Any, error: ErrorCode, *, loading: bool = False
+        self, event: Request[Reply], error: ErrorCode, *, loading: bool = False
     ) -> ShareGroupHeartbeatReply | ShareGroupBegun | OffsetCommitReply | DeleteReply:
         match event:
             case ShareGroupHeartbeat():
@@ -226,4 +234,4 @@ class _Share(EpochMachine):
         )
 
 
-SHARE: Machine = _Share()
+SHARE: Machine[ShareGroup, Settings] = _Share()

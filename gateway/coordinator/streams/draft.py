@@ -77,7 +77,7 @@ class Draft:
         self.facts: list[Fact] = []
         self._put: dict[MemberId, None] = {}
 
-    def seal(self) -> Step:
+    def seal(self) -> Step[StreamsGroup]:
         """Return the step. Facts keep the order in which they were added. Members that no fact touches, but whose
         stored form changed, come last."""
         before = self.before

@@ -48,7 +48,7 @@ FIRST_EPOCH = 1
 
 def heartbeat(
     group: StreamsGroup, event: StreamsGroupHeartbeat, now_ms: int, settings: StreamsSettings, cluster: Cluster
-) -> Step:
+) -> Step[StreamsGroup]:
     try:
         check_request(event)
         if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
@@ -106,7 +106,7 @@ def _keep_alive(
     now_ms: int,
     settings: StreamsSettings,
     silent: tuple[Fact, ...],
-) -> Step:
+) -> Step[StreamsGroup]:
     deadlines = group.session_deadlines.moved(member.member_id, now_ms + settings.session_timeout_ms)
     reply = StreamsGroupHeartbeatReply(
         ErrorCode.NONE,
@@ -126,7 +126,7 @@ def _join(
     now_ms: int,
     settings: StreamsSettings,
     cluster: Cluster,
-) -> Step:
+) -> Step[StreamsGroup]:
     """Join a member. A known member that joins again under its id has lost what it owned. A member that takes the place
     of a static member that left for a while gets what that member had.
 
@@ -198,7 +198,9 @@ def _updated(member: StreamsMember, event: StreamsGroupHeartbeat) -> StreamsMemb
     )
 
 
-def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember | None, member: StreamsMember) -> Step:
+def _proceed(
+    draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember | None, member: StreamsMember
+) -> Step[StreamsGroup]:
     """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
     the member with the values of the request."""
     if before is None and not draft.members:
@@ -322,7 +324,7 @@ def _leave(
     now_ms: int,
     settings: StreamsSettings,
     cluster: Cluster,
-) -> Step:
+) -> Step[StreamsGroup]:
     """Remove the member. A member that fails for good may ask in its last request that all members shut down. A
     static member that leaves for a while keeps its tasks, except those it was releasing, and its session goes on."""
     draft = Draft(group, now_ms, settings, cluster)
@@ -342,7 +344,7 @@ def _leave(
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
+def tick(group: StreamsGroup, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step[StreamsGroup]:
     """Remove members that were silent for their session, or did not release tasks in time. End the initial delay:
     the members are assigned the tasks that existed at the time of the last request."""
     departures = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.restore import session_left_ms
@@ -22,19 +21,23 @@ from gateway.coordinator.machine import (
     Adopted,
     ConnectionClosed,
     Document,
+    Event,
     Machine,
     News,
+    Reply,
+    Request,
     Step,
     StoredGroup,
     StoredMember,
     Summary,
     Tick,
+    Value,
 )
 from gateway.coordinator.member_epochs import (
     CLASSIC_REQUESTS_OF_MEMBERS,
     DURABLE,
     JOIN_EPOCH,
-    EpochMachine,
+    ConnectedMachine,
     delete,
     has_its_share,
     no_classic_member,
@@ -68,7 +71,9 @@ from gateway.coordinator.streams.tasks import NO_TASKS
 from protocol.errors import ErrorCode
 
 
-def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
+def step(
+    group: StreamsGroup, event: Event, cluster: Cluster, now_ms: int, settings: StreamsSettings
+) -> Step[StreamsGroup]:
     """Apply `event` to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case StreamsGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
@@ -123,9 +128,10 @@ def _says_much(event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
     return len(event.active or ()) + len(event.standby or ()) > MANY
 
 
-class _Streams(EpochMachine):
+class _Streams(ConnectedMachine[StreamsGroup]):
     """`Machine` for `StreamsGroup`."""
 
+    group_class = StreamsGroup
     group_type = "streams"
     events = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
@@ -137,7 +143,7 @@ class _Streams(EpochMachine):
     def missing(self, group_id: str) -> StreamsGroup:
         return StreamsGroup(group_id)
 
-    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
         if isinstance(event, StreamsGroupHeartbeat):
             if _says_much(event, cluster):
                 return True
@@ -148,12 +154,14 @@ class _Streams(EpochMachine):
         configured = group.configured if type(group) is StreamsGroup else None
         return configured is not None and sum(configured.task_counts.values()) > MANY
 
-    def takes(self, group: StreamsGroup, event: Any) -> bool:
+    def takes(self, group: StreamsGroup, event: Request[Reply]) -> bool:
         """Return whether the group accepts the event. Members of the classic protocol are unknown here, and the
         response says so. A classic join is refused, unless the group has no members and becomes a classic one."""
         return type(event) in CLASSIC_REQUESTS_OF_MEMBERS and bool(group.members)
 
-    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+    def adopt(
+        self, group: Value, event: Request[Reply], cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Adopted[StreamsGroup] | None:
         """Turn a classic group without members into a streams group with the same offsets; epochs rise from its
         generation."""
         if isinstance(group, Group) and group.state is GroupState.EMPTY:
@@ -161,11 +169,13 @@ class _Streams(EpochMachine):
             return Adopted(streams, Conversion.EMPTY)
         return None
 
-    def step(self, group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    def step(
+        self, group: StreamsGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Step[StreamsGroup]:
         return step(group, event, cluster, now_ms, settings.streams_for(group.group_id))
 
     def refuse(
-        self, event: Any, error: ErrorCode, *, loading: bool = False
+        self, event: Request[Reply], error: ErrorCode, *, loading: bool = False
     ) -> StreamsGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
         """Return a refusal. If the group has another type, a join gets the answer for a group that is not found. A
         request of a member of the group gets an error that makes it rejoin."""
@@ -248,4 +258,4 @@ class _Streams(EpochMachine):
         return replace(group, delay_deadline_ms=delay_ms)
 
 
-STREAMS: Machine = _Streams()
+STREAMS: Machine[StreamsGroup, Settings] = _Streams()

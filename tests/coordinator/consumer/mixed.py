@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
@@ -39,7 +38,7 @@ from protocol.errors import ErrorCode
 
 from .scene import Named, named, partitions, topic_id
 
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
+MACHINES = Machines(CLASSIC, CONSUMER)
 NONE = ErrorCode.NONE
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000

@@ -15,7 +15,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeart
 from gateway.coordinator.consumer.offsets import commit_refusal
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
-from gateway.coordinator.machine import Tick
+from gateway.coordinator.machine import Event, Tick
 from gateway.coordinator.requests import HandoffProgress
 from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode
@@ -172,8 +172,10 @@ class _Told(Scene):
         super().__init__(topics, settings)
         self.ended: list[HandoffEnd] = []
 
-    def play(self, event: object) -> ConsumerGroupHeartbeatReply | None:
+    def play(self, event: Event) -> ConsumerGroupHeartbeatReply | None:
         taken = step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.ended += [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)]
         self.group: ConsumerGroup = taken.group
-        return taken.replies[0][1] if taken.replies else None
+        reply = taken.replies[0][1] if taken.replies else None
+        assert reply is None or isinstance(reply, ConsumerGroupHeartbeatReply)
+        return reply

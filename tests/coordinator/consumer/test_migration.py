@@ -211,7 +211,9 @@ def test_pending_drain_continues_after_a_downgrade():
     assert scene.sync("k", generation, {"k": kept, "l": {"t": gone}}) is not None
     assert scene.sync("l", generation) is None, "they are still not drained"
     drained(scene, "k", *gone, by_id=False)
-    assert read(next(iter(reply for _, reply in scene.last.replies)).assignment) == {"t": gone}
+    assert read(next(iter(reply for _, reply in scene.last.replies if isinstance(reply, SyncReply))).assignment) == {
+        "t": gone
+    }
 
 
 def told_early() -> tuple[Mixed, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import classic_members, embedded, machine, migration, unsettled
 from gateway.coordinator.consumer.draft import Draft
@@ -81,7 +82,7 @@ def without_replies(*arguments: Any) -> Adopted | NotAdopted | None:
 
 def without_rebalance(taken: Step, *arguments: Any) -> Step:
     step = downgraded(taken, *arguments)
-    return replace(step, group=replace(step.group, state=step.group.state.STABLE, phase_deadline_ms=None))
+    return replace(step, group=replace(step.group, state=GroupState.STABLE, phase_deadline_ms=None))
 
 
 upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars(migration)["_undrained"]

@@ -38,7 +38,7 @@ from protocol.errors import ErrorCode
 
 T1, T2 = UUID(int=1), UUID(int=2)
 SETTINGS = ShareSettings(session_timeout_ms=10_000, heartbeat_interval_ms=1_000, max_size=20)
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, ShareGroup: SHARE})
+MACHINES = Machines(CLASSIC, CONSUMER, SHARE)
 
 
 def uuid_text(number: int) -> MemberId:
@@ -76,6 +76,7 @@ def beat(
 ) -> tuple[ShareGroup, ShareGroupHeartbeatReply]:
     taken = step(group, heartbeat(member_id, epoch, names, rack), cluster, now, SETTINGS)
     ((_, reply),) = taken.replies
+    assert isinstance(reply, ShareGroupHeartbeatReply)
     return taken.group, reply
 
 
@@ -396,6 +397,7 @@ def test_stored_rows_restore_the_shown_group(seed):
                 else:
                     rows[touched] = dict(member.document)
         for _, reply in taken.replies:
+            assert isinstance(reply, ShareGroupHeartbeatReply)
             if reply.error is not ErrorCode.NONE or reply.member_epoch < 0:
                 continue
             epochs[member_id] = reply.member_epoch

@@ -8,9 +8,9 @@ from gateway.coordinator.classic.model import Group
 from gateway.coordinator.machine import Event, RequestId, Tick
 from gateway.coordinator.requests import DeleteGroup
 from gateway.coordinator.settings import Settings
-from gateway.groups.groups import MACHINES
 from gateway.groups.journal_rows import Rows
 from gateway.groups.journal_sheet import Happened
+from gateway.groups.kinds import MACHINES, AnyGroup
 from storage.journal import JournalEvent, JournalMember, JournalRow
 
 from .test_group import CLUSTER, SETTINGS, A, B, heartbeat
@@ -31,7 +31,7 @@ class Topics:
 
 def test_share_members_that_join_and_leave_are_in_the_journal() -> None:
     made = Rows(MACHINES, Topics())
-    group: object = Group("g")
+    group: AnyGroup = Group("g")
     rows: list[JournalRow] = []
 
     def play(event: Event, now_ms: int) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from gateway.coordinator.classic.model import Event, Reply
+from gateway.coordinator.classic.model import Event
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import RequestId
+from gateway.coordinator.machine import Reply, RequestId
 from gateway.coordinator.requests import (
     Heartbeat,
     HeartbeatReply,

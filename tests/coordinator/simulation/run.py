@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from gateway.coordinator.classic import machine as classic
-from gateway.coordinator.classic.model import Event, GroupState, Reply
+from gateway.coordinator.classic.model import Event, GroupState
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
+from gateway.coordinator.machine import Reply
 from gateway.coordinator.requests import (
     DeleteGroup,
     HandoffProgress,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from types import ModuleType
 
 from gateway.coordinator.classic.handoff import awaited_by
-from gateway.coordinator.classic.model import Event, Group, GroupState, Reply
-from gateway.coordinator.machine import ConnectionClosed, ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.classic.model import Event, Group, GroupState
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Reply, RequestId, Step, Tick
 from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.coordinator.classic.model import Event, Reply
+from gateway.coordinator.classic.model import Event
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, RequestId
+from gateway.coordinator.machine import ConnectionId, Reply, RequestId
 
 if TYPE_CHECKING:
     from .clients import Client

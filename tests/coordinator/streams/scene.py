@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, Document, RequestId, Step, Tick
+from gateway.coordinator.machine import ConnectionId, Document, RequestId, Step, Tick, Value
 from gateway.coordinator.settings import Settings, StreamsSettings
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsGroupHeartbeatReply
@@ -36,7 +36,7 @@ class Scene:
         self.cluster = cluster_of({"t": 4} if topics is None else topics)
         self.group: StreamsGroup = STREAMS.missing(GROUP)
         self.now_ms = 0
-        self.last = Step(self.group)
+        self.last: Step[Value] = Step(self.group)
         self.stored = STREAMS.stored(self.group)
         self.rows: dict[MemberId, Document] = {}
         """Rows that durable facts have written, as the runner writes them."""
@@ -45,6 +45,7 @@ class Scene:
     def play(self, event: Any) -> Any:
         """Return the reply, if the event has one."""
         self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
+        assert isinstance(self.last.group, StreamsGroup)
         self.group = self.last.group
         self._store()
         return self.last.replies[0][1] if self.last.replies else None

@@ -496,12 +496,14 @@ def test_an_initial_delay_begins_anew_after_a_restart() -> None:
 
 def test_empty_classic_group_continues_as_a_streams_group() -> None:
     settings = Settings(streams=StreamsSettings(initial_rebalance_delay_ms=0))
-    adopted = STREAMS.adopt(Group("app", exists=True, generation_id=7), object(), NO_TOPICS, 0, settings)
+    adopted = STREAMS.adopt(
+        Group("app", exists=True, generation_id=7), DeleteGroup(RequestId(1)), NO_TOPICS, 0, settings
+    )
     assert isinstance(adopted, Adopted)
     scene = Scene()
     scene.group = adopted.group
     assert scene.join("a").member_epoch == 8
-    assert STREAMS.adopt(scene.group, object(), NO_TOPICS, 0, settings) is None
+    assert STREAMS.adopt(scene.group, DeleteGroup(RequestId(1)), NO_TOPICS, 0, settings) is None
 
 
 # --- offsets, and what others ask -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.classic.model import Member
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
@@ -126,6 +127,7 @@ async def test_refused_joins_have_no_generation_and_no_protocol(
 async def test_version_0_uses_the_session_timeout_for_the_rebalance(node: GroupNode) -> None:
     await node.ask(join_request(session_timeout_ms=7_000), 0)
     (member,) = (await node.groups.view(G)).members.values()
+    assert isinstance(member, Member)
     assert member.rebalance_timeout_ms == 7_000
 
 

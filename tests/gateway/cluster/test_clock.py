@@ -14,7 +14,7 @@ from gateway.cluster.clock import ClusterClock
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
 from gateway.coordinator.classic.model import Group
-from gateway.groups.groups import MACHINES
+from gateway.groups.kinds import MACHINES
 from gateway.groups.records import CLOCK, GroupRecords
 from gateway.groups.slot import Unstored
 from gateway.log.validator import BatchValidator

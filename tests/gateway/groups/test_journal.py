@@ -15,8 +15,8 @@ import pytest
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.facts import MemberId, MemberSilent
-from gateway.groups.groups import MACHINES
 from gateway.groups.journal import BURST_S, Journal, JournaledCommit, summed_up
+from gateway.groups.kinds import MACHINES
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.operate.metrics import Metrics

@@ -12,13 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from gateway.coordinator.classic.machine import CLASSIC
-from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import MANY, ClusterChanged, ConnectionId, Event, Machines, Step, Value
+from gateway.coordinator.machine import MANY, ClusterChanged, ConnectionId, Event, Machines, Step
 from gateway.coordinator.settings import Settings
+from gateway.groups.kinds import AnyGroup
 from gateway.groups.runtime import Runtime
 from gateway.security.acls import Acls
 from gateway.security.authorizer import Describing
@@ -37,18 +37,18 @@ class Leases:
         return self.lease
 
 
-class Halting(Machines):
+class Halting(Machines[AnyGroup, Settings]):
     """Records where steps run; those in threads wait until the test continues them."""
 
     def __init__(self) -> None:
-        super().__init__({Group: CLASSIC, ConsumerGroup: CONSUMER})
+        super().__init__(CLASSIC, CONSUMER)
         self.here: list[type] = []
         self.apart: list[type] = []
         self.may_go_on = threading.Event()
         self.fails = False
         self._loop_thread = threading.get_ident()
 
-    def step(self, group: Value, event: Event, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+    def step(self, group: AnyGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings) -> Step[AnyGroup]:
         if threading.get_ident() == self._loop_thread:
             self.here.append(type(event))
         else:
@@ -125,7 +125,9 @@ async def test_other_groups_continue_during_a_long_step() -> None:
     assert (joined.error, joined.member_epoch, len(joined.assignment)) == (ErrorCode.NONE, 1, WIDE)
     assert (await behind).error is ErrorCode.NONE
     assert scene.machines.apart == [ConsumerGroupHeartbeat]
-    assert len(scene.records.stored["wide"].target[MemberId("m")]) == WIDE
+    stored = scene.records.stored["wide"]
+    assert isinstance(stored, ConsumerGroup)
+    assert len(stored.target[MemberId("m")]) == WIDE
     await scene.groups.drain()
 
 
@@ -160,6 +162,7 @@ async def test_pattern_with_another_principal_or_acls_runs_in_a_thread() -> None
     before = replace(cluster(1), describing=nobody)
     joins = replace(scene.said(0, ()), subscribed_topic_regex=".*", principal="User:alice")
     group = CONSUMER.step(CONSUMER.missing("g"), joins, before, 0, Settings()).group
+    assert isinstance(group, ConsumerGroup)
     (member,) = group.members.values()
     assert not member.assigned
     said = replace(scene.said(member.member_epoch), principal="User:alice")
@@ -182,7 +185,9 @@ async def test_topic_changes_of_a_wide_group_run_in_a_thread() -> None:
         await once_apart(scene)
         while scene.groups.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    (target,) = scene.records.stored["wide"].target.values()
+    stored = scene.records.stored["wide"]
+    assert isinstance(stored, ConsumerGroup)
+    (target,) = stored.target.values()
     assert sum(map(len, target.values())) == 2 * WIDE
     await scene.groups.drain()
 

@@ -11,10 +11,11 @@ from uuid import UUID
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, Value
+from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.requests import JoinGroup, SyncGroup
 from gateway.coordinator.settings import Settings
-from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.groups import Groups
+from gateway.groups.kinds import MACHINES, AnyGroup
 from gateway.groups.runtime import Runtime
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
@@ -34,7 +35,7 @@ class Leases:
 class Record:
     """A group as it is stored, for any value."""
 
-    def __init__(self, group: Value) -> None:
+    def __init__(self, group: AnyGroup) -> None:
         self.group = group
 
     @property
@@ -46,10 +47,10 @@ class Records:
     """Stores everything at once, and returns what it was given."""
 
     def __init__(self) -> None:
-        self.stored: dict[str, Value] = {}
+        self.stored: dict[str, AnyGroup] = {}
 
     async def write(
-        self, group_id: str, group: Value, unstored: object, lease: object, wanted: object, *, apart: object = None
+        self, group_id: str, group: AnyGroup, unstored: object, lease: object, wanted: object, *, apart: object = None
     ) -> None:
         self.stored[group_id] = group
 
@@ -59,7 +60,7 @@ class Records:
     async def read_shard(self, shard: int, wanted: object) -> Sequence[Record]:
         return [Record(group) for group in self.stored.values()]
 
-    def restored(self, record: Record, now_ms: int, settings: Any) -> Value:
+    def restored(self, record: Record, now_ms: int, settings: Any) -> AnyGroup:
         stored, members = MACHINES.of(record.group), {}
         for member_id in stored.member_ids(record.group):
             member = stored.stored_member(record.group, member_id)
@@ -68,7 +69,7 @@ class Records:
         return stored.restore(record.group_id, stored.stored(record.group), members, None, now_ms, settings)
 
 
-def runtime(records: Records) -> Runtime:
+def runtime(records: Records) -> Runtime[AnyGroup, Settings, Record]:
     return Runtime(MACHINES, records, Leases(), Settings(), lambda before, after, facts: None)
 
 

@@ -72,6 +72,12 @@ async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
         yield started
 
 
+async def classic_group(node: GroupNode) -> Group:
+    group = await node.groups.view(G)
+    assert isinstance(group, Group)
+    return group
+
+
 async def test_answers_of_a_new_generation_wait_until_it_is_stored(node: GroupNode, database_url: str) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
@@ -167,7 +173,7 @@ async def test_a_stable_group_survives_a_kill_without_a_rebalance(database_url: 
             assert await member.beat() is ErrorCode.NONE
             sync = await reply_of(member.sync())
             assert (sync.error, sync.assignment) == (ErrorCode.NONE, was.member_id.encode())
-        group = await after.groups.view(G)
+        group = await classic_group(after)
         assert (group.state, group.generation_id) == (GroupState.STABLE, 2)
 
 
@@ -192,7 +198,7 @@ async def test_each_restart_continues_the_sessions_of_the_previous_one(database_
     for _ in range(3):
         async with group_node(database_url) as after:
             now_ms = asyncio.get_running_loop().time() * 1000
-            group = await after.groups.view(G)
+            group = await classic_group(after)
             left_ms.append(min(group.session_deadlines.values()) - now_ms)
             await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 20000")
     assert [round(ms / 10_000) for ms in left_ms] == [6, 4, 2]
@@ -204,7 +210,7 @@ async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(
         await settle(first, second)
     for _ in range(2):
         async with group_node(database_url) as after:
-            group = await after.groups.view(G)
+            group = await classic_group(after)
             now_ms = asyncio.get_running_loop().time() * 1000
             assert min(group.session_deadlines.values()) > now_ms + 50_000
             for was in (first, second):
@@ -239,7 +245,7 @@ async def test_begin_of_a_wait_survives_its_coordinator(database_url: str) -> No
         async with group_node(database_url, settings=drain) as after:
             await after.database.hot.fetch(f"update consumer_group set document = {change}")
         async with group_node(database_url, settings=drain) as after:
-            group = await after.groups.view(G)
+            group = await classic_group(after)
             now_ms = asyncio.get_running_loop().time() * 1000
             (handoff,) = group.handoffs
             found = (now_ms - handoff.since_ms) / 1000, (handoff.deadline_ms - now_ms) / 1000
@@ -312,7 +318,7 @@ async def test_without_a_lease_nothing_is_coordinated(node: GroupNode) -> None:
     assert member.heartbeat().error is ErrorCode.NOT_COORDINATOR
     assert (await member.join()).error is ErrorCode.NOT_COORDINATOR
     with pytest.raises(KafkaError) as refused:
-        await node.groups.view(G)
+        await classic_group(node)
     assert refused.value.code is ErrorCode.NOT_COORDINATOR
 
 
@@ -412,7 +418,7 @@ async def test_request_on_an_older_connection_is_stale_in_a_classic_group(node: 
     member = node.member(G, "c2", connection_number=2)
     await settle(member)
     node.groups.shard_lost(node.leases.shard_of(G))
-    group = await node.groups.view(G)
+    group = await classic_group(node)
     assert isinstance(group, Group)
     assert group.members[member.member_id].connection_number == 2
 
@@ -444,7 +450,7 @@ async def test_no_session_ends_under_a_lapsed_lease(node: GroupNode) -> None:
 async def test_waiter_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
     await settle(node.member(G, "c1"))
     async with node.groups.holding(G):
-        behind = asyncio.create_task(node.groups.view(G))
+        behind = asyncio.create_task(classic_group(node))
         await asyncio.sleep(0)
         node.groups.shard_lost(node.leases.shard_of(G))
         with pytest.raises(KafkaError) as refused:
@@ -464,7 +470,7 @@ async def test_write_of_a_lapsed_lease_is_seen_by_the_next_read(
     node.lease_clock.seconds += 3600
     await node.leases.renew()
     assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
-    read_again = asyncio.create_task(node.groups.view(G))
+    read_again = asyncio.create_task(classic_group(node))
     await until(lambda: node.groups.shards_loading <= {node.leases.shard_of(G)})
     gate.open()
     group, stored = await read_again, await node.stored(G)
@@ -486,7 +492,7 @@ async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
     await until(lambda: node.groups.shards_loading <= {node.leases.shard_of(G)})
     gate.open()
     await until(lambda: not node.groups.shards_loading)
-    assert (await node.groups.view(G)).generation_id == 2
+    assert (await classic_group(node)).generation_id == 2
 
 
 async def test_late_fenced_write_does_not_affect_the_next_lease(
@@ -507,7 +513,7 @@ async def test_late_fenced_write_does_not_affect_the_next_lease(
     await asyncio.wait(late_write)
     assert await beat is ErrorCode.NONE
     await until(lambda: not node.groups.shards_loading)
-    assert (await node.groups.view(G)).generation_id == 1
+    assert (await classic_group(node)).generation_id == 1
 
 
 # --- Postgres away --------------------------------------------------------------------------------------------------
@@ -543,7 +549,7 @@ async def test_a_group_that_cannot_be_stored_for_long_is_given_up_and_read_again
             assert {(await join).error for join in joins} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
             assert (await behind).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert await first.beat() is ErrorCode.NONE
-        group = await node.groups.view(G)
+        group = await classic_group(node)
         assert (group.state, group.generation_id, list(group.members)) == (GroupState.STABLE, 1, [first.member_id])
 
 
@@ -574,7 +580,7 @@ async def test_heartbeats_queued_behind_a_slow_write_count_before_expired_sessio
         beats = [each.heartbeat() for each in (first, second, third)]
         await until(lambda: loop.time() > sessions_end)
     assert {(await reply_of(answer)).error for answer in (sync, *waiting, *beats)} == {ErrorCode.NONE}
-    assert len((await node.groups.view(G)).members) == 3
+    assert len((await classic_group(node)).members) == 3
 
 
 async def test_session_counts_from_the_answer_and_not_from_the_step(node: GroupNode, database_url: str) -> None:
@@ -589,8 +595,9 @@ async def test_session_counts_from_the_answer_and_not_from_the_step(node: GroupN
         await until(lambda: loop.time() > sessions_end)
     assert {(await join).error for join in joins} == {ErrorCode.NONE}
     answered_ms = loop.time() * 1000
-    group = await node.groups.view(G)
+    group = await classic_group(node)
     assert min(group.session_deadlines.values()) > answered_ms + 1_000
+    assert group.phase_deadline_ms is not None
     assert group.phase_deadline_ms > answered_ms + first.rebalance_timeout_ms - 500
 
 
@@ -669,7 +676,7 @@ async def test_connection_closed_by_this_node_does_not_fail_its_member(node: Gro
     await settle(first)
     node.groups.connection_closed("c1", by_peer=False)
     assert not node.groups.connections
-    assert not (await node.groups.view(G)).connection_deadlines
+    assert not (await classic_group(node)).connection_deadlines
 
 
 async def test_a_closed_connection_costs_its_member_after_the_grace(database_url: str) -> None:
@@ -678,7 +685,7 @@ async def test_a_closed_connection_costs_its_member_after_the_grace(database_url
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first, second)
         node.groups.connection_closed("c2")
-        assert len((await node.groups.view(G)).members) == 2
+        assert len((await classic_group(node)).members) == 2
 
         async def rebalancing() -> bool:
             return await first.beat() is ErrorCode.REBALANCE_IN_PROGRESS
@@ -724,7 +731,7 @@ async def test_close_during_a_write_is_processed_after_it(node: GroupNode, datab
         await write_is_waiting(lock)
         node.groups.connection_closed("c2")
     await asyncio.gather(*joins)
-    group = await node.groups.view(G)
+    group = await classic_group(node)
     assert group.members[second.member_id].connection_id is None
     assert second.member_id in group.connection_deadlines
 
@@ -734,7 +741,7 @@ async def test_close_before_the_first_join_runs_is_processed_after_it(node: Grou
     join = member.join()
     node.groups.connection_closed("c1")
     await join
-    group = await node.groups.view(G)
+    group = await classic_group(node)
     assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
     assert not node.groups.connections
 
@@ -748,7 +755,7 @@ async def test_close_before_the_first_join_is_stored_is_processed_after_it(
     node.groups.connection_closed("c1")
     gate.open()
     await join
-    group = await node.groups.view(G)
+    group = await classic_group(node)
     assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
     assert not node.groups.connections
 
@@ -838,7 +845,7 @@ async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
     assert (await reply_of(member.leave())).error is ErrorCode.NONE
     answer.set()
     await until(lambda: not node.groups.shards_loading)
-    assert (await node.groups.view(G)).state is GroupState.EMPTY
+    assert (await classic_group(node)).state is GroupState.EMPTY
     await until(lambda: not node.groups.group_ids())
 
 
@@ -866,10 +873,11 @@ async def test_held_group_does_not_change(node: GroupNode) -> None:
     member = node.member(G, "c1")
     await settle(member)
     async with node.groups.holding(G) as (group, lease):
+        assert isinstance(group, Group)
         assert group.state is GroupState.STABLE
         assert lease == node.leases.lease_for(G)
         leaving = member.leave()
-        behind = asyncio.create_task(node.groups.view(G))
+        behind = asyncio.create_task(classic_group(node))
         await asyncio.sleep(0)
         assert not leaving.done()
         assert not behind.done()
@@ -881,7 +889,7 @@ async def test_cancelled_waiter_does_not_block_a_held_group(node: GroupNode) -> 
     member = node.member(G, "c1")
     await settle(member)
     async with node.groups.holding(G):
-        early, late = asyncio.create_task(node.groups.view(G)), asyncio.create_task(node.groups.view(G))
+        early, late = asyncio.create_task(classic_group(node)), asyncio.create_task(classic_group(node))
         await asyncio.sleep(0)
         early.cancel()
     late.cancel()  # its turn has come, and it has not been resumed yet

@@ -12,7 +12,8 @@ import pytest
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective
 from gateway.coordinator.classic.model import Group, GroupState
-from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.groups import Groups
+from gateway.groups.kinds import MACHINES
 from gateway.groups.slot import Slot
 from gateway.operate import maintenance
 from gateway.operate.maintenance import Compaction, Maintenance

@@ -39,7 +39,7 @@ from .clients import Client, consumer, subscribes
 from .node import FoulError, Server, World, require, rewritten
 from .play import Outcome, Play
 
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
+MACHINES = Machines(CLASSIC, CONSUMER)
 FOUL_MS = 45_000
 SETTLE_MS = 300_000
 LATEST_MS = 20_000

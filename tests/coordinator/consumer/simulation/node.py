@@ -29,7 +29,7 @@ from protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from .clients import Client
 
-MACHINES = Machines({ConsumerGroup: CONSUMER})
+MACHINES = Machines(CONSUMER)
 NAMES = ("t0", "t1", "t2", "logs-a", "logs-b")
 
 
@@ -224,7 +224,9 @@ class Server:
         self._judge_draining(before, event)
         self._judge()
         self._arm()
-        return None if asked is None else replies[asked]
+        reply = None if asked is None else replies[asked]
+        assert reply is None or isinstance(reply, ConsumerGroupHeartbeatReply)
+        return reply
 
     def _store(self, taken: Step) -> None:
         if not MACHINES.must_store(taken):
@@ -388,6 +390,7 @@ def describe(event: object, taken: Step) -> str:
     if not isinstance(event, ConsumerGroupHeartbeat):
         return f"{type(event).__name__} -> {facts}"
     reply = taken.replies[0][1] if taken.replies else None
+    assert reply is None or isinstance(reply, ConsumerGroupHeartbeatReply)
     answer = reply and (reply.error.name, reply.member_epoch, shown(reply.assignment))
     subscription = f"{event.subscribed_topic_names} {event.subscribed_topic_regex!r}"
     return (

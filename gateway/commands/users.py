@@ -1,0 +1,119 @@
+"""`sluice users … --bootstrap`: users who authenticate by SCRAM, by Kafka's protocol, with any broker (KIP-554).
+
+The one idea: the command salts and hashes the password, so the broker never receives the password itself. The salted
+password is enough to authenticate, so such a connection needs TLS or a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import secrets
+import sys
+
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
+from gateway.commands.render import Row, show
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
+from gateway.security.scram import MECHANISMS, SALT_BYTES, ScramMechanism, salted_password
+from protocol.errors import ErrorCode
+from protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
+from protocol.messages.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+
+COLUMNS = ("user", "mechanism", "iterations")
+
+
+def mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
+    """Return the chosen mechanisms. The default is every mechanism."""
+    chosen: list[str] = given.mechanism or sorted(MECHANISMS)
+    return [MECHANISMS[name] for name in dict.fromkeys(chosen)]
+
+
+def password(given: argparse.Namespace) -> str:
+    """Read the password. It is never an argument, because everyone on the machine can read those."""
+    if given.password_stdin:
+        found = sys.stdin.readline().rstrip("\r\n")
+    elif not sys.stdin.isatty():
+        raise CommandError("no terminal to ask for the password: give it by --password-stdin")
+    else:
+        found = getpass.getpass(f"Password of {given.user}: ")
+        if getpass.getpass("Again: ") != found:
+            raise CommandError("the two passwords differ")
+    if not found:
+        raise CommandError("the password is empty")
+    return found
+
+
+def add_user(cluster: Cluster, given: argparse.Namespace) -> int:
+    if not given.user:
+        raise CommandError("the user's name is empty")
+    text = password(given)
+    made: list[ScramCredentialUpsertion] = []
+    for mechanism in mechanisms(given):
+        salt = secrets.token_bytes(SALT_BYTES)
+        made.append(
+            ScramCredentialUpsertion(
+                name=given.user,
+                mechanism=mechanism,
+                iterations=given.iterations,
+                salt=salt,
+                salted_password=salted_password(mechanism, text, salt, given.iterations),
+            )
+        )
+    _alter(cluster, given.user, AlterUserScramCredentialsRequest(upsertions=tuple(made)))
+    print(f"{given.user} authenticates by {', '.join(each.mechanism for each in mechanisms(given))}")
+    return 0
+
+
+def delete_user(cluster: Cluster, given: argparse.Namespace) -> int:
+    rows = _described(cluster)
+    wanted = {each.mechanism: each for each in mechanisms(given)}
+    present = [str(row["mechanism"]) for row in rows if row["user"] == given.user and row["mechanism"] in wanted]
+    if not present:
+        hint = did_you_mean(given.user, sorted({str(row["user"]) for row in rows}), SUGGESTIONS)
+        raise CommandError(f"there is no user {given.user}{hint}")
+    deletions = tuple(ScramCredentialDeletion(name=given.user, mechanism=wanted[name]) for name in present)
+    _alter(cluster, given.user, AlterUserScramCredentialsRequest(deletions=deletions))
+    return 0
+
+
+def list_users(cluster: Cluster, given: argparse.Namespace) -> int:
+    show(_described(cluster), COLUMNS, as_json=given.json)
+    return 0
+
+
+def _alter(cluster: Cluster, user: str, request: AlterUserScramCredentialsRequest) -> None:
+    response: AlterUserScramCredentialsResponse = cluster.ask_controller(request)
+    for result in response.results:
+        if result.error_code:
+            why = reason(result.error_code, result.error_message, needs="--operation alter --cluster")
+            raise CommandError(f"user {user}: {why}")
+
+
+def _described(cluster: Cluster) -> list[Row]:
+    response: DescribeUserScramCredentialsResponse = cluster.ask(DescribeUserScramCredentialsRequest(users=None))
+    if response.error_code:
+        why = reason(response.error_code, response.error_message, needs="--operation describe --cluster")
+        raise CommandError(f"users: {why}")
+    return [
+        {"user": result.user, "mechanism": _mechanism(info.mechanism), "iterations": info.iterations}
+        for result in sorted(response.results, key=lambda result: result.user)
+        if result.error_code != ErrorCode.RESOURCE_NOT_FOUND
+        for info in sorted(result.credential_infos, key=lambda info: info.mechanism)
+    ]
+
+
+def _mechanism(code: int) -> str:
+    try:
+        return ScramMechanism(code).mechanism
+    except ValueError:
+        return str(code)

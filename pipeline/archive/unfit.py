@@ -1,0 +1,125 @@
+"""Records that Spark's Kafka connector cannot read, because their timestamp does not fit a Spark timestamp.
+
+The one idea: the connector fails the whole batch and names no record. So only after such a failure the job reads the
+batch's ranges with librdkafka, which finds the records; they become dead letters, and the batch is read around them.
+If there are many of them, the batch ends early and the next one continues there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from pyspark.errors import PySparkException
+
+from pipeline.archive.plan import Range
+from pipeline.schema import TIMESTAMP_TYPES
+
+# Spark counts microseconds in 64 bits.
+MAX_MS = (2**63 - 1) // 1000
+MAX_UNFIT = 1_000
+"""Such records of a batch: the driver holds them."""
+MAX_HOLES = 32
+"""Holes in a range: the connector reads each piece between two holes separately."""
+CHUNK_RECORDS = 10_000
+POLL_SECONDS, SILENCE_SECONDS = 1.0, 60.0
+
+Row = tuple[Any, ...]
+"""A row of `DEAD_LETTER`."""
+
+
+def is_cause(error: Exception) -> bool:
+    """Return whether a batch failed because a timestamp in milliseconds overflows as microseconds."""
+    text = f"{error}\n{getattr(error, '_stackTrace', '') if isinstance(error, PySparkException) else ''}"
+    return "long overflow" in text
+
+
+@dataclass(slots=True)
+class Found:
+    """`holes` in the ranges of a batch, the dead letters from them, and the ranges as far as they were looked at."""
+
+    holes: list[Range] = field(default_factory=list)
+    letters: list[Row] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+
+
+def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed: bool) -> Found:
+    """Find the records of `ranges` whose timestamp does not fit. KafkaException if the cluster is silent or refuses."""
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": "sluice-archive",  # never joined
+            "enable.auto.commit": "false",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed" if read_committed else "read_uncommitted",
+        }
+    )
+    found = Found()
+    try:
+        for each in ranges:
+            if len(found.letters) == MAX_UNFIT:
+                break
+            found.ranges.append(_search(consumer, each, found))
+    finally:
+        consumer.close()
+    return found
+
+
+def _search(consumer: Consumer, whole: Range, found: Found) -> Range:
+    """Add the records of one range to `found`. Return the range, ended early if it has too many of them."""
+    holes: list[Range] = []
+    for message in _messages(consumer, whole):
+        if abs(message.timestamp()[1]) <= MAX_MS:
+            continue
+        offset = message.offset()
+        if holes and holes[-1].end == offset:
+            holes[-1] = replace(holes[-1], end=offset + 1)
+        else:
+            holes.append(replace(whole, start=offset, end=offset + 1))
+        found.letters.append(_dead_letter(message))
+        if len(holes) == MAX_HOLES or len(found.letters) == MAX_UNFIT:
+            whole = replace(whole, end=offset + 1)
+            break
+    found.holes += holes
+    return whole
+
+
+def _messages(consumer: Consumer, part: Range) -> Iterator[Message]:
+    where = TopicPartition(part.topic, part.partition, part.start)
+    consumer.assign([where])
+    position, heard = part.start, time.monotonic()
+    while position < part.end:
+        messages = consumer.consume(min(CHUNK_RECORDS, part.end - position), POLL_SECONDS)
+        if not messages:
+            # Offsets without a record at the end of the range: the position passes them, and nothing arrives.
+            here = consumer.position([where])[0].offset
+            if here != OFFSET_INVALID and here >= part.end:
+                return
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{part} is silent at {position}"))
+            continue
+        heard = time.monotonic()
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return
+                raise KafkaException(error)
+            position = message.offset() + 1
+            if position > part.end:
+                return
+            yield message
+
+
+def _dead_letter(message: Message) -> Row:
+    kind, time_ms = message.timestamp()
+    reason = f"the timestamp {time_ms} ms does not fit a Spark timestamp; the archive does not hold the record"
+    headers = None if message.headers() is None else [tuple(header) for header in message.headers()]
+    return (
+        message.topic(), message.partition(), message.offset(), None, TIMESTAMP_TYPES[kind], message.key(),
+        message.value(), headers, None, reason,
+    )  # fmt: skip

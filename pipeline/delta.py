@@ -1,0 +1,140 @@
+"""Delta tables by path: made, appended to exactly once, and read back by their last commit.
+
+The one idea: an append names its application and a number that rises; Delta refuses to write a number twice, so an
+append whose outcome is unknown is simply done again. The job's progress travels in the same commit, as its metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from pipeline.commit import Commit
+from pipeline.errors import PipelineError
+
+
+def name(path: str) -> str:
+    """A table by its path, as SQL takes it."""
+    if "`" in path:
+        raise PipelineError(f"The path {path} has a backtick in it.", "Name another folder.")
+    return f"delta.`{path}`"
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Return whether a Delta table exists. PipelineError if the path holds anything else."""
+    jvm = spark._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(path)
+    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    if not system.exists(folder):
+        return False
+    log = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
+    if system.exists(log) and len(system.listStatus(log)):
+        return True
+    # A folder that a creation left behind when it was killed holds nothing but an empty log.
+    if any(each.getPath().getName() != "_delta_log" for each in system.listStatus(folder)):
+        raise PipelineError(f"{path} is not empty and not a Delta table.", "Name another folder, or empty this one.")
+    return False
+
+
+def create(spark: SparkSession, path: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+    """Make an empty table unless it is there."""
+    if exists(spark, path):
+        return
+    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
+    by = f" PARTITIONED BY ({', '.join(partitions)})" if partitions else ""
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {name(path)} ({columns}) USING DELTA{by}")
+
+
+def drop(spark: SparkSession, path: str) -> None:
+    folder = spark._jvm.org.apache.hadoop.fs.Path(path)
+    folder.getFileSystem(spark._jsc.hadoopConfiguration()).delete(folder, True)
+
+
+def read(spark: SparkSession, path: str) -> DataFrame:
+    return spark.read.format("delta").load(path)
+
+
+def schema(spark: SparkSession, path: str) -> StructType:
+    return read(spark, path).schema
+
+
+def append(
+    frame: DataFrame, path: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
+) -> None:
+    """Append `frame` unless `application` has committed `number` or a later one."""
+    (
+        frame.write.format("delta")
+        .mode("append")
+        .option("txnAppId", application)
+        .option("txnVersion", number)
+        .option("userMetadata", metadata)
+        .option("mergeSchema", str(merge_schema).lower())
+        .save(path)
+    )
+
+
+def merge(frame: DataFrame, path: str, keys: Sequence[str], newer: str, metadata: str) -> int:
+    """Make each row of `frame` the row of its keys, or delete that row if `deleted`. Return the number of changed rows.
+
+    `newer` is a condition over `old` and `new`; a row that is not newer changes nothing. `metadata` is in the commit.
+    """
+    spark = frame.sparkSession
+    on = " AND ".join(f"old.`{each}` = new.`{each}`" for each in keys)
+    columns = [each for each in frame.columns if each != "deleted"]
+    name_of_metadata = "spark.databricks.delta.commitInfo.userMetadata"
+    frame.createOrReplaceTempView("sluice_changes")
+    spark.conf.set(name_of_metadata, metadata)
+    try:
+        row = spark.sql(
+            f"MERGE INTO {name(path)} AS old USING sluice_changes AS new ON {on} "
+            f"WHEN MATCHED AND ({newer}) AND new.deleted THEN DELETE "
+            f"WHEN MATCHED AND ({newer}) THEN UPDATE SET {', '.join(f'`{each}` = new.`{each}`' for each in columns)} "
+            f"WHEN NOT MATCHED AND NOT new.deleted THEN INSERT ({', '.join(f'`{each}`' for each in columns)}) "
+            f"VALUES ({', '.join(f'new.`{each}`' for each in columns)})"
+        ).first()
+    finally:
+        spark.conf.unset(name_of_metadata)
+        spark.catalog.dropTempView("sluice_changes")
+    return 0 if row is None else int(row.num_affected_rows)
+
+
+def replace(frame: DataFrame, path: str, version: int, condition: str) -> None:
+    # Delta itself checks that no other writer took away what it takes away.
+    frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
+
+
+def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
+    """Yield the commits that the log still holds, the latest first.
+
+    Each is read from its own file, because a query of the table's history would cost more than many a batch.
+    """
+    jvm = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    nothing = jvm.scala.Option.empty()
+    version = log.update(False, nothing, nothing).version()
+    folder = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
+    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    while version >= 0:
+        file = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
+        if not system.exists(file):
+            return
+        stream = system.open(file)
+        try:
+            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        yield parse_commit(version, text)
+        version -= 1
+
+
+def parse_commit(version: int, text: str) -> Commit:
+    """A commit from its file, whose lines are actions; one of them says who made it and what of."""
+    for line in text.splitlines():
+        if line.startswith('{"commitInfo"'):
+            told = json.loads(line)["commitInfo"]
+            rows = told.get("operationMetrics", {}).get("numOutputRows", 0)
+            return Commit(version, told["operation"], told.get("userMetadata"), int(rows))
+    return Commit(version, "", None, 0)

@@ -1,0 +1,254 @@
+"""Iceberg tables by name: made, appended to exactly once, and read back by their snapshots.
+
+The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
+do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
+snapshot, so of two appends that began at the same head the second fails. The snapshot's summary carries application,
+number and progress: records and progress become visible in one commit, which is also the table's own.
+
+The branch of the last append stays: it keeps its snapshot, and with it the progress, from being expired.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+
+from pipeline.commit import Commit
+from pipeline.errors import PipelineError
+
+PREFIX = "iceberg:"
+CATALOG = "sluice"
+DEFAULT_NAMESPACE = "default"
+_BRANCH = "sluice_"
+_APPLICATION, _NUMBER, _PROGRESS = "sluice-application", "sluice-number", "sluice-progress"
+_NEWEST = 64
+"""Snapshots that are read at first: a table has thousands, and its last commit is among the newest."""
+
+_PROPERTIES = {
+    "format-version": "2",
+    # A task reads one partition of a topic, so a shuffle by topic and day would only cost.
+    "write.distribution-mode": "none",
+    "write.parquet.row-group-size-bytes": str(32 * 1024 * 1024),
+    # Each commit writes a metadata file of all snapshots.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    number: int
+    parent: int | None
+    operation: str
+    summary: dict[str, str]
+
+
+def parts(where: str) -> tuple[str, str]:
+    """Return namespace and name of a location. PipelineError if it is no table's name."""
+    namespace, separator, name = where.removeprefix(PREFIX).partition(".")
+    if not separator:
+        namespace, name = DEFAULT_NAMESPACE, namespace
+    if not namespace or not name or any(letter in "`/'\\" for letter in namespace + name):
+        raise PipelineError(
+            f"{where.removeprefix(PREFIX)} is no name of an Iceberg table.", "Name it like events or lake.events."
+        )
+    return namespace, name
+
+
+def quoted(where: str) -> str:
+    """A table by its location, as SQL takes it."""
+    namespace, name = parts(where)
+    return f"{CATALOG}.`{namespace}`.`{name}`"
+
+
+def exists(spark: SparkSession, where: str) -> bool:
+    return spark.catalog.tableExists(quoted(where))
+
+
+def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+    if exists(spark, where):
+        return
+    namespace, _ = parts(where)
+    columns = ", ".join(f"`{field.name}` {_ddl(field.dataType)}" for field in schema.fields)
+    by = f" PARTITIONED BY ({', '.join(partitions)})" if partitions else ""
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.`{namespace}`")
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted(where)} ({columns}) USING iceberg{by} TBLPROPERTIES ({properties})")
+    if partitions and "offset" in schema.names:
+        order = ", ".join((*partitions, *(name for name in ("topic", "partition", "offset") if name not in partitions)))
+        spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {order}")
+
+
+def drop(spark: SparkSession, where: str) -> None:
+    spark.sql(f"DROP TABLE IF EXISTS {quoted(where)} PURGE")
+
+
+def read(spark: SparkSession, where: str) -> DataFrame:
+    head = _head(spark, quoted(where))
+    version = "" if head is None else f" VERSION AS OF {head}"
+    return spark.sql(f"SELECT * FROM {quoted(where)}{version}")
+
+
+def schema(spark: SparkSession, where: str) -> StructType:
+    return spark.table(quoted(where)).schema
+
+
+def append(
+    frame: DataFrame, where: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
+) -> None:
+    spark, name = frame.sparkSession, quoted(where)
+    head = _head(spark, name)
+    if head is None:
+        # An append needs a head that it can be compared with.
+        spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
+        head = _head(spark, name)
+    for snapshot in _ancestry(spark, name, head):
+        if snapshot.summary.get(_APPLICATION) == application:
+            if int(snapshot.summary[_NUMBER]) >= number:
+                return
+            break
+    if merge_schema:
+        _add_columns(spark, name, schema(spark, where), frame.schema)
+    frame = _filled(frame, schema(spark, where))
+    branch = f"{_BRANCH}{uuid.uuid4().hex}"
+    spark.sql(f"ALTER TABLE {name} CREATE BRANCH {branch} AS OF VERSION {head}")
+    (
+        frame.writeTo(f"{name}.branch_{branch}")
+        .option(f"snapshot-property.{_APPLICATION}", application)
+        .option(f"snapshot-property.{_NUMBER}", str(number))
+        .option(f"snapshot-property.{_PROGRESS}", metadata)
+        .append()
+    )
+    publish(spark, where, branch, head)
+    _drop_branches(spark, name, branch)
+
+
+def replace(frame: DataFrame, where: str, version: int, condition: str) -> None:
+    (
+        _filled(frame, schema(frame.sparkSession, where))
+        .writeTo(quoted(where))
+        .option("isolation-level", "serializable")
+        .option("validate-from-snapshot-id", str(version))
+        .overwrite(F.expr(condition))
+    )
+
+
+def publish(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
+    """Move `main` from `head` to the head of `branch`, or fail: IllegalArgumentException of Java if `main` has moved,
+    PipelineError if another job has dropped the branch. Iceberg then creates it anew, from the newest head."""
+    name = quoted(where)
+    written = next(_ancestry(spark, name, _reference(spark, name, branch)), None)
+    if written is None or written.parent != head:
+        raise PipelineError(f"Another job writes to {where} and dropped this job's branch.", "Stop one of the two.")
+    spark.sql(f"CALL {CATALOG}.system.fast_forward(table => '{_plain(where)}', branch => 'main', to => '{branch}')")
+
+
+def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
+    name = quoted(where)
+    for snapshot in _ancestry(spark, name, _head(spark, name)):
+        rows = int(snapshot.summary.get("added-records", 0))
+        yield Commit(snapshot.number, snapshot.operation, snapshot.summary.get(_PROGRESS), rows)
+
+
+def _plain(where: str) -> str:
+    """A table by its location, as a procedure takes it."""
+    namespace, name = parts(where)
+    return f"`{namespace}`.`{name}`"
+
+
+def _head(spark: SparkSession, name: str) -> int | None:
+    """Return the snapshot that readers see, None for a table without any."""
+    return _reference(spark, name, "main")
+
+
+def _reference(spark: SparkSession, name: str, reference: str) -> int | None:
+    rows = spark.sql(f"SELECT snapshot_id FROM {name}.refs WHERE name = '{reference}'").collect()
+    return rows[0].snapshot_id if rows else None
+
+
+def _ancestry(spark: SparkSession, name: str, head: int | None) -> Iterator[_Snapshot]:
+    """Yield `head` and its ancestors as far as they have not expired."""
+    known: dict[int, _Snapshot] = {}
+    whole = False
+    while head is not None:
+        if head not in known and not whole:
+            newest = f" ORDER BY committed_at DESC LIMIT {_NEWEST}" if not known else ""
+            whole = bool(known)
+            rows = spark.sql(f"SELECT snapshot_id, parent_id, operation, summary FROM {name}.snapshots{newest}")
+            known |= {
+                row.snapshot_id: _Snapshot(row.snapshot_id, row.parent_id, row.operation or "", row.summary or {})
+                for row in rows.collect()
+            }
+            continue
+        if head not in known:
+            return
+        yield known[head]
+        head = known[head].parent
+
+
+def _drop_branches(spark: SparkSession, name: str, kept: str) -> None:
+    """Drop the branches of earlier appends, and of those that a crash ended before their commit."""
+    rows = spark.sql(f"SELECT name FROM {name}.refs WHERE type = 'BRANCH' AND startswith(name, '{_BRANCH}')").collect()
+    for row in rows:
+        if row.name != kept:
+            spark.sql(f"ALTER TABLE {name} DROP BRANCH IF EXISTS {row.name}")
+
+
+def _add_columns(spark: SparkSession, name: str, stored: DataType, wanted: DataType, path: str = "") -> None:
+    """Add the columns of `wanted`, nested ones too, that `stored` lacks."""
+    if isinstance(stored, ArrayType) and isinstance(wanted, ArrayType):
+        _add_columns(spark, name, stored.elementType, wanted.elementType, f"{path}element.")
+    if not isinstance(stored, StructType) or not isinstance(wanted, StructType):
+        return
+    held = {field.name: field.dataType for field in stored.fields}
+    for field in wanted.fields:
+        here = f"{path}`{field.name}`"
+        if field.name in held:
+            _add_columns(spark, name, held[field.name], field.dataType, f"{here}.")
+        else:
+            spark.sql(f"ALTER TABLE {name} ADD COLUMN {here} {_ddl(field.dataType)}")
+
+
+def _filled(frame: DataFrame, stored: StructType) -> DataFrame:
+    """Add the table's columns that `frame` lacks, nested ones too, as nulls: Iceberg refuses an append without them."""
+    held = {field.name: field.dataType for field in frame.schema.fields}
+    columns = [
+        _cast(F.col(f"`{field.name}`"), held[field.name], field.dataType) if field.name in held else _nothing(field)
+        for field in stored.fields
+    ]
+    return frame.select(
+        *(column.alias(field.name) for column, field in zip(columns, stored.fields, strict=True)),
+        *(F.col(f"`{name}`") for name in frame.columns if name not in stored.names),
+    )
+
+
+def _cast(column: Column, held: DataType, stored: DataType) -> Column:
+    if isinstance(held, StructType) and isinstance(stored, StructType) and held.names != stored.names:
+        inner = {field.name: field.dataType for field in held.fields}
+        fields = [
+            _cast(column[field.name], inner[field.name], field.dataType).alias(field.name)
+            if field.name in inner
+            else _nothing(field).alias(field.name)
+            for field in stored.fields
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    return column
+
+
+def _nothing(field: StructField) -> Column:
+    return F.lit(None).cast(field.dataType)
+
+
+def _ddl(kind: DataType) -> str:
+    """A type in SQL, with every name in backticks."""
+    if isinstance(kind, StructType):
+        fields = ", ".join(f"`{field.name}`: {_ddl(field.dataType)}" for field in kind.fields)
+        return f"struct<{fields}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_ddl(kind.elementType)}>"
+    return kind.simpleString()

@@ -1,0 +1,54 @@
+"""From archived records to the newest row of each key: pure functions of frames."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from pipeline.schema import CHANGE, conform
+
+# Debezium: c (create), u (update) and r (read, of its first snapshot) have `after`; d (delete) has only `before`.
+DELETE = "d"
+ROW_OPERATIONS = ("c", "u", "r", "d")
+
+
+def plain(records: DataFrame) -> DataFrame:
+    """`CHANGE` of records whose value is the row: a null value deletes its key."""
+    return _changes(records, F.col("value").isNull(), F.col("value"))
+
+
+def debezium(records: DataFrame) -> DataFrame:
+    """`CHANGE` of Debezium's JSON envelope, with or without its schema beside it; `value` is the row after the change.
+
+    A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out.
+    """
+    told = F.try_parse_json(F.col("value").cast("string"))
+    envelope = F.coalesce(F.try_variant_get(told, "$.payload", "variant"), told)
+    opened = records.withColumn("_operation", F.try_variant_get(envelope, "$.op", "string")).withColumn(
+        "_after", F.try_variant_get(envelope, "$.after", "variant")
+    )
+    rows = opened.where(F.col("value").isNull() | F.col("_operation").isin(*ROW_OPERATIONS))
+    deleted = F.col("value").isNull() | (F.col("_operation") == DELETE)
+    return _changes(rows, deleted, F.when(~deleted, F.to_json("_after").cast("binary")))
+
+
+def _changes(records: DataFrame, deleted: Column, value: Column) -> DataFrame:
+    return conform(
+        records.where(F.col("key").isNotNull()).select(
+            "topic", "key", deleted.alias("deleted"), value.alias("value"), "partition", "offset", "timestamp"
+        ),
+        CHANGE,
+    )
+
+
+def newest(changes: DataFrame) -> DataFrame:
+    """Return the last change of each key. A key that has moved to another partition is ordered by time."""
+    last = Window.partitionBy("topic", "key").orderBy(F.col("timestamp").desc(), F.col("offset").desc())
+    within = Window.partitionBy("topic", "key", "partition").orderBy(F.col("offset").desc())
+    return (
+        changes.withColumn("_place", F.row_number().over(within))
+        .where("_place = 1")
+        .withColumn("_place", F.row_number().over(last))
+        .where("_place = 1")
+        .drop("_place")
+    )

@@ -1,0 +1,170 @@
+"""Archive named ranges again, as long as their topic still holds them.
+
+The one idea: a repair replaces whole days of a topic in one commit: the rows outside of the ranges as the archive has
+them, those inside as the topic has them. Whole days, because a table can drop them without reading them, so a file that
+is missing or damaged does not stand in the way. The archive's progress stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from pipeline import catalog, connector, kafka, session, table
+from pipeline.archive import typed
+from pipeline.archive.job import last_progress
+from pipeline.archive.plan import Progress, Range, without
+from pipeline.archive.transforms import to_records, within
+from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster
+from pipeline.progress import Progress as Lines
+from pipeline.progress import Stop
+from pipeline.schema import DATA, RECORD
+from pipeline.ticker import Ticker
+
+MAX_RANGES = 1_000
+_RANGE = re.compile(r"(?P<topic>.+)-(?P<partition>\d+):(?P<first>\d+)(?:-(?P<last>\d+))?")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kafka.add_arguments(parser)
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    parser.add_argument(
+        "--ranges", required=True, metavar="TOPIC-PARTITION:FIRST-LAST,…",
+        help="the offsets to archive again, as verify names them, e.g. orders-0:1200-1299,orders-3:7",
+    )  # fmt: skip
+    parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
+    catalog.add_arguments(parser)
+    typed.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    ranges = parse_ranges(arguments.ranges)
+    cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
+    cluster.existing()
+    spark = session.open_session(session.options_of(arguments, "sluice repair"), lines)
+    try:
+        repair(spark, cluster, arguments, ranges, lines, stop)
+    finally:
+        spark.stop()
+    return 0
+
+
+def parse_ranges(text: str) -> list[Range]:
+    """Return the ranges of --ranges. PipelineError if the text has another form, or ranges overlap."""
+    found: list[Range] = []
+    for word in text.replace(" ", "").split(","):
+        match = _RANGE.fullmatch(word)
+        if match is None or int(match["last"] or match["first"]) < int(match["first"]):
+            raise PipelineError(
+                f"--ranges {word} is not TOPIC-PARTITION:FIRST-LAST.", "Write it like orders-0:1200-1299."
+            )
+        first = int(match["first"])
+        found.append(Range(match["topic"], int(match["partition"]), first, int(match["last"] or first) + 1))
+    if len(found) > MAX_RANGES:
+        raise PipelineError(f"--ranges has {len(found):,} ranges.", f"Repair at most {MAX_RANGES:,} at once.")
+    found.sort()
+    for before, after in pairwise(found):
+        if (before.topic, before.partition) == (after.topic, after.partition) and before.end > after.start:
+            raise PipelineError(f"Two of --ranges overlap: {before} and {after}.", "Name every offset once.")
+    return found
+
+
+def repair(
+    spark: SparkSession,
+    cluster: Cluster,
+    arguments: argparse.Namespace,
+    ranges: Sequence[Range],
+    lines: Lines,
+    stop: Stop,
+) -> None:
+    """Replace the days that hold `ranges`. PipelineError if the archive or the topic does not hold them."""
+    where, started = table.location(arguments.archive, arguments.format), time.monotonic()
+    # The version comes first: a commit between the two then fails the replacement.
+    version, archive = table.version(spark, where), table.read(spark, where)
+    progress = last_progress(spark, where)
+    if progress is None:
+        raise PipelineError(f"{where} holds no archive yet.", "Run `sluice-pipeline archive` first.")
+    read_committed = arguments.isolation == "read_committed"
+    check(ranges, progress, cluster, read_committed=read_committed)
+    if (DATA in archive.columns) != (arguments.value != "raw"):
+        raise PipelineError(
+            f"{where} {'has' if DATA in archive.columns else 'has no'} typed values.",
+            "Give --value and its options as the archive was given them.",
+        )
+    readable = [part for each in ranges for part in without(each, progress.skipped)]
+    with Ticker(spark, lines, stop), table.ignoring_lost_files(spark):
+        fresh = _fresh(spark, arguments, readable, table.schema(spark, where), read_committed)
+        inside = within(archive, ranges)
+        days = {
+            (row.topic, row.date)
+            for frame in (inside, fresh)
+            for row in frame.select("topic", "date").distinct().collect()
+        }
+        kept = archive.join(
+            F.broadcast(spark.createDataFrame(sorted(days), "topic string, date date")), ["topic", "date"], "left_semi"
+        ).join(inside.select("topic", "partition", "offset").distinct(), ["topic", "partition", "offset"], "left_anti")
+        rows = kept.unionByName(fresh, allowMissingColumns=True)
+        table.replace(rows, where, version, sorted(days))
+    records = sum(each.records for each in ranges)
+    lines.step(
+        f"archived {records:,} offsets again, in {len(days)} days of topics", records, time.monotonic() - started,
+        event="repaired", days=len(days),
+    )  # fmt: skip
+    lines.say("run `sluice-pipeline verify` to prove the result", event="end")
+
+
+def check(ranges: Sequence[Range], progress: Progress, cluster: Cluster, *, read_committed: bool) -> None:
+    """PipelineError if the archive does not claim a range, or its topic no longer holds it."""
+    logs = {
+        (log.topic, log.partition): log
+        for log in cluster.logs(sorted({each.topic for each in ranges}), read_committed=read_committed)
+    }
+    for each in ranges:
+        key = (each.topic, each.partition)
+        if key not in progress.next or not progress.first[key] <= each.start < each.end <= progress.next[key]:
+            raise PipelineError(f"The archive does not claim {each}.", "Check --ranges; `archive` adds new records.")
+        log = logs.get(key)
+        if log is None or log.topic_id != progress.topic_ids[each.topic]:
+            happened = "has been deleted" if log is None else "was deleted and created again"
+            raise PipelineError(f"The topic {each.topic} {happened}, so {each} cannot be read again.", "Leave it out.")
+        if log.start > each.start:
+            raise PipelineError(
+                f"The topic holds {each.topic}-{each.partition} only from offset {log.start:,} on, not {each}.",
+                "Name the offsets that the topic still holds; the others cannot be repaired.",
+            )
+
+
+def _fresh(
+    spark: SparkSession,
+    arguments: argparse.Namespace,
+    ranges: Sequence[Range],
+    stored: StructType,
+    read_committed: bool,
+) -> DataFrame:
+    """Return the records of `ranges` as the topic has them, typed as the archive is."""
+    if not ranges:
+        return spark.createDataFrame([], RECORD)
+    settings = kafka.settings_of(arguments.kafka_conf, "--kafka-conf")
+    records = to_records(
+        connector.read(spark, arguments.bootstrap, ranges, settings=settings, read_committed=read_committed)
+    )
+    typing = typed.typing_of(arguments)
+    if typing is None:
+        return records
+    # New fields are left to archive: the table keeps its columns.
+    return typing.apply(records, typed.stored_type(stored)).drop("reason")
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["repair", *sys.argv[1:]]))
