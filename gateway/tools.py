@@ -17,17 +17,19 @@ from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import load
+from gateway.dumped import bytes_of
 from gateway.net.context import Role
 from gateway.options import add_options, configuration_of, warn
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
 from protocol.errors import ProtocolError
 from protocol.grammar import parse
-from protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from protocol.headers import RequestHeader, decode_request_header, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 HEALTHCHECK_TIMEOUT_S = 3.0
 EXIT_FAILED, EXIT_REFUSED = 1, 2
+_SIZE_BYTES = 4
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +43,17 @@ def add_healthcheck(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("api", help="name or key, e.g. JoinGroup, join_group or 11")
-    parser.add_argument("api_version", metavar="version", type=int)
-    parser.add_argument("hex", help="the body without size and header; spaces are ignored; - reads standard input")
+    parser.usage = "sluice decode [-h] [--response] [API VERSION] BYTES"
+    parser.add_argument(
+        "message",
+        nargs="+",
+        metavar="API VERSION BYTES",
+        help=(
+            "the API's name or key (JoinGroup, join_group or 11), the version, and the body without size and header. "
+            "Without API and version, BYTES is a whole request that begins with its size. BYTES is hexadecimal, "
+            "base64, or a packet as tcpdump -X prints it; - reads standard input"
+        ),
+    )
     parser.add_argument("--response", action="store_true", help="the bytes are a response")
     parser.set_defaults(run=_decode)
 
@@ -121,22 +131,45 @@ def _receive(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def _decode(given: argparse.Namespace) -> int:
-    api_key = _find_api(given.api)
+    *named, text = cast("list[str]", given.message)
+    try:
+        data = bytes_of(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        return _refuse(str(error))
+    if named:
+        if len(named) != 2 or not named[1].isdecimal():
+            return _refuse("give API, VERSION and BYTES, or a whole request as BYTES alone")
+        return _decode_body(named[0], int(named[1]), data, is_response=given.response)
+    if given.response:
+        return _refuse("a response does not name its API: give API and VERSION")
+    return _decode_request(data)
+
+
+def _decode_request(frame: bytes) -> int:
+    """Print the header and the body of a request that begins with its size."""
+    if len(frame) < _SIZE_BYTES:
+        return _refuse("a request begins with four bytes of size")
+    size = int.from_bytes(frame[:_SIZE_BYTES], "big", signed=True)
+    request = frame[_SIZE_BYTES : _SIZE_BYTES + max(size, 0)]
+    if len(request) != size:
+        return _refuse(f"the request is {size} bytes long, and {len(request)} of them are here")
+    try:
+        header, end = decode_request_header(request)
+    except ProtocolError as error:
+        return _refuse(str(error))
+    print("\n".join(_describe(header._asdict())))
+    return _decode_body(str(header.api_key), header.api_version, request[end:])
+
+
+def _decode_body(api: str, version: int, body: bytes, *, is_response: bool = False) -> int:
+    api_key = _find_api(api)
     if api_key is None:
-        print(f"sluice: there is no API {given.api!r}", file=sys.stderr)
-        return EXIT_REFUSED
-    text: str = sys.stdin.read() if given.hex == "-" else given.hex
+        return _refuse(f"there is no API {api!r}")
     try:
-        body = bytes.fromhex("".join(text.split()))
-    except ValueError:
-        print("sluice: the body is not hexadecimal", file=sys.stderr)
-        return EXIT_REFUSED
-    try:
-        message_type = response_class(api_key) if given.response else request_class(api_key)
-        message, end = parse(message_type, given.api_version, body)
+        message_type = response_class(api_key) if is_response else request_class(api_key)
+        message, end = parse(message_type, version, body)
     except KeyError:
-        print(f"sluice: {api_key.name} is not declared", file=sys.stderr)
-        return EXIT_REFUSED
+        return _refuse(f"{api_key.name} is not declared")
     except (ValueError, ProtocolError) as error:
         print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_FAILED
@@ -145,6 +178,11 @@ def _decode(given: argparse.Namespace) -> int:
         print(f"sluice: {len(body) - end} bytes are left over", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def _refuse(text: str) -> int:
+    print(f"sluice: {text}", file=sys.stderr)
+    return EXIT_REFUSED
 
 
 def _find_api(text: str) -> ApiKey | None:
@@ -159,6 +197,9 @@ def _describe(value: object, name: str = "", depth: int = 0) -> list[str]:
     """Return a message as indented lines, one per field."""
     indent = "  " * depth
     label = f"{indent}{name}: " if name else indent
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return [line for field, held in fields.items() for line in _describe(held, field, depth)]
     if dataclasses.is_dataclass(value):
         lines = [f"{label}{type(value).__name__}"]
         for field in dataclasses.fields(value):

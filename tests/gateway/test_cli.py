@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import re
 import socket
@@ -16,6 +18,7 @@ from gateway.apis import SERVED
 from gateway.cli import main
 from gateway.config.settings import OPTIONS
 from protocol import codec
+from protocol.headers import RequestHeader, encode_request_header
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tests.gateway_process import free_ports
@@ -229,12 +232,60 @@ def test_decode_shows_a_response(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  error_code: 27" in capsys.readouterr().out.splitlines()
 
 
+def packet_dump(payload: bytes, *, ipv6: bool) -> str:
+    """Return a packet as `tcpdump -X` prints it."""
+    tcp = bytes(12) + b"\x80" + bytes(19) + payload  # 32 bytes of header
+    head = bytearray(b"\x60" + bytes(39) if ipv6 else b"\x46" + bytes(23))  # IPv4 with four bytes of options
+    if ipv6:
+        head[4:6], head[6] = len(tcp).to_bytes(2, "big"), 6
+    else:
+        head[2:4], head[9] = (len(head) + len(tcp)).to_bytes(2, "big"), 6
+    packet = bytes(head) + tcp
+    lines = ["10:31:02.123456 IP 127.0.0.1.50000 > 127.0.0.1.9092: Flags [P.], seq 1:30, ack 1, length 29"]
+    for at in range(0, len(packet), 16):
+        row = packet[at : at + 16]
+        shown = "".join(chr(byte) if 33 <= byte < 127 else "." for byte in row)
+        lines.append(f"\t0x{at:04x}:  {row.hex(' ', -2)}  {shown}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("form", ["hex", "base64", "xxd", "tcpdump", "tcpdump of IPv6"])
+def test_decode_shows_a_whole_request_in_every_form(
+    form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = encode_request_header(RequestHeader(12, 4, 77, "client-1"))
+    request = header + bytes.fromhex(hexed(HeartbeatRequest(group_id="readers", generation_id=3, member_id="m"), 4))
+    frame = len(request).to_bytes(4, "big") + request
+    forms = {
+        "hex": frame.hex(" "),
+        "base64": base64.b64encode(frame).decode(),
+        "xxd": "\n".join(f"{at:08x}: {frame[at : at + 16].hex(' ', -2)}  ...." for at in range(0, len(frame), 16)),
+        "tcpdump": packet_dump(frame, ipv6=False),
+        "tcpdump of IPv6": packet_dump(frame, ipv6=True),
+    }
+    monkeypatch.setattr("sys.stdin", io.StringIO(forms[form]))
+    assert main(["decode", "-"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "api_key: 12",
+        "api_version: 4",
+        "correlation_id: 77",
+        "client_id: 'client-1'",
+        "HeartbeatRequest",
+    ]
+    assert "  group_id: 'readers'" in lines
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
         (["Nonsense", "0", ""], 2, "no API"),
         (["Heartbeat", "99", ""], 1, "99"),
-        (["Heartbeat", "4", "zz"], 2, "not hexadecimal"),
+        (["Heartbeat", "4", "zz!"], 2, "neither hexadecimal, nor base64"),
+        (["Heartbeat", "00"], 2, "give API, VERSION and BYTES"),
+        (["00000004000c0004"], 2, "4 bytes"),
+        (["000000ff000c0004"], 2, "the request is 255 bytes long, and 4 of them are here"),
+        (["000000ff000c0004", "--response"], 2, "a response does not name its API"),
         (["Heartbeat", "4", "00"], 1, "Heartbeat"),
         (["Heartbeat", "4", hexed(HeartbeatRequest(), 4) + "ff"], 1, "1 bytes are left over"),
     ],
