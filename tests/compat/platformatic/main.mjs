@@ -13,6 +13,8 @@ const SESSION_MS = 6000
 const FETCH = { maxWaitTime: 100, minBytes: 1 }
 // A member that was expelled tries each of its commits to the last, one after the other, before it joins again.
 const MEMBER_RETRIES = 5
+// A member without a broker tries so often to read again: its retries last a second, and a restart lasts longer.
+const OUTAGE_ATTEMPTS = 20
 const BASE = { clientId: 'compat', retries: 20, retryDelay: 200, timeout: 20_000, metadataMaxAge: 500 }
 
 /** A callback API as a promise. */
@@ -44,7 +46,7 @@ class Member {
       this.ownership.assigned(
         assignments.flatMap(({ topic, partitions }) => partitions.map(partition => ({ topic, partition })))
       )
-      if (this.opened) this.renew().catch(failed)
+      if (this.opened) this.renewPatiently().catch(failed)
     })
     this.consumer.on('consumer:heartbeat:error', ({ error }) => this.heartbeatFailed(error))
     this.consumer.on('error', error => this.heartbeatFailed(error))
@@ -97,13 +99,27 @@ class Member {
     for (const old of earlier) this.drop(old)
   }
 
+  /** Open a new stream, and try again as an application does while its broker is away. */
+  async renewPatiently() {
+    for (let attempt = 1; ; attempt++) {
+      try {
+        return await this.renew()
+      } catch (error) {
+        if (attempt === OUTAGE_ATTEMPTS || this.stopped || this.fenced) throw error
+        process.stderr.write(`${this.name}: opening a stream: ${error.message}\n`)
+      }
+      await sleep(200)
+      if (this.stopped || this.current) return
+    }
+  }
+
   streamFailed(stream, error) {
     this.streams.delete(stream)
     if (this.current !== stream || this.stopped || this.fenced) return
     process.stderr.write(`${this.name}: stream: ${error.stack}\n`)
     // A stream ends with its first failed fetch, as in an outage.
     this.current = null
-    sleep(200).then(() => (this.stopped || this.current ? undefined : this.renew())).catch(this.failed)
+    sleep(200).then(() => (this.stopped || this.current ? undefined : this.renewPatiently())).catch(this.failed)
   }
 
   drop(stream) {
