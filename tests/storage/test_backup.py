@@ -441,31 +441,28 @@ async def test_a_directory_of_another_database_is_refused(
         await open_store(database, other)
 
 
-DECIDED = (
-    "select count(*) > 0 from pg_stat_activity where state = 'idle in transaction' and query like '%append_chunks%'"
-)
+IN_TRANSACTION = """select count(*) from pg_stat_activity where datname = current_database()
+    and backend_type = 'client backend' and xact_start is not null and pid <> pg_backend_pid()"""
 
 
-async def test_a_commit_waits_for_the_disk_and_no_write_waits_for_a_commit(
+async def test_a_commit_waits_for_the_disk_and_holds_no_lock_until_then(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os
     import threading
 
-    synced, real = threading.Event(), os.fdatasync
+    written, synced, real = threading.Event(), threading.Event(), os.fdatasync
 
     def slow(fd: int) -> None:
+        written.set()
         synced.wait(20)
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", slow)
     appending = asyncio.create_task(log.append([new_batch(key, size_bytes=50_000)]))
-    async with asyncio.timeout(20):
-        while True:
-            if await sql.fetchval(DECIDED):
-                break
-            await asyncio.sleep(0.005)
-    assert await sql.fetchval("select count(*) from chunk") == 0, "decided, and not to be seen before it is on disk"
+    assert await asyncio.to_thread(written.wait, 20)
+    assert await sql.fetchval("select count(*) from chunk") == 0, "not to be seen before it is on disk"
+    assert await sql.fetchval(IN_TRANSACTION) == 0, "no lock is held while the disk works"
     assert not appending.done()
     synced.set()
     await appending
