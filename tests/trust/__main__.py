@@ -1,6 +1,6 @@
 """Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER] [--record FILE]`.
 
-Exit code 0 if every promise was kept, 1 if not.
+Exit code 0 if every promise was kept, 1 if not, 3 if only a workload or a node did not get done in time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tests.gateway_process import ROOT
 from tests.trust.record import record
 from tests.trust.report import write_report
 from tests.trust.run import run
+
+EXIT_UNFINISHED = 3
 
 
 def _say(line: str) -> None:
@@ -59,6 +61,8 @@ def main() -> int:
     if arguments.record is not None:
         record(arguments.record, verdict, commit)
     _say(f"Report: {folder / 'report.html'}")
+    if verdict.only_unfinished:
+        return EXIT_UNFINISHED
     return 0 if verdict.passed else 1
 
 
