@@ -1,6 +1,6 @@
 """Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER] [--record FILE]`.
 
-Exit code 0 if every promise was kept, 1 if not, 3 if only a workload or a node did not get done in time.
+Exit code 0 if every promise was kept, 1 if not, 3 if only a workload did not get done in time.
 """
 
 from __future__ import annotations
