@@ -67,8 +67,10 @@ class Verdict:
 
     @property
     def only_unfinished(self) -> bool:
-        """True if all that went wrong is that a workload did not get done, as on an overloaded machine. A node that does
-        not start again may have lost its data, so it is a broken promise."""
+        """True if all that went wrong is that a workload did not get done, as on an overloaded machine.
+
+        A node that does not start again may have lost its data, so it is a broken promise.
+        """
         broken = [name for name, found in self.violations.items() if found]
         return broken == [EVERY_WORKLOAD_FINISHES]
 
