@@ -91,14 +91,6 @@ async def create_acls(request: CreateAclsRequest, context: RequestContext[AclSer
     return CreateAclsResponse(results=tuple(results))
 
 
-def refuse_create_acls(
-    request: CreateAclsRequest, version: int, code: ErrorCode, message: str | None
-) -> CreateAclsResponse:
-    return CreateAclsResponse(
-        results=tuple(AclCreationResult(error_code=code, error_message=message) for _ in request.creations)
-    )
-
-
 def _checked(creation: AclCreation) -> Acl:
     """Check the creation with upstream's texts in its order. Raise KafkaError."""
     resource_type = _named(ResourceType, creation.resource_type)
@@ -175,14 +167,6 @@ async def delete_acls(request: DeleteAclsRequest, context: RequestContext[AclSer
     return DeleteAclsResponse(filter_results=tuple(results))
 
 
-def refuse_delete_acls(
-    request: DeleteAclsRequest, version: int, code: ErrorCode, message: str | None
-) -> DeleteAclsResponse:
-    return DeleteAclsResponse(
-        filter_results=tuple(DeleteAclsFilterResult(error_code=code, error_message=message) for _ in request.filters)
-    )
-
-
 def _deleted(acl: Acl) -> DeleteAclsMatchingAcl:
     return DeleteAclsMatchingAcl(
         error_message=None,
@@ -240,9 +224,3 @@ async def describe_acls(request: DescribeAclsRequest, context: RequestContext[Fi
         async for (kind, name, pattern), entries in in_pieces(by_pattern.items())
     ]
     return DescribeAclsResponse(resources=tuple(resources))
-
-
-def refuse_describe_acls(
-    request: DescribeAclsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=code, error_message=message)

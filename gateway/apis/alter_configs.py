@@ -100,22 +100,6 @@ async def alter_configs(
     return legacy.AlterConfigsResponse(responses=tuple(responses))
 
 
-def refuse_alter_configs(
-    request: legacy.AlterConfigsRequest, version: int, code: ErrorCode, message: str | None
-) -> legacy.AlterConfigsResponse:
-    return legacy.AlterConfigsResponse(
-        responses=tuple(
-            legacy.AlterConfigsResourceResponse(
-                error_code=code,
-                error_message=message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        )
-    )
-
-
 async def incremental_alter_configs(
     request: incremental.IncrementalAlterConfigsRequest, context: RequestContext[AlterConfigsServices]
 ) -> incremental.IncrementalAlterConfigsResponse:
@@ -136,22 +120,6 @@ async def incremental_alter_configs(
         async for (kind, name), error in in_pieces(errors.items())
     ]
     return incremental.IncrementalAlterConfigsResponse(responses=tuple(responses))
-
-
-def refuse_incremental_alter_configs(
-    request: incremental.IncrementalAlterConfigsRequest, version: int, code: ErrorCode, message: str | None
-) -> incremental.IncrementalAlterConfigsResponse:
-    return incremental.IncrementalAlterConfigsResponse(
-        responses=tuple(
-            incremental.AlterConfigsResourceResponse(
-                error_code=code,
-                error_message=message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        )
-    )
 
 
 async def _alter_all(

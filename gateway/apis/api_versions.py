@@ -71,9 +71,3 @@ def _is_misrouted(request: ApiVersionsRequest, context: RequestContext[ApiVersio
         return False
     services = context.services
     return (request.cluster_id, request.node_id) != (services.cluster_id, services.membership.node_id)
-
-
-def refuse_api_versions(
-    request: ApiVersionsRequest, version: int, code: ErrorCode, message: str | None
-) -> ApiVersionsResponse:
-    return ApiVersionsResponse(error_code=code)

@@ -30,24 +30,12 @@ async def unregister_broker(
     return UnregisterBrokerResponse(error_message=None)
 
 
-def refuse_unregister_broker(
-    request: UnregisterBrokerRequest, version: int, code: ErrorCode, message: str | None
-) -> UnregisterBrokerResponse:
-    return UnregisterBrokerResponse(error_code=code, error_message=message)
-
-
 async def unregister_controller(
     request: UnregisterControllerRequest, context: RequestContext[HasMembership]
 ) -> UnregisterControllerResponse:
     """Unregister a controller as UnregisterBroker does: brokers and controllers both register as nodes."""
     await _unregister(request.controller_id, "Controller", ErrorCode.CONTROLLER_ID_NOT_REGISTERED, context)
     return UnregisterControllerResponse(error_message=None)
-
-
-def refuse_unregister_controller(
-    request: UnregisterControllerRequest, version: int, code: ErrorCode, message: str | None
-) -> UnregisterControllerResponse:
-    return UnregisterControllerResponse(error_code=code, error_message=message)
 
 
 async def _unregister(node_id: int, role: str, unknown: ErrorCode, context: RequestContext[HasMembership]) -> None:

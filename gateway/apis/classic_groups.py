@@ -15,6 +15,8 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.requests import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from gateway.net.context import RequestContext
+from gateway.net.refusals import DerivedRefusal
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
@@ -89,10 +91,9 @@ async def join_group(request: JoinGroupRequest, context: RequestContext[HasGroup
     )
 
 
-def refuse_join_group(
-    request: JoinGroupRequest, version: int, code: ErrorCode, message: str | None
-) -> JoinGroupResponse:
-    return JoinGroupResponse(error_code=code, member_id=request.member_id, protocol_name=None if version >= 7 else "")
+refuse_join_group = DerivedRefusal(
+    ApiKey.JOIN_GROUP, values={"protocol_name": None}, answers={"member_id": "member_id"}
+)
 
 
 def _offered_bytes(request: JoinGroupRequest) -> int:
@@ -144,12 +145,6 @@ async def sync_group(request: SyncGroupRequest, context: RequestContext[HasGroup
     )
 
 
-def refuse_sync_group(
-    request: SyncGroupRequest, version: int, code: ErrorCode, message: str | None
-) -> SyncGroupResponse:
-    return SyncGroupResponse(error_code=code)
-
-
 async def heartbeat(request: HeartbeatRequest, context: RequestContext[HasGroups]) -> HeartbeatResponse:
     """Answer from memory, without a task switch, unless the group is being read or stored."""
     if not request.group_id:
@@ -175,12 +170,6 @@ async def heartbeat(request: HeartbeatRequest, context: RequestContext[HasGroups
 
 _BEATS: dict[ErrorCode, HeartbeatResponse] = {}
 """One response object per code, because no other request is as frequent."""
-
-
-def refuse_heartbeat(
-    request: HeartbeatRequest, version: int, code: ErrorCode, message: str | None
-) -> HeartbeatResponse:
-    return HeartbeatResponse(error_code=code)
 
 
 async def leave_group(request: LeaveGroupRequest, context: RequestContext[HasGroups]) -> LeaveGroupResponse:
@@ -220,10 +209,3 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext[HasGro
             for member in reply.members
         ),
     )
-
-
-def refuse_leave_group(
-    request: LeaveGroupRequest, version: int, code: ErrorCode, message: str | None
-) -> LeaveGroupResponse:
-    """Refuse at the top level only: upstream lists members only if the group itself was reached."""
-    return LeaveGroupResponse(error_code=code)

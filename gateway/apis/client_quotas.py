@@ -17,6 +17,7 @@ from gateway.config.java_order import bucket, in_java_order, java_hash
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.quotas.limits import (
     DEFAULT,
     KEYS_OF_ADDRESSES,
@@ -26,6 +27,7 @@ from gateway.quotas.limits import (
     QuotaKey,
     canonical_address,
 )
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -111,16 +113,6 @@ async def alter_client_quotas(
     if changed:
         await services.catalog.refresh_if_changed()
     return AlterClientQuotasResponse(entries=tuple(results))
-
-
-def refuse_alter_client_quotas(
-    request: AlterClientQuotasRequest, version: int, code: ErrorCode, message: str | None
-) -> AlterClientQuotasResponse:
-    return AlterClientQuotasResponse(
-        entries=tuple(
-            AlteredEntryData(error_code=code, error_message=message, entity=entry.entity) for entry in request.entries
-        )
-    )
 
 
 def _asked(entry: EntryData) -> list[ClientQuota]:
@@ -215,10 +207,7 @@ async def describe_client_quotas(
     return DescribeClientQuotasResponse(error_message=None, entries=tuple(entries))
 
 
-def refuse_describe_client_quotas(
-    request: DescribeClientQuotasRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeClientQuotasResponse:
-    return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=None)
+refuse_describe_client_quotas = DerivedRefusal(ApiKey.DESCRIBE_CLIENT_QUOTAS, values={"entries": None})
 
 
 def _in_order(values: Iterable[str]) -> list[str]:

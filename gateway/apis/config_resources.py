@@ -113,9 +113,3 @@ async def list_config_resources(
                 for node in services.membership.brokers()
             )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
-
-
-def refuse_list_config_resources(
-    request: ListConfigResourcesRequest, version: int, code: ErrorCode, message: str | None
-) -> ListConfigResourcesResponse:
-    return ListConfigResourcesResponse(error_code=code)

@@ -96,12 +96,6 @@ async def consumer_group_heartbeat(
     )
 
 
-def refuse_consumer_group_heartbeat(
-    request: ConsumerGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
-) -> ConsumerGroupHeartbeatResponse:
-    return ConsumerGroupHeartbeatResponse(error_code=code, error_message=message)
-
-
 def _assignment(held: Partitions) -> Assignment:
     return Assignment(
         topic_partitions=tuple(
@@ -120,17 +114,6 @@ async def consumer_group_describe(
     viewed = group_views(context, await first_of_each(request.group_ids))
     return described.ConsumerGroupDescribeResponse(
         groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
-    )
-
-
-def refuse_consumer_group_describe(
-    request: described.ConsumerGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
-) -> described.ConsumerGroupDescribeResponse:
-    return described.ConsumerGroupDescribeResponse(
-        groups=tuple(
-            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
-            for group_id in request.group_ids
-        )
     )
 
 

@@ -18,9 +18,11 @@ import structlog
 from gateway.apis.services import HasDelegation, HasSettings
 from gateway.net.context import ANONYMOUS, Principal, RequestContext
 from gateway.net.pieces import in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import HasAuthorizer, may
 from gateway.security.delegation import DelegationTokens, concerns, may_renew
 from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_delegation_token import CreateDelegationTokenRequest, CreateDelegationTokenResponse
 from protocol.messages.describe_delegation_token import (
@@ -165,10 +167,9 @@ async def renew_delegation_token(
     return RenewDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
 
 
-def refuse_renew_delegation_token(
-    request: RenewDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
-) -> RenewDelegationTokenResponse:
-    return RenewDelegationTokenResponse(error_code=code, expiry_timestamp_ms=NO_TIME_MS)
+refuse_renew_delegation_token = DerivedRefusal(
+    ApiKey.RENEW_DELEGATION_TOKEN, values={"expiry_timestamp_ms": NO_TIME_MS}
+)
 
 
 async def expire_delegation_token(
@@ -196,10 +197,9 @@ async def expire_delegation_token(
     return ExpireDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
 
 
-def refuse_expire_delegation_token(
-    request: ExpireDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
-) -> ExpireDelegationTokenResponse:
-    return ExpireDelegationTokenResponse(error_code=code, expiry_timestamp_ms=NO_TIME_MS)
+refuse_expire_delegation_token = DerivedRefusal(
+    ApiKey.EXPIRE_DELEGATION_TOKEN, values={"expiry_timestamp_ms": NO_TIME_MS}
+)
 
 
 # --- DescribeDelegationToken ------------------------------------------------------------------------------------------
@@ -249,9 +249,3 @@ def _described(token: DelegationToken, token_hmac: bytes) -> DescribedDelegation
 
 def _renewers(names: Iterable[str]) -> Iterable[DescribedDelegationTokenRenewer]:
     return (DescribedDelegationTokenRenewer(principal_type=USER, principal_name=name) for name in names)
-
-
-def refuse_describe_delegation_token(
-    request: DescribeDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeDelegationTokenResponse:
-    return DescribeDelegationTokenResponse(error_code=code)

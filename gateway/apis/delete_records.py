@@ -11,7 +11,9 @@ from gateway.apis.services import FindsTopics, HasCatalog, HasLog, HasTail
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.kinds import AclOperation
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -44,23 +46,7 @@ async def delete_records(
     return DeleteRecordsResponse(topics=tuple(topics))
 
 
-def refuse_delete_records(
-    request: DeleteRecordsRequest, version: int, code: ErrorCode, message: str | None
-) -> DeleteRecordsResponse:
-    return DeleteRecordsResponse(
-        topics=tuple(
-            DeleteRecordsTopicResult(
-                name=topic.name,
-                partitions=tuple(
-                    DeleteRecordsPartitionResult(
-                        partition_index=partition.partition_index, low_watermark=-1, error_code=code
-                    )
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
-    )
+refuse_delete_records = DerivedRefusal(ApiKey.DELETE_RECORDS, values={"low_watermark": -1})
 
 
 def _deletable(

@@ -103,22 +103,6 @@ async def describe_configs(
     return DescribeConfigsResponse(results=tuple(results))
 
 
-def refuse_describe_configs(
-    request: DescribeConfigsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=tuple(
-            DescribeConfigsResult(
-                error_code=code,
-                error_message=message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        )
-    )
-
-
 def _describe(
     resource: DescribeConfigsResource,
     request: DescribeConfigsRequest,

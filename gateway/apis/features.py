@@ -154,9 +154,3 @@ def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext[Che
     if level > current and kind is not UpgradeType.UPGRADE:
         return "Can't downgrade to a newer version."
     return None
-
-
-def refuse_update_features(
-    request: UpdateFeaturesRequest, version: int, code: ErrorCode, message: str | None
-) -> UpdateFeaturesResponse:
-    return UpdateFeaturesResponse(error_code=code, error_message=message)

@@ -31,8 +31,10 @@ from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.holdings import Share
 from gateway.net.pieces import PIECE, by_pieces, in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import may, may_topic
 from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
@@ -231,22 +233,13 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             watch.close()
 
 
-def refuse_fetch(request: FetchRequest, version: int, code: ErrorCode, message: str | None) -> FetchResponse:
-    """Top level from v7, and on each partition: librdkafka and Java read the first, older clients only the second."""
-    return FetchResponse(
-        error_code=code,
-        responses=tuple(
-            FetchableTopicResponse(
-                topic=topic.topic,
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    PartitionData(partition_index=partition.partition, error_code=code, high_watermark=-1, records=b"")
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        ),
-    )
+refuse_fetch = DerivedRefusal(
+    ApiKey.FETCH,
+    values={"high_watermark": -1, "records": b""},
+    answers={"responses": "topics", "partition_index": "partition"},
+    elements=True,
+)
+"""librdkafka and Java read the code at the top level (version 7), older clients only those of the partitions."""
 
 
 def _by_id(context: RequestContext[object]) -> bool:

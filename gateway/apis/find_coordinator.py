@@ -19,8 +19,10 @@ from gateway.apis.services import HasMembership, HasTransactions
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from gateway.net.context import RequestContext
 from gateway.net.pieces import PIECE, in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import HasAuthorizer, may, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from storage.types import Node, Partition
@@ -67,17 +69,7 @@ async def find_coordinator(
     )
 
 
-def refuse_find_coordinator(
-    request: FindCoordinatorRequest, version: int, code: ErrorCode, message: str | None
-) -> FindCoordinatorResponse:
-    if version < 4:
-        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=-1, host="", port=-1)
-    return FindCoordinatorResponse(
-        coordinators=tuple(
-            Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
-            for key in request.coordinator_keys
-        )
-    )
+refuse_find_coordinator = DerivedRefusal(ApiKey.FIND_COORDINATOR, values={"node_id": -1, "port": -1})
 
 
 async def _find_allowed(

@@ -50,16 +50,6 @@ async def describe_groups(
     )
 
 
-def refuse_describe_groups(
-    request: DescribeGroupsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(
-        groups=tuple(
-            DescribedGroup(group_id=group_id, error_code=code, error_message=message) for group_id in request.groups
-        )
-    )
-
-
 def _described(
     group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext[HasAuthorizer]
 ) -> DescribedGroup:
@@ -124,12 +114,6 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext[ViewsG
     return ListGroupsResponse(groups=tuple(listed))
 
 
-def refuse_list_groups(
-    request: ListGroupsRequest, version: int, code: ErrorCode, message: str | None
-) -> ListGroupsResponse:
-    return ListGroupsResponse(error_code=code)
-
-
 async def delete_groups(
     request: DeleteGroupsRequest, context: RequestContext[GroupAdminServices]
 ) -> DeleteGroupsResponse:
@@ -147,14 +131,3 @@ async def delete_groups(
             context.services.share.drop_group(group_id)
         results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
     return DeleteGroupsResponse(results=tuple(results))
-
-
-def refuse_delete_groups(
-    request: DeleteGroupsRequest, version: int, code: ErrorCode, message: str | None
-) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        results=tuple(
-            DeletableGroupResult(group_id=group_id, error_code=code, error_message=message)
-            for group_id in request.groups_names
-        )
-    )

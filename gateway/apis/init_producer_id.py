@@ -7,6 +7,8 @@ from typing import Protocol
 from gateway.apis.services import HasCatalog, HasProducers, HasTransactions
 from gateway.coordinator.transactions import NO_EPOCH, NO_ID, InitProducer
 from gateway.net.context import RequestContext
+from gateway.net.refusals import DerivedRefusal
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -46,9 +48,11 @@ async def init_producer_id(
     return InitProducerIdResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 
 
-def refuse_init_producer_id(
-    request: InitProducerIdRequest, version: int, code: ErrorCode, message: str | None
-) -> InitProducerIdResponse:
-    if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
-        code = ErrorCode.INVALID_PRODUCER_EPOCH
-    return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+def _code_at(version: int, code: ErrorCode) -> ErrorCode:
+    old = code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED
+    return ErrorCode.INVALID_PRODUCER_EPOCH if old else code
+
+
+refuse_init_producer_id = DerivedRefusal(
+    ApiKey.INIT_PRODUCER_ID, values={"producer_id": -1, "producer_epoch": -1}, code_at=_code_at
+)

@@ -106,23 +106,6 @@ async def _wait_for_writer(known: Collection[Topic | ErrorCode], logs: InternalL
             await logs.ready(name)
 
 
-def refuse_list_offsets(
-    request: ListOffsetsRequest, version: int, code: ErrorCode, message: str | None
-) -> ListOffsetsResponse:
-    return ListOffsetsResponse(
-        topics=tuple(
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    ListOffsetsPartitionResponse(partition_index=partition.partition_index, error_code=code)
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
-    )
-
-
 def _find(
     topic: Topic | ErrorCode, part: ListOffsetsPartition, context: RequestContext[object]
 ) -> Partition | ErrorCode:

@@ -26,9 +26,11 @@ from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Role
 from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.security.authorizer import HasAuthorizer, may_topic
 from gateway.security.kinds import AclOperation
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -226,17 +228,8 @@ async def _describe_all(
     )
 
 
-def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
-    """Refuse without brokers, so that Java and librdkafka keep their metadata and ask again."""
-    return MetadataResponse(
-        error_code=code,
-        topics=tuple(
-            MetadataResponseTopic(
-                error_code=code, name=topic.name if version >= 12 else topic.name or "", topic_id=topic.topic_id
-            )
-            for topic in request.topics or ()
-        ),
-    )
+refuse_metadata = DerivedRefusal(ApiKey.METADATA, elements=True)
+"""A refusal has no brokers, so that Java and librdkafka keep their metadata and ask again."""
 
 
 async def _find_topics(
@@ -434,14 +427,6 @@ async def describe_topic_partitions(
     return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
 
 
-def refuse_describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(
-        topics=tuple(DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics)
-    )
-
-
 def _describe_page(
     topic: Topic, page: Iterable[Partition], context: RequestContext[FindsTopics], placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
@@ -527,7 +512,4 @@ def _require_endpoint(request: DescribeClusterRequest, context: RequestContext[o
     raise KafkaError(ErrorCode.INVALID_REQUEST if context.version == 0 else code, message)
 
 
-def refuse_describe_cluster(
-    request: DescribeClusterRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeClusterResponse:
-    return DescribeClusterResponse(error_code=code, error_message=message, endpoint_type=request.endpoint_type)
+refuse_describe_cluster = DerivedRefusal(ApiKey.DESCRIBE_CLUSTER, answers={"endpoint_type": "endpoint_type"})

@@ -114,21 +114,3 @@ def _committed(one: Commit) -> OffsetCommitResponsePartition:
     return OffsetCommitResponsePartition(
         partition_index=one.partition.partition_index, error_code=one.error or ErrorCode.NONE
     )
-
-
-def refuse_offset_commit(
-    request: OffsetCommitRequest, version: int, code: ErrorCode, message: str | None
-) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        topics=tuple(
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
-    )

@@ -63,9 +63,3 @@ async def offset_delete(
         if doomed:
             await services.offsets.delete(request.group_id, doomed, lease)
     return OffsetDeleteResponse(topics=tuple(answers))
-
-
-def refuse_offset_delete(
-    request: OffsetDeleteRequest, version: int, code: ErrorCode, message: str | None
-) -> OffsetDeleteResponse:
-    return OffsetDeleteResponse(error_code=code)

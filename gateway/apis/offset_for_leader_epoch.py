@@ -66,22 +66,6 @@ async def offset_for_leader_epoch(
     return OffsetForLeaderEpochResponse(topics=tuple(topics))
 
 
-def refuse_offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest, version: int, code: ErrorCode, message: str | None
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=tuple(
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=tuple(
-                    EpochEndOffset(partition=partition.partition, error_code=code) for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
-    )
-
-
 def _answer(
     part: OffsetForLeaderPartition, state: PartitionState | ErrorCode, epochs: Epochs | ErrorCode
 ) -> EpochEndOffset:

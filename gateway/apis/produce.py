@@ -31,8 +31,10 @@ from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import PIECE, by_pieces, in_pieces, tally
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import REFUSALS, HasAuthorizer, may_topic
 from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -198,22 +200,7 @@ async def _produce_all(
     ]
 
 
-def refuse_produce(request: ProduceRequest, version: int, code: ErrorCode, message: str | None) -> ProduceResponse:
-    return ProduceResponse(
-        responses=tuple(
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=tuple(
-                    PartitionProduceResponse(
-                        index=partition.index, error_code=code, base_offset=-1, error_message=message
-                    )
-                    for partition in topic.partition_data
-                ),
-            )
-            for topic in request.topic_data
-        )
-    )
+refuse_produce = DerivedRefusal(ApiKey.PRODUCE, values={"base_offset": -1})
 
 
 def awaits_answer(request: ProduceRequest) -> bool:

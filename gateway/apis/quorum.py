@@ -87,12 +87,6 @@ async def describe_quorum(
     return _answer(described, tuple(_node(each.node) for each in voters))
 
 
-def refuse_describe_quorum(
-    request: DescribeQuorumRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeQuorumResponse:
-    return DescribeQuorumResponse(error_code=code, error_message=message)
-
-
 async def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     topics: list[TopicData] = []
     async for topic in in_pieces(request.topics):
@@ -173,12 +167,6 @@ async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext[Q
     )
 
 
-def refuse_add_raft_voter(
-    request: AddRaftVoterRequest, version: int, code: ErrorCode, message: str | None
-) -> AddRaftVoterResponse:
-    return AddRaftVoterResponse(error_code=code, error_message=message)
-
-
 async def remove_raft_voter(
     request: RemoveRaftVoterRequest, context: RequestContext[HasClusterId]
 ) -> RemoveRaftVoterResponse:
@@ -189,12 +177,6 @@ async def remove_raft_voter(
     raise KafkaError(
         ErrorCode.UNSUPPORTED_VERSION, "Cluster doesn't support removing voter because the kraft.version feature is 0"
     )
-
-
-def refuse_remove_raft_voter(
-    request: RemoveRaftVoterRequest, version: int, code: ErrorCode, message: str | None
-) -> RemoveRaftVoterResponse:
-    return RemoveRaftVoterResponse(error_code=code, error_message=message)
 
 
 def _require_cluster(cluster_id: str | None, services: HasClusterId) -> None:

@@ -22,6 +22,8 @@ from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
+from gateway.net.refusals import DerivedRefusal
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -128,23 +130,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
     return ElectLeadersResponse(replica_election_results=tuple(results))
 
 
-def refuse_elect_leaders(
-    request: ElectLeadersRequest, version: int, code: ErrorCode, message: str | None
-) -> ElectLeadersResponse:
-    """Refuse; before version 1 only the partitions can carry the code."""
-    return ElectLeadersResponse(
-        error_code=code,
-        replica_election_results=tuple(
-            ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=tuple(
-                    PartitionResult(partition_id=index, error_code=code, error_message=message)
-                    for index in topic.partitions
-                ),
-            )
-            for topic in request.topic_partitions or ()
-        ),
-    )
+refuse_elect_leaders = DerivedRefusal(ApiKey.ELECT_LEADERS, elements=True)
 
 
 def _candidates(
@@ -241,25 +227,7 @@ async def alter_partition_reassignments(
     )
 
 
-def refuse_alter_partition_reassignments(
-    request: AlterPartitionReassignmentsRequest, version: int, code: ErrorCode, message: str | None
-) -> AlterPartitionReassignmentsResponse:
-    return AlterPartitionReassignmentsResponse(
-        error_code=code,
-        error_message=message,
-        responses=tuple(
-            ReassignableTopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    ReassignablePartitionResponse(
-                        partition_index=partition.partition_index, error_code=code, error_message=message
-                    )
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        ),
-    )
+refuse_alter_partition_reassignments = DerivedRefusal(ApiKey.ALTER_PARTITION_REASSIGNMENTS, elements=True)
 
 
 def reassigned(replicas: Sequence[int], leader: int) -> Assignment:
@@ -308,9 +276,3 @@ async def list_partition_reassignments(
 ) -> ListPartitionReassignmentsResponse:
     """List nothing for any request: upstream lists only ongoing reassignments, and no topic without one."""
     return ListPartitionReassignmentsResponse(error_message=None)
-
-
-def refuse_list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, version: int, code: ErrorCode, message: str | None
-) -> ListPartitionReassignmentsResponse:
-    return ListPartitionReassignmentsResponse(error_code=code, error_message=message)

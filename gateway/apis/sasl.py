@@ -16,19 +16,7 @@ async def sasl_handshake(request: SaslHandshakeRequest, context: RequestContext[
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE)
 
 
-def refuse_sasl_handshake(
-    request: SaslHandshakeRequest, version: int, code: ErrorCode, message: str | None
-) -> SaslHandshakeResponse:
-    return SaslHandshakeResponse(error_code=code)
-
-
 async def sasl_authenticate(
     request: SaslAuthenticateRequest, context: RequestContext[object]
 ) -> SaslAuthenticateResponse:
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate request received after successful authentication")
-
-
-def refuse_sasl_authenticate(
-    request: SaslAuthenticateRequest, version: int, code: ErrorCode, message: str | None
-) -> SaslAuthenticateResponse:
-    return SaslAuthenticateResponse(error_code=code, error_message=message)

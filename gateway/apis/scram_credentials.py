@@ -189,9 +189,3 @@ def _described(name: str, infos: list[CredentialInfo] | None, *, once: bool) -> 
             error_message="Attempt to describe a user credential that does not exist: " + name,
         )
     return DescribeUserScramCredentialsResult(user=name, error_message=None, credential_infos=tuple(infos))
-
-
-def refuse_describe_user_scram_credentials(
-    request: DescribeUserScramCredentialsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeUserScramCredentialsResponse:
-    return DescribeUserScramCredentialsResponse(error_code=code, error_message=message)

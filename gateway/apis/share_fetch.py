@@ -79,12 +79,6 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext[ShareF
     return await answerer.response(whole=is_first)
 
 
-def refuse_share_fetch(
-    request: ShareFetchRequest, version: int, code: ErrorCode, message: str | None
-) -> ShareFetchResponse:
-    return ShareFetchResponse(error_code=code, error_message=message)
-
-
 async def share_acknowledge(
     request: ShareAcknowledgeRequest, context: RequestContext[ShareFetchServices]
 ) -> ShareAcknowledgeResponse:
@@ -102,12 +96,6 @@ async def share_acknowledge(
     if request.share_session_epoch == FINAL_EPOCH:
         _end(session, context)
     return await answerer.acknowledged()
-
-
-def refuse_share_acknowledge(
-    request: ShareAcknowledgeRequest, version: int, code: ErrorCode, message: str | None
-) -> ShareAcknowledgeResponse:
-    return ShareAcknowledgeResponse(error_code=code, error_message=message)
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------

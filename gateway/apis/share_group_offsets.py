@@ -71,19 +71,6 @@ async def describe_share_group_offsets(
     return DescribeShareGroupOffsetsResponse(groups=tuple(answers))
 
 
-def refuse_describe_share_group_offsets(
-    request: DescribeShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeShareGroupOffsetsResponse:
-    return DescribeShareGroupOffsetsResponse(
-        groups=tuple(
-            describing.DescribeShareGroupOffsetsResponseGroup(
-                group_id=group.group_id, error_code=code, error_message=message
-            )
-            for group in request.groups
-        )
-    )
-
-
 async def _described(
     asked: describing.DescribeShareGroupOffsetsRequestGroup, context: RequestContext[ShareOffsetsServices]
 ) -> describing.DescribeShareGroupOffsetsResponseGroup:
@@ -203,12 +190,6 @@ async def alter_share_group_offsets(
     return AlterShareGroupOffsetsResponse(responses=tuple(answers))
 
 
-def refuse_alter_share_group_offsets(
-    request: AlterShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
-) -> AlterShareGroupOffsetsResponse:
-    return AlterShareGroupOffsetsResponse(error_code=code, error_message=message)
-
-
 async def begin_share_group(group_id: str, services: HasGroups) -> None:
     """Create the group if none of that name exists. Raise KafkaError."""
     if not group_id:
@@ -262,9 +243,3 @@ def _deleted(name: str, topic: Topic | ErrorCode, gone: set[UUID]) -> deleting.D
         error_code=ErrorCode.NONE if topic.topic_id in gone else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         error_message=None if topic.topic_id in gone else "the group stands nowhere in this topic",
     )
-
-
-def refuse_delete_share_group_offsets(
-    request: DeleteShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
-) -> DeleteShareGroupOffsetsResponse:
-    return DeleteShareGroupOffsetsResponse(error_code=code, error_message=message)

@@ -74,12 +74,6 @@ async def share_group_heartbeat(
     )
 
 
-def refuse_share_group_heartbeat(
-    request: ShareGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
-) -> ShareGroupHeartbeatResponse:
-    return ShareGroupHeartbeatResponse(error_code=code, error_message=message)
-
-
 def _assignment(held: Partitions) -> Assignment:
     return Assignment(
         topic_partitions=tuple(
@@ -97,17 +91,6 @@ async def share_group_describe(
     viewed = group_views(context, await first_of_each(request.group_ids))
     return described.ShareGroupDescribeResponse(
         groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
-    )
-
-
-def refuse_share_group_describe(
-    request: described.ShareGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
-) -> described.ShareGroupDescribeResponse:
-    return described.ShareGroupDescribeResponse(
-        groups=tuple(
-            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
-            for group_id in request.group_ids
-        )
     )
 
 

@@ -34,8 +34,10 @@ from gateway.coordinator.streams.topology import MAX_NAMED, StatusCode, Subtopol
 from gateway.log.topic_names import INTERNAL_TOPICS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.security.authorizer import HasAuthorizer
+from protocol.api_keys import ApiKey
 from protocol.codec import has_more_elements
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import streams_group_describe as described
@@ -101,10 +103,7 @@ async def streams_group_heartbeat(
     return _response(reply, tuple(status), context.version)
 
 
-def refuse_streams_group_heartbeat(
-    request: StreamsGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
-) -> StreamsGroupHeartbeatResponse:
-    return StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=())
+refuse_streams_group_heartbeat = DerivedRefusal(ApiKey.STREAMS_GROUP_HEARTBEAT, values={"status": ()})
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -314,17 +313,6 @@ async def streams_group_describe(
     )
 
 
-def refuse_streams_group_describe(
-    request: described.StreamsGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
-) -> described.StreamsGroupDescribeResponse:
-    return described.StreamsGroupDescribeResponse(
-        groups=tuple(
-            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
-            for group_id in request.group_ids
-        )
-    )
-
-
 async def _described(
     group_id: str,
     group: Value | KafkaError,
@@ -425,9 +413,3 @@ async def streams_group_topology_description_update(
     raise KafkaError(
         ErrorCode.UNSUPPORTED_VERSION, "The broker has no streams group topology description plugin configured."
     )
-
-
-def refuse_streams_group_topology_description_update(
-    request: StreamsGroupTopologyDescriptionUpdateRequest, version: int, code: ErrorCode, message: str | None
-) -> StreamsGroupTopologyDescriptionUpdateResponse:
-    return StreamsGroupTopologyDescriptionUpdateResponse(error_code=code, error_message=message)

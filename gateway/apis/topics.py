@@ -161,16 +161,6 @@ def _shown(result: CreatableTopicResult, context: RequestContext[HasAuthorizer])
     )
 
 
-def refuse_create_topics(
-    request: CreateTopicsRequest, version: int, code: ErrorCode, message: str | None
-) -> CreateTopicsResponse:
-    return CreateTopicsResponse(
-        topics=tuple(
-            CreatableTopicResult(name=topic.name, error_code=code, error_message=message) for topic in request.topics
-        )
-    )
-
-
 async def make_topics(wanted: Sequence[NewTopic], services: ChangesCatalog) -> dict[str, Topic | KafkaError]:
     """Create the topics in Postgres and inform the catalog. Postgres decides TOPIC_ALREADY_EXISTS."""
     if not wanted:
@@ -504,21 +494,6 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext[To
     return DeleteTopicsResponse(throttle_time_ms=mutations.wait_ms, responses=tuple(responses.values()))
 
 
-def refuse_delete_topics(
-    request: DeleteTopicsRequest, version: int, code: ErrorCode, message: str | None
-) -> DeleteTopicsResponse:
-    if version >= 6:
-        responses = tuple(
-            DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=code, error_message=message)
-            for topic in request.topics
-        )
-    else:
-        responses = tuple(
-            DeletableTopicResult(name=name, error_code=code, error_message=message) for name in request.topic_names
-        )
-    return DeleteTopicsResponse(responses=responses)
-
-
 def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context: RequestContext[FindsTopics]) -> Topic:
     services = context.services
     if state.name is not None and state.topic_id != ZERO_UUID:
@@ -600,17 +575,6 @@ async def create_partitions(
         else:
             results[topic.name] = CreatePartitionsTopicResult(name=topic.name)
     return CreatePartitionsResponse(throttle_time_ms=mutations.wait_ms, results=tuple(results.values()))
-
-
-def refuse_create_partitions(
-    request: CreatePartitionsRequest, version: int, code: ErrorCode, message: str | None
-) -> CreatePartitionsResponse:
-    return CreatePartitionsResponse(
-        results=tuple(
-            CreatePartitionsTopicResult(name=topic.name, error_code=code, error_message=message)
-            for topic in request.topics
-        )
-    )
 
 
 def _growth(topic: CreatePartitionsTopic, context: RequestContext[FindsTopics]) -> int:

@@ -106,12 +106,6 @@ async def list_transactions(
     )
 
 
-def refuse_list_transactions(
-    request: ListTransactionsRequest, version: int, code: ErrorCode, message: str | None
-) -> ListTransactionsResponse:
-    return ListTransactionsResponse(error_code=code)
-
-
 def _pattern(text: str | None) -> re2.Pattern | None:
     if not text:
         return None
@@ -143,17 +137,6 @@ async def describe_transactions(
     for start in range(0, len(asked), AT_A_TIME):
         described += await _describe(asked[start : start + AT_A_TIME], context)
     return DescribeTransactionsResponse(transaction_states=tuple(described))
-
-
-def refuse_describe_transactions(
-    request: DescribeTransactionsRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        transaction_states=tuple(
-            DescribedTransaction(transactional_id=transactional_id, error_code=code)
-            for transactional_id in request.transactional_ids
-        )
-    )
 
 
 async def _describe(
@@ -243,23 +226,6 @@ async def describe_producers(
     return DescribeProducersResponse(topics=tuple(topics))
 
 
-def refuse_describe_producers(
-    request: DescribeProducersRequest, version: int, code: ErrorCode, message: str | None
-) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
-        topics=tuple(
-            TopicResponse(
-                name=topic.name,
-                partitions=tuple(
-                    PartitionResponse(partition_index=index, error_code=code, error_message=message)
-                    for index in topic.partition_indexes
-                ),
-            )
-            for topic in request.topics
-        )
-    )
-
-
 async def _producers_of(
     topic: Topic | ErrorCode, index: int, context: RequestContext[HasTransactions]
 ) -> PartitionResponse:
@@ -325,29 +291,6 @@ async def write_txn_markers(
         async for marker in in_pieces(request.markers)
     ]
     return WriteTxnMarkersResponse(markers=tuple(results))
-
-
-def refuse_write_txn_markers(
-    request: WriteTxnMarkersRequest, version: int, code: ErrorCode, message: str | None
-) -> WriteTxnMarkersResponse:
-    return WriteTxnMarkersResponse(
-        markers=tuple(
-            WritableTxnMarkerResult(
-                producer_id=marker.producer_id,
-                topics=tuple(
-                    WritableTxnMarkerTopicResult(
-                        name=topic.name,
-                        partitions=tuple(
-                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
-                            for index in topic.partition_indexes
-                        ),
-                    )
-                    for topic in marker.topics
-                ),
-            )
-            for marker in request.markers
-        )
-    )
 
 
 async def _mark_topic(

@@ -13,7 +13,9 @@ from gateway.apis.partition_lookup import find_partition, look_up_topics
 from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.kinds import AclOperation
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from protocol.messages.add_partitions_to_txn import (
@@ -115,13 +117,22 @@ async def _take_in(
     )
 
 
+def _code_at(version: int, code: ErrorCode) -> ErrorCode:
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < FIRST_VERSION_WITH_ABORTABLE:
+        # The transaction is too large. Clients fail it, or the producer, for any code that they do not retry.
+        return ErrorCode.POLICY_VIOLATION
+    if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
 def refuse_add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, version: int, code: ErrorCode, message: str | None
 ) -> AddPartitionsToTxnResponse:
     if version >= FIRST_VERSION_OF_BROKERS:
         return AddPartitionsToTxnResponse(error_code=code)
     return AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=_each(request.v3_and_below_topics, _as_of(code, version))
+        results_by_topic_v3_and_below=_each(request.v3_and_below_topics, _code_at(version, code))
     )
 
 
@@ -149,10 +160,7 @@ async def add_offsets_to_txn(
     return AddOffsetsToTxnResponse()
 
 
-def refuse_add_offsets_to_txn(
-    request: AddOffsetsToTxnRequest, version: int, code: ErrorCode, message: str | None
-) -> AddOffsetsToTxnResponse:
-    return AddOffsetsToTxnResponse(error_code=_as_of(code, version))
+refuse_add_offsets_to_txn = DerivedRefusal(ApiKey.ADD_OFFSETS_TO_TXN, code_at=_code_at)
 
 
 async def end_txn(request: EndTxnRequest, context: RequestContext[HasTransactions]) -> EndTxnResponse:
@@ -172,19 +180,9 @@ async def end_txn(request: EndTxnRequest, context: RequestContext[HasTransaction
     return EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 
 
-def refuse_end_txn(request: EndTxnRequest, version: int, code: ErrorCode, message: str | None) -> EndTxnResponse:
-    return EndTxnResponse(error_code=_as_of(code, version))
+refuse_end_txn = DerivedRefusal(ApiKey.END_TXN, code_at=_code_at)
 
 
 def _require_id(transactional_id: str) -> None:
     if not transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
-
-
-def _as_of(code: ErrorCode, version: int) -> ErrorCode:
-    if code is ErrorCode.TRANSACTION_ABORTABLE and version < FIRST_VERSION_WITH_ABORTABLE:
-        # The transaction is too large. Clients fail it, or the producer, for any code that they do not retry.
-        return ErrorCode.POLICY_VIOLATION
-    if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
-        return ErrorCode.INVALID_PRODUCER_EPOCH
-    return code

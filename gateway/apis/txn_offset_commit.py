@@ -14,7 +14,9 @@ from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.apis.taking_in import take_in
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
+from gateway.net.refusals import DerivedRefusal
 from gateway.security.kinds import AclOperation
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -109,20 +111,4 @@ def said_at(version: int, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def refuse_txn_offset_commit(
-    request: TxnOffsetCommitRequest, version: int, code: ErrorCode, message: str | None
-) -> TxnOffsetCommitResponse:
-    said = said_at(version, code)
-    return TxnOffsetCommitResponse(
-        topics=tuple(
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=said)
-                    for partition in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        )
-    )
+refuse_txn_offset_commit = DerivedRefusal(ApiKey.TXN_OFFSET_COMMIT, code_at=said_at)

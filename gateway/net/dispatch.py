@@ -29,6 +29,7 @@ from gateway.net.errors import storage_code
 from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.ids import MAX_ID_BYTES, check_ids
 from gateway.net.places import NO_PLACE, Place
+from gateway.net.refusals import DerivedRefusal
 from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.loggers import FINEST
 from gateway.operate.logs import REQUEST
@@ -99,8 +100,9 @@ class Served(Generic[S_contra]):
     min_version: int
     max_version: int
     handler: Handler[S_contra]
-    refuse: Refusal
     order: Order = Order.ALONE
+    refuse: Refusal | None = None
+    """None: the refusal that follows from the declarations of request and response."""
     bulky: bool = False
     alone_above_bytes: int | None = None
     """Size of a request above which it is ALONE, regardless of `order`."""
@@ -147,13 +149,14 @@ def served_versions(served: Sequence[Served[S_contra]]) -> tuple[ApiVersion, ...
 class _Route(Generic[S_contra]):
     """A line of the table with what the hot path needs at hand."""
 
-    __slots__ = ("always_answers", "api_key", "api_name", "handler", "line", "series", "storage_logged_at")
+    __slots__ = ("always_answers", "api_key", "api_name", "handler", "line", "refuse", "series", "storage_logged_at")
 
     def __init__(self, line: Served[S_contra], metrics: Metrics) -> None:
         self.line = line
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
         self.handler = line.handler
+        self.refuse: Refusal = line.refuse or DerivedRefusal(line.api_key)
         self.always_answers = line.awaits_answer is _answered
         self.storage_logged_at = float("-inf")
         self.series: dict[int, RequestSeries] = {
@@ -339,7 +342,7 @@ class Dispatch(Generic[S_contra]):
             # Upstream does the same: a client that awaits no answer (a producer with acks=0) learns of a refusal only
             # from a closed connection.
             raise UnanswerableError("acks_0_refused", f"{route.api_name} with acks=0 refused: {code.name}")
-        refuse = route.line.refuse
+        refuse = route.refuse
         if crowded:
             # The thread touches nothing but the request, and the refusal has an entry for each element.
             response = await asyncio.to_thread(refuse, request, header.api_version, code, message)

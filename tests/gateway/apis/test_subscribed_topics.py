@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gateway.apis.consumer_groups import consumer_group_heartbeat, refuse_consumer_group_heartbeat
-from gateway.apis.share_groups import refuse_share_group_heartbeat, share_group_heartbeat
+from gateway.apis.consumer_groups import consumer_group_heartbeat
+from gateway.apis.share_groups import share_group_heartbeat
 from gateway.apis.subscribed_topics import MAX_SUBSCRIBED_TOPICS
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo
+from gateway.net.refusals import DerivedRefusal
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
@@ -42,15 +43,13 @@ def context() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("handler", "refuse", "request_type"),
+    ("handler", "api_key", "request_type"),
     [
-        (consumer_group_heartbeat, refuse_consumer_group_heartbeat, ConsumerGroupHeartbeatRequest),
-        (share_group_heartbeat, refuse_share_group_heartbeat, ShareGroupHeartbeatRequest),
+        (consumer_group_heartbeat, ApiKey.CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest),
+        (share_group_heartbeat, ApiKey.SHARE_GROUP_HEARTBEAT, ShareGroupHeartbeatRequest),
     ],
 )
-async def test_subscription_to_too_many_topics_is_refused(
-    handler: Any, refuse: Callable[..., Any], request_type: Any
-) -> None:
+async def test_subscription_to_too_many_topics_is_refused(handler: Any, api_key: ApiKey, request_type: Any) -> None:
     names = tuple(f"t{number}" for number in range(MAX_SUBSCRIBED_TOPICS + 1))
     few, many = (
         request_type(group_id="g", member_id="m", member_epoch=0, subscribed_topic_names=some)
@@ -61,6 +60,6 @@ async def test_subscription_to_too_many_topics_is_refused(
     with pytest.raises(KafkaError) as refused:
         await handler(many, context())
     assert refused.value.code is ErrorCode.POLICY_VIOLATION
-    answer = refuse(many, 1, refused.value.code, refused.value.message)
+    answer: Any = DerivedRefusal(api_key)(many, 1, refused.value.code, refused.value.message)
     assert answer.error_code == ErrorCode.POLICY_VIOLATION
     assert str(MAX_SUBSCRIBED_TOPICS) in answer.error_message

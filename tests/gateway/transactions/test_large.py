@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -146,7 +147,7 @@ def test_a_transaction_that_would_be_too_large_is_refused_by_a_code_of_the_versi
     """Clients repeat neither code. The newer one asks them to abort the transaction and continue."""
     code = ErrorCode.TRANSACTION_ABORTABLE if version >= 4 else ErrorCode.POLICY_VIOLATION
     offsets = AddOffsetsToTxnRequest(transactional_id="a", producer_id=1, producer_epoch=0, group_id="g")
-    told = refuse_add_offsets_to_txn(offsets, version, ErrorCode.TRANSACTION_ABORTABLE, None)
+    told: Any = refuse_add_offsets_to_txn(offsets, version, ErrorCode.TRANSACTION_ABORTABLE, None)
     assert told.error_code == code
     if version < 4:
         topics = (AddPartitionsToTxnTopic(name="t", partitions=(0, 1)),)
