@@ -24,6 +24,7 @@ import uvloop
 from gateway.app import App, StartError
 from gateway.config.broker import BrokerConfig
 from gateway.config.listeners import Listener, render_address
+from gateway.config.mechanisms import OAUTHBEARER
 from gateway.config.security import listener_security
 from gateway.config.settings import OPTIONS, Configuration, Settings
 from gateway.net.collection import Survivors
@@ -163,7 +164,7 @@ def _client_options(listener: Listener, broker: BrokerConfig) -> str:
     if security.sasl is not None:
         mechanism = security.sasl.mechanisms[0]
         options.append(f"sasl.mechanism={mechanism}")
-        if mechanism == "OAUTHBEARER":
+        if mechanism == OAUTHBEARER:
             options += ["sasl.oauthbearer.method=oidc", "sasl.oauthbearer.token.endpoint.url=URL"]
             options += ["sasl.oauthbearer.client.id=ID", "sasl.oauthbearer.client.secret=SECRET"]
         else:

@@ -101,7 +101,7 @@ def merge(frame: DataFrame, path: str, keys: Sequence[str], newer: str, metadata
     return 0 if row is None else int(row.num_affected_rows)
 
 
-def replace(frame: DataFrame, path: str, version: int, condition: str) -> None:
+def replace(frame: DataFrame, path: str, _version: int, condition: str) -> None:
     # Delta itself checks that no other writer took away what it takes away.
     frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
 

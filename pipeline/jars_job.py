@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, progress: Progress, stop: Stop) -> int:
+def run(arguments: argparse.Namespace, progress: Progress, _stop: Stop) -> int:
     where = (arguments.to or jars.folder()).resolve()
     if arguments.names:
         print("\n".join(f"{group}:{artifact}:{version}" for group, artifact, version in jars.coordinates()))

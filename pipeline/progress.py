@@ -78,7 +78,7 @@ class Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
         if self.asked:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

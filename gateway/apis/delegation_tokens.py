@@ -144,7 +144,7 @@ def _not_created(code: ErrorCode, owner: Principal, requester: Principal) -> Cre
 
 
 def refuse_create_delegation_token(
-    request: CreateDelegationTokenRequest, version: int, code: ErrorCode, message: str | None
+    _request: CreateDelegationTokenRequest, _version: int, code: ErrorCode, _message: str | None
 ) -> CreateDelegationTokenResponse:
     return _not_created(code, ANONYMOUS, ANONYMOUS)
 

@@ -98,7 +98,7 @@ def volume(settings: Settings) -> tuple[int, int]:
 
 
 def refuse_describe_log_dirs(
-    request: DescribeLogDirsRequest, version: int, code: ErrorCode, message: str | None
+    _request: DescribeLogDirsRequest, _version: int, code: ErrorCode, _message: str | None
 ) -> DescribeLogDirsResponse:
     """Refuse with one nameless directory that failed: before version 3 there is no other place for the code."""
     return DescribeLogDirsResponse(error_code=code, results=(DescribeLogDirsResult(error_code=code),))
@@ -163,7 +163,7 @@ async def alter_replica_log_dirs(
 
 
 def refuse_alter_replica_log_dirs(
-    request: AlterReplicaLogDirsRequest, version: int, code: ErrorCode, message: str | None
+    request: AlterReplicaLogDirsRequest, _version: int, code: ErrorCode, _message: str | None
 ) -> AlterReplicaLogDirsResponse:
     return AlterReplicaLogDirsResponse(
         results=tuple(

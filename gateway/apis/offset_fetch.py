@@ -151,7 +151,7 @@ async def offset_fetch(
 
 
 def refuse_offset_fetch(
-    request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
+    request: OffsetFetchRequest, version: int, code: ErrorCode, _message: str | None
 ) -> OffsetFetchResponse:
     """Refuse on each partition in version 1, at the top level in 2-7, on each group from 8 on.
 

@@ -48,7 +48,7 @@ class Demand:
 
 
 def _cluster(*one_of: AclOperation) -> Ask:
-    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
+    async def ask(_request: Any, context: RequestContext[HasAuthorizer]) -> None:
         if not any(may(context, operation, _CLUSTER, told=False) for operation in one_of[:-1]):
             require(context, one_of[-1], _CLUSTER)
 
@@ -109,7 +109,7 @@ async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestC
         require(context, _Op.WRITE, _TRANSACTION, request.v3_and_below_transactional_id)
 
 
-async def _describes_controllers(request: Any, context: RequestContext[HasAuthorizer]) -> None:
+async def _describes_controllers(_request: Any, context: RequestContext[HasAuthorizer]) -> None:
     """Every client may ask a broker which nodes exist; controllers are shown to administrators only."""
     if context.role is Role.CONTROLLER:
         require(context, _Op.ALTER, _CLUSTER)

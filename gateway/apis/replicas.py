@@ -272,7 +272,7 @@ async def _assign(
 
 
 async def list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, context: RequestContext[object]
+    _request: ListPartitionReassignmentsRequest, _context: RequestContext[object]
 ) -> ListPartitionReassignmentsResponse:
     """List nothing for any request: upstream lists only ongoing reassignments, and no topic without one."""
     return ListPartitionReassignmentsResponse(error_message=None)

@@ -12,11 +12,11 @@ from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAut
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 
-async def sasl_handshake(request: SaslHandshakeRequest, context: RequestContext[object]) -> SaslHandshakeResponse:
+async def sasl_handshake(_request: SaslHandshakeRequest, _context: RequestContext[object]) -> SaslHandshakeResponse:
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE)
 
 
 async def sasl_authenticate(
-    request: SaslAuthenticateRequest, context: RequestContext[object]
+    _request: SaslAuthenticateRequest, _context: RequestContext[object]
 ) -> SaslAuthenticateResponse:
     raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate request received after successful authentication")

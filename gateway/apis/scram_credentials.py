@@ -111,7 +111,7 @@ def _refusals(refused: Mapping[str, KafkaError]) -> list[AlterUserScramCredentia
 
 
 def refuse_alter_user_scram_credentials(
-    request: AlterUserScramCredentialsRequest, version: int, code: ErrorCode, message: str | None
+    request: AlterUserScramCredentialsRequest, _version: int, code: ErrorCode, message: str | None
 ) -> AlterUserScramCredentialsResponse:
     names = dict.fromkeys([each.name for each in request.deletions] + [each.name for each in request.upsertions])
     return AlterUserScramCredentialsResponse(

@@ -406,7 +406,7 @@ def _assignment(tasks: Tasks) -> described.Assignment:
 
 
 async def streams_group_topology_description_update(
-    request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext[ChecksFeatures]
+    _request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext[ChecksFeatures]
 ) -> StreamsGroupTopologyDescriptionUpdateResponse:
     """Refuse as a Kafka broker without a plugin for descriptions does. No heartbeat asks a member for one."""
     require_protocol(STREAMS, context)

@@ -127,7 +127,7 @@ def _code_at(version: int, code: ErrorCode) -> ErrorCode:
 
 
 def refuse_add_partitions_to_txn(
-    request: AddPartitionsToTxnRequest, version: int, code: ErrorCode, message: str | None
+    request: AddPartitionsToTxnRequest, version: int, code: ErrorCode, _message: str | None
 ) -> AddPartitionsToTxnResponse:
     if version >= FIRST_VERSION_OF_BROKERS:
         return AddPartitionsToTxnResponse(error_code=code)

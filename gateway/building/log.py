@@ -62,7 +62,7 @@ def build_log(
         listener=cluster.wakeups,
     )
 
-    def delete_rest(topic: Topic) -> None:
+    def delete_rest(_topic: Topic) -> None:
         cluster.jobs.due(Job.DELETION)
 
     def forget_series(topic: Topic) -> None:

@@ -84,5 +84,5 @@ def build_transactions(
         stores.nodes.tell_followed,
         clock.now_ms,
     )
-    cluster.leases.listen(acquired=lambda lease: internal_logs.shards_moved())
+    cluster.leases.listen(acquired=lambda _lease: internal_logs.shards_moved())
     return TransactionPart(transactions, internal_logs)

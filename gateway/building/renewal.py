@@ -17,7 +17,8 @@ import structlog
 from gateway.config.broker_parsing import parse_stored
 from gateway.config.broker_table import JAAS_CONFIG, find_broker_config
 from gateway.config.definition import ConfigType
-from gateway.config.security import PLAIN, listener_security
+from gateway.config.mechanisms import PLAIN
+from gateway.config.security import listener_security
 from gateway.config.settings import Settings
 from gateway.log.catalog import Catalog
 from gateway.security.authenticator import ListenerSasl

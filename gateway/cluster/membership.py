@@ -106,7 +106,7 @@ class Membership:
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
         self._leaders = Leaders(())
-        self.leads: Callable[[Partition], bool] = lambda partition: False
+        self.leads: Callable[[Partition], bool] = lambda _partition: False
         """Returns whether clients of a partition are sent to this node; a new object whenever `leaders` is one."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")

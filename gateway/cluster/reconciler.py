@@ -44,8 +44,8 @@ class Reconciler:
         *,
         interval_ms: int,
         ttl_ms: int,
-        observe_pass: Callable[[str, bool, float], None] = lambda trigger, skipped, seconds: None,
-        observe_failure: Callable[[str], None] = lambda cause: None,
+        observe_pass: Callable[[str, bool, float], None] = lambda _trigger, _skipped, _seconds: None,
+        observe_failure: Callable[[str], None] = lambda _cause: None,
     ) -> None:
         """`observe_pass` is called for every pass with its trigger, whether there was nothing to do, and its
         seconds."""
@@ -74,7 +74,7 @@ class Reconciler:
         if self.revision_lag:
             self.metadata_wake("notified")
 
-    def nodes_heard(self, payload: str) -> None:
+    def nodes_heard(self, _payload: str) -> None:
         """A node came or went, or gave leases up."""
         self.nodes_wake("notified")
 

@@ -27,9 +27,7 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
-
-SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-"""The supported mechanisms, by SASL's names."""
+from gateway.config.mechanisms import LOGIN_MODULES
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
@@ -648,8 +646,8 @@ class BrokerConfig:
     sasl_enabled_mechanisms: tuple[str, ...] = setting(
         ConfigType.LIST,
         (),
-        "Mechanisms by which clients may authenticate: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
-        each_one_of(*SASL_MECHANISMS),
+        f"Mechanisms by which clients may authenticate: {', '.join(LOGIN_MODULES)}.",
+        each_one_of(*LOGIN_MODULES),
         update=_AT_START,
     )
     sasl_server_max_receive_size: int = setting(

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from gateway.config.broker import SASL_MECHANISMS, BrokerConfig
+from gateway.config.broker import BrokerConfig
 from gateway.config.definition import (
     HIDDEN,
     MAX_LONG,
@@ -27,6 +27,7 @@ from gateway.config.definition import (
     declared_settings,
     render,
 )
+from gateway.config.mechanisms import LOGIN_MODULES
 from gateway.config.without_effect import NO_EFFECT, WITHOUT_EFFECT
 
 MIN_INSYNC = "min.insync.replicas"
@@ -152,7 +153,7 @@ _OF_LISTENERS = frozenset(
     or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
 ) | {"connections_max_reauth_ms"}
 LISTENER_PREFIX = "listener.name."
-_OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
+_OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in LOGIN_MODULES)
 JAAS_CONFIG = "sasl.jaas.config"
 
 

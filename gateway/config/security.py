@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.config.broker import SASL_MECHANISMS, BrokerConfig
+from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.broker_table import JAAS_CONFIG
 from gateway.config.definition import HIDDEN, ConfigError
-from gateway.config.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from gateway.config.jaas import parse_jaas
 from gateway.config.listeners import Listener
+from gateway.config.mechanisms import LOGIN_MODULES, OAUTHBEARER, PLAIN
 
-PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
-_MODULES = {PLAIN: PLAIN_MODULE, OAUTHBEARER: OAUTHBEARER_MODULE}
-"""Login modules by mechanism; the other mechanisms have SCRAM's."""
 _USER = "user_"
 
 
@@ -100,7 +98,7 @@ def _own(listener: Listener, broker: BrokerConfig) -> BrokerConfig:
     prefix = _prefix(listener)
     given = {**broker.static, **broker.own}
     own = {name.removeprefix(prefix): text for name, text in given.items() if name.startswith(prefix)}
-    mechanisms = tuple(f"{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
+    mechanisms = tuple(f"{mechanism.lower()}." for mechanism in LOGIN_MODULES)
     plain = {name: text for name, text in broker.static.items() if not name.startswith("listener.name.")}
     return parse_broker_configs(
         {**plain, **{name: text for name, text in own.items() if not name.startswith(mechanisms)}}
@@ -120,7 +118,7 @@ def _sasl(listener: Listener, broker: BrokerConfig) -> SaslSettings:
         if mechanism == PLAIN and name not in broker.static:
             raise ConfigError(name, None, f"PLAIN is enabled and knows no users: set {name}")
         if name in broker.static:
-            found = _users(name, broker.static[name], _MODULES.get(mechanism, SCRAM_MODULE))
+            found = _users(name, broker.static[name], LOGIN_MODULES[mechanism])
             users = found if mechanism == PLAIN else users
         name = f"{prefix}{mechanism.lower()}.connections.max.reauth.ms"
         limit_ms = own.connections_max_reauth_ms

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def _one(item: object) -> int:
+def _one(_item: object) -> int:
     return 1
 
 

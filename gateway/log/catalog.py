@@ -78,7 +78,7 @@ class Tombstone:
     settled: Sequence[Callable[[], bool]]
 
 
-def _leads_all(partition: Partition) -> bool:
+def _leads_all(_partition: Partition) -> bool:
     return True
 
 
@@ -101,10 +101,10 @@ class Catalog:
         broker: BrokerConfig,
         *,
         follows_acls: bool = False,
-        settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once,
+        settled: Callable[[PartitionKey], Callable[[], bool]] = lambda _key: _at_once,
         removed: Sequence[Callable[[Topic], object]] = (),
-        count_materialised: Callable[[int], object] = lambda partitions: None,
-        count_removed: Callable[[int], object] = lambda partitions: None,
+        count_materialised: Callable[[int], object] = lambda _partitions: None,
+        count_removed: Callable[[int], object] = lambda _partitions: None,
     ) -> None:
         """`follows_acls`: a name that Postgres is asked about becomes known only with the ACLs that were made before
         it. Each such question then costs a look at the changes. A node with an authorizer needs this.

@@ -87,7 +87,7 @@ Charge = Callable[[RequestContext[object]], Charged | None]
 """Returns None if the client is not counted, so that the handler is awaited directly."""
 
 
-def _answered(request: Any) -> bool:
+def _answered(_request: Any) -> bool:
     return True
 
 
@@ -115,6 +115,11 @@ class Served(Generic[S_contra]):
     """Array elements of one request, at any depth. More are refused as POLICY_VIOLATION, as upstream refuses a
     request that would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
     roles: Role = Role.BROKER
+
+    @property
+    def refusal(self) -> Refusal:
+        """The API's refusal, its own or the derived one."""
+        return self.refuse or DerivedRefusal(self.api_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ class _Route(Generic[S_contra]):
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
         self.handler = line.handler
-        self.refuse: Refusal = line.refuse or DerivedRefusal(line.api_key)
+        self.refuse = line.refusal
         self.always_answers = line.awaits_answer is _answered
         self.storage_logged_at = float("-inf")
         self.series: dict[int, RequestSeries] = {

@@ -80,9 +80,9 @@ class Server:
         self._ended = asyncio.Event()
         self._draining = False
         self._refused_since_log = 0
-        self._connection_wait: ConnectionWait = lambda address: 0.0
+        self._connection_wait: ConnectionWait = lambda _address: 0.0
         self._too_early = 0
-        self._most_from: ConnectionLimit = lambda address: sys.maxsize
+        self._most_from: ConnectionLimit = lambda _address: sys.maxsize
         self._from: Counter[str] = Counter()
         self._handshakes: Counter[str] = Counter()
         metrics.connections.set_function(lambda: len(self._connections))
@@ -117,10 +117,10 @@ class Server:
         self,
         requests: RequestHandler,
         connection_closed: ConnectionClosed,
-        connection_wait: ConnectionWait = lambda address: 0.0,
+        connection_wait: ConnectionWait = lambda _address: 0.0,
         guards: Mapping[str, Callable[[], Guard]] | None = None,
         own_requests: Mapping[str, RequestHandler] | None = None,
-        most_from: ConnectionLimit = lambda address: sys.maxsize,
+        most_from: ConnectionLimit = lambda _address: sys.maxsize,
     ) -> None:
         """Accept connections from here on. Call `connection_closed` for each that ends before the drain, with its
         id, and True if its peer is to blame. `guards` make, by listener, the guard before a connection's requests.

@@ -37,7 +37,7 @@ class Throttles:
         quotas: Callable[[], Quotas],
         clock: Callable[[], float] = time.monotonic,
         *,
-        throttled: Callable[[QuotaKey, float], None] = lambda key, seconds: None,
+        throttled: Callable[[QuotaKey, float], None] = lambda _key, _seconds: None,
     ) -> None:
         """`quotas` returns the quotas in force. `throttled` is called for each wait, with its seconds."""
         self._quotas = quotas

@@ -18,7 +18,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
 
-from gateway.config.security import OAUTHBEARER, PLAIN, SaslSettings
+from gateway.config.mechanisms import OAUTHBEARER, PLAIN
+from gateway.config.security import SaslSettings
 from gateway.net.context import ConnectionInfo, Principal
 from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
 from gateway.security.delegation import DelegationTokens
@@ -162,14 +163,7 @@ class ListenerSasl:
         self.failures = Failures("a client failed to authenticate", listener=listener, clock=clock)
 
     def exchange(self, mechanism: str, address: str) -> Exchange:
-        if mechanism == PLAIN:
-            return PlainExchange(self.settings.plain_users)
-        if mechanism == OAUTHBEARER:
-            assert self.tokens is not None
-            return OAuthBearerExchange(self.tokens)
-        find = partial(self.users.find, address=address)
-        find_token = partial(self.users.find_token, address=address)
-        return ScramExchange(MECHANISMS[mechanism], find, find_token, self.clock)
+        return EXCHANGES[mechanism](self, address)
 
     def renew_users(self, users: Mapping[str, str]) -> None:
         """Replace the users of PLAIN and their passwords for later logins."""
@@ -181,6 +175,29 @@ class ListenerSasl:
 
     def guard(self) -> Authenticator:
         return Authenticator(self)
+
+
+def _plain(sasl: ListenerSasl, _address: str) -> Exchange:
+    return PlainExchange(sasl.settings.plain_users)
+
+
+def _oauthbearer(sasl: ListenerSasl, _address: str) -> Exchange:
+    assert sasl.tokens is not None
+    return OAuthBearerExchange(sasl.tokens)
+
+
+def _scram(mechanism: ScramMechanism, sasl: ListenerSasl, address: str) -> Exchange:
+    find = partial(sasl.users.find, address=address)
+    find_token = partial(sasl.users.find_token, address=address)
+    return ScramExchange(mechanism, find, find_token, sasl.clock)
+
+
+EXCHANGES: Mapping[str, Callable[[ListenerSasl, str], Exchange]] = {
+    PLAIN: _plain,
+    **{name: partial(_scram, mechanism) for name, mechanism in MECHANISMS.items()},
+    OAUTHBEARER: _oauthbearer,
+}
+"""The exchange of each mechanism that `LOGIN_MODULES` names, for a client of this address."""
 
 
 class State(Enum):

@@ -70,7 +70,7 @@ class Authorizer:
         super_users: frozenset[str],
         *,
         allow_everyone: bool,
-        denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None,
+        denied: Callable[[ResourceType, AclOperation], object] = lambda _kind, _operation: None,
     ) -> None:
         """Take the super users, as `User:name`. `allow_everyone` opens each resource without any ACL to everyone,
         except users and delegation tokens. `denied` is called for each refusal of an operation that a client asked

@@ -125,7 +125,7 @@ class SharePartitions:
         self._dirty: dict[ShareKey, _Slot] = {}
         self._writer: asyncio.Task[None] | None = None
         self._letting_go: dict[MemberId, asyncio.Task[None]] = {}
-        self._notice_dead_letters: Callable[[ShareKey], None] = lambda key: None
+        self._notice_dead_letters: Callable[[ShareKey], None] = lambda _key: None
         self._loop = asyncio.get_running_loop()
 
     def report_dead_letters(self, notice: Callable[[ShareKey], None]) -> None:

@@ -78,9 +78,9 @@ class Transactions:
         overdue_at_a_time: int = OVERDUE_AT_A_TIME,
         first_delay_s: float = FIRST_DELAY_S,
         listener: AppendListener = NO_LISTENER,
-        offsets_committed: Callable[[str], None] = lambda group_id: None,
-        observe_end: Callable[[str], None] = lambda outcome: None,
-        state_partition: Callable[[str], Partition | None] = lambda transactional_id: None,
+        offsets_committed: Callable[[str], None] = lambda _group_id: None,
+        observe_end: Callable[[str], None] = lambda _outcome: None,
+        state_partition: Callable[[str], Partition | None] = lambda _transactional_id: None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`listener` receives the markers' appends, `offsets_committed` each group for which a transaction committed

@@ -63,7 +63,7 @@ from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
-REFUSE = {line.api_key: line.refuse for line in SERVED}
+REFUSE = {line.api_key: line.refusal for line in SERVED}
 HANDLERS: dict[ApiKey, Any] = {
     ApiKey.JOIN_GROUP: join_group,
     ApiKey.SYNC_GROUP: sync_group,

@@ -63,7 +63,7 @@ def _deadlines(group: Group) -> Iterator[int]:
     yield from handoff.deadlines(group)
 
 
-def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step[Group]:
+def tick(group: Group, _event: Tick, now_ms: int, settings: Settings) -> Step[Group]:
     earliest_ms = next_deadline(group)
     if earliest_ms is None or earliest_ms > now_ms:
         return Step(group)

@@ -39,7 +39,7 @@ def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings:
     return _sealed(group, draft)
 
 
-def progress_elsewhere(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step[Group]:
+def progress_elsewhere(group: Group, _event: HandoffProgress, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Ignore the news outside Stable: no SyncGroup is held, and the next assignment asks anew."""
     return Step(group)
 

@@ -26,7 +26,7 @@ GROUP_ID_NOT_FOUND_KNOWN = 9
 """OffsetCommit version from which a missing group has a code of its own."""
 
 
-def heartbeat_empty(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
+def heartbeat_empty(group: Group, event: Heartbeat, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _beat(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
@@ -49,7 +49,7 @@ def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settin
     return _beat(group, event, ErrorCode.NONE, facts)
 
 
-def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step[Group]:
+def heartbeat_dead(group: Group, event: Heartbeat, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _beat(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
@@ -71,7 +71,7 @@ _REPLIES: dict[ErrorCode, HeartbeatReply] = {}
 """One shared reply per error code."""
 
 
-def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
+def commit_empty(group: Group, event: OffsetCommit, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Accept commits of simple consumers and admin tools. The first one creates the group, which then has no
     protocol type."""
     if event.generation_id < 0:
@@ -101,22 +101,22 @@ def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settin
     return _commit(group, event, ErrorCode.NONE, facts, member_epoch)
 
 
-def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
+def commit_completing(group: Group, event: OffsetCommit, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Refuse the commit, because partitions may have moved, and the member cannot know before it has synced."""
     return _commit(group, event, _commit_error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def commit_dead(group: Group, event: OffsetCommit | TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
+def commit_dead(group: Group, event: OffsetCommit | TxnOffsetCommit, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _commit(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-def txn_commit_empty(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
+def txn_commit_empty(group: Group, event: TxnOffsetCommit, _now_ms: int, _settings: Settings) -> Step[Group]:
     if event.generation_id < 0:
         return _commit(group if group.exists else replace(group, exists=True), event, ErrorCode.NONE)
     return _commit(group, event, ErrorCode.UNKNOWN_MEMBER_ID if group.exists else ErrorCode.ILLEGAL_GENERATION)
 
 
-def txn_commit_live(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step[Group]:
+def txn_commit_live(group: Group, event: TxnOffsetCommit, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Accept the commit. CompletingRebalance is no exception: the transaction contains the results of the records,
     so it must contain their offsets."""
     return _commit(group, event, None if event.names_nobody else _identity_error(group, event))

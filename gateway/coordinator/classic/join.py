@@ -67,7 +67,7 @@ def refuse(group: Group, event: JoinGroup, error: ErrorCode) -> Step[Group]:
     return Step(group, ((event.request_id, JoinReply(error, event.member_id)),))
 
 
-def refuse_dead(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def refuse_dead(group: Group, event: JoinGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 

@@ -33,7 +33,7 @@ def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> S
     return draft.seal()
 
 
-def leave_dead(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def leave_dead(group: Group, event: LeaveGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return Step(group, ((event.request_id, LeaveReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)),))
 
 
@@ -60,7 +60,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def delete_empty(group: Group, event: DeleteGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Delete an empty group. Pending ids are deleted with it: a client that returns with one gets UNKNOWN_MEMBER_ID."""
     if not group.exists:
         return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
@@ -68,11 +68,11 @@ def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settin
     return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
 
 
-def delete_live(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def delete_live(group: Group, event: DeleteGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _answer(group, event, ErrorCode.NON_EMPTY_GROUP)
 
 
-def delete_dead(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def delete_dead(group: Group, event: DeleteGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
 
 

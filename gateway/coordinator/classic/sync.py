@@ -21,11 +21,11 @@ from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 
-def sync_empty(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def sync_empty(group: Group, event: SyncGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _refuse(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def sync_preparing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def sync_preparing(group: Group, event: SyncGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     """Refuse the sync. The leader's sync of the generation that is ending is refused too, so that late joiners are
     not left out."""
     return _refuse(group, event, _error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
@@ -64,7 +64,7 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
     return draft.seal()
 
 
-def sync_dead(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step[Group]:
+def sync_dead(group: Group, event: SyncGroup, _now_ms: int, _settings: Settings) -> Step[Group]:
     return _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 

@@ -185,7 +185,7 @@ def _is_quick(group: ConsumerGroup, event: Event) -> bool:
     )
 
 
-def _says_much(group: Value, event: ConsumerGroupHeartbeat, cluster: Cluster) -> bool:
+def _says_much(_group: Value, event: ConsumerGroupHeartbeat, cluster: Cluster) -> bool:
     names = event.subscribed_topic_names
     return (
         (names is not None and (len(names) > MANY or cluster.partition_count(names) > MANY))

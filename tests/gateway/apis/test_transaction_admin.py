@@ -56,7 +56,7 @@ async def ask(node: DataPlane, request: Any, version: int = 0) -> Any:
     try:
         response = await line.handler(decoded, node.context(line.api_key, version))
     except KafkaError as refused:
-        response = line.refuse(decoded, version, refused.code, refused.message)
+        response = line.refusal(decoded, version, refused.code, refused.message)
     body = b"".join(codec.encode_response(response, version))
     answer, end = codec.decode(codec.response_class(line.api_key), version, body)
     assert end == len(body)

@@ -26,7 +26,7 @@ from storage.errors import StorageConflict, StorageUnavailable
 from storage.types import Refusal
 
 CODE = ErrorCode.POLICY_VIOLATION
-REFUSE = {line.api_key: line.refuse for line in SERVED}
+REFUSE = {line.api_key: line.refusal for line in SERVED}
 LINES = [(line.api_key, version) for line in SERVED for version in range(line.min_version, line.max_version + 1)]
 
 

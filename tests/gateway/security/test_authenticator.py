@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.config.mechanisms import LOGIN_MODULES
 from gateway.config.security import SaslSettings
 from gateway.net.context import ConnectionInfo
 from gateway.net.requests import Admission, Order, UnanswerableError
-from gateway.security.authenticator import ListenerSasl
+from gateway.security.authenticator import EXCHANGES, ListenerSasl
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
 from tests.secured import plain_token
@@ -67,3 +68,7 @@ async def test_tokens_are_handled_one_at_a_time() -> None:
     await guard.handle(encode_frame(token, 2, 2)[4:], connection)
     assert str(connection.principal) == "User:alice"
     assert guard.admission(FETCH_LIKE) == PARKED
+
+
+def test_each_mechanism_of_the_settings_has_an_exchange() -> None:
+    assert list(EXCHANGES) == list(LOGIN_MODULES)
