@@ -14,10 +14,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import uvloop
 
@@ -180,7 +179,7 @@ def _keep_large_blocks() -> None:
     """Let glibc reuse the megabyte buffers of frames instead of mapping and unmapping each, which costs a page fault
     per 4 KiB received. Without effect on other C libraries."""
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
-    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt: Callable[[int, int], object] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(mmap_threshold, 32 * 1024 * 1024)
         mallopt(trim_threshold, 64 * 1024 * 1024)

@@ -20,7 +20,7 @@ from protocol.specialise import EncodedElements
 from storage.types import Topic
 
 MAX_VIEWS = 8
-"""Views that are kept: one for each version, listener and kind of client. Any other view is encoded again."""
+"""Views that are kept: one for each version, listener and kind of client. Every other view is encoded again."""
 
 MIN_PARTITIONS = 200
 """Answers about fewer are described and encoded as any other response."""

@@ -132,7 +132,7 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
     A partition that must be read from Postgres never makes another's records wait for a failed read: it alone carries
     the error.
 
-    If this node leads a partition, a consumer that names its rack may be redirected to a replica there (KIP-392). Any
+    If this node leads a partition, a consumer that names its rack may be redirected to a replica there (KIP-392). Each
     node serves any partition: it asks Postgres for the log's end if necessary, so a consumer from another node finds
     what it saw there.
     """

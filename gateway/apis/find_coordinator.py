@@ -43,9 +43,9 @@ async def find_coordinator(
 ) -> FindCoordinatorResponse:
     """Return one coordinator per key from version 4 on, and one in the response itself before.
 
-    Any node may end any transaction; clients of one transactional id are all sent to one node. Keys of share partitions
-    (type 2) are GROUP:TOPIC ID:PARTITION. Keys with an absent topic lead to this node, which reports that. Other keys,
-    and unknown types, are answered INVALID_REQUEST.
+    Each node may end any transaction; clients of one transactional id are all sent to one node. Keys of share
+    partitions (type 2) are GROUP:TOPIC ID:PARTITION. Keys with an absent topic lead to this node, which reports that.
+    Other keys, and unknown types, are answered INVALID_REQUEST.
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
     coordinators: list[Coordinator] = []

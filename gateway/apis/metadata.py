@@ -1,6 +1,6 @@
 """Metadata, DescribeTopicPartitions, DescribeCluster: live nodes, and the leaders and replicas of partitions.
 
-The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition. If
+The one idea: leaders and replicas say where clients go, not where records lie. Each node could serve any partition. If
 an administrator has named a partition's nodes, they are its replicas, and the live ones are in sync, because all see
 the same log. Other partitions are spread over the live nodes, with as many replicas as the topic's replication factor.
 

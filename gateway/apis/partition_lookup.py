@@ -19,9 +19,6 @@ from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
-NO_LEADER_EPOCH = -1
-"""The epoch sent by a client that names none."""
-
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     """Return the code for a client that knows another epoch of the partition (KIP-320). −1: the client knows none."""
@@ -137,7 +134,7 @@ def find_partition(topic: Topic | ErrorCode, partition_index: int) -> Partition 
 
 
 def find_served(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
-    """Find a partition for a client that knows it by a leader epoch. See `find_partition`. Any node serves any
+    """Find a partition for a client that knows it by a leader epoch. See `find_partition`. Each node serves any
     partition."""
     partition = find_partition(topic, partition_index)
     if isinstance(partition, ErrorCode):

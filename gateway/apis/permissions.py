@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Never, TypeVar, cast
 
 from gateway.apis.find_coordinator import FIRST_VERSION_WITH_SHARE, SHARE
 from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
@@ -19,16 +19,20 @@ from gateway.security.authorizer import HasAuthorizer, may, refusal_of, require
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
 
 _TOPIC, _GROUP, _CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 _Op = AclOperation
 
-Ask = Callable[[Any, RequestContext[HasAuthorizer]], Awaitable[None]]
-"""A check of the whole request, which raises KafkaError."""
+Ask = Callable[[Never, RequestContext[HasAuthorizer]], Awaitable[None]]
+"""A check of the whole request, of the type that the API has. It raises KafkaError."""
+
+RequestT = TypeVar("RequestT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Demand:
 
 
 def _cluster(*one_of: AclOperation) -> Ask:
-    async def ask(_request: Any, context: RequestContext[HasAuthorizer]) -> None:
+    async def ask(_request: object, context: RequestContext[HasAuthorizer]) -> None:
         if not any(may(context, operation, _CLUSTER, told=False) for operation in one_of[:-1]):
             require(context, one_of[-1], _CLUSTER)
 
@@ -58,7 +62,7 @@ def _cluster(*one_of: AclOperation) -> Ask:
 def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
     """Demand the operation on the resource that the field names, if the request names one."""
 
-    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
+    async def ask(request: object, context: RequestContext[HasAuthorizer]) -> None:
         name = getattr(request, field)
         if name is not None:
             require(context, operation, kind, name)
@@ -66,17 +70,17 @@ def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
     return ask
 
 
-def _describes(topics_of: Callable[[Any], Iterable[str]]) -> Ask:
+def _describes(topics_of: Callable[[RequestT], Iterable[str]]) -> Ask:
     """Demand Describe on all of these topics."""
 
-    async def ask(request: Any, context: RequestContext[HasAuthorizer]) -> None:
+    async def ask(request: RequestT, context: RequestContext[HasAuthorizer]) -> None:
         async for name in in_pieces(topics_of(request)):
             require(context, _Op.DESCRIBE, _TOPIC, name)
 
     return ask
 
 
-def _subscribed(request: Any) -> Iterable[str]:
+def _subscribed(request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequest) -> Iterable[str]:
     return request.subscribed_topic_names or ()
 
 
@@ -109,7 +113,7 @@ async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestC
         require(context, _Op.WRITE, _TRANSACTION, request.v3_and_below_transactional_id)
 
 
-async def _describes_controllers(_request: Any, context: RequestContext[HasAuthorizer]) -> None:
+async def _describes_controllers(_request: object, context: RequestContext[HasAuthorizer]) -> None:
     """Every client may ask a broker which nodes exist; controllers are shown to administrators only."""
     if context.role is Role.CONTROLLER:
         require(context, _Op.ALTER, _CLUSTER)
@@ -221,7 +225,7 @@ the permitted operations that it may list. Delegation tokens belong to their own
 """
 
 
-async def authorize(request: Any, context: RequestContext[HasAuthorizer]) -> None:
+async def authorize(request: object, context: RequestContext[HasAuthorizer]) -> None:
     """Stage of dispatch: raise KafkaError if the whole request is refused."""
     demand = DEMANDS.get(context.api_key)
     if demand is None:
@@ -229,4 +233,4 @@ async def authorize(request: Any, context: RequestContext[HasAuthorizer]) -> Non
             raise refusal_of(_CLUSTER)
         return
     for ask in demand.whole:
-        await ask(request, context)
+        await cast("Callable[[object, RequestContext[HasAuthorizer]], Awaitable[None]]", ask)(request, context)

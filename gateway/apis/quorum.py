@@ -55,7 +55,7 @@ class QuorumServices(HasClusterId, HasMembership, HasSettings, Protocol): ...
 async def describe_quorum(
     request: DescribeQuorumRequest, context: RequestContext[QuorumServices]
 ) -> DescribeQuorumResponse:
-    """Describe the metadata log's one partition. Any other requested partition does not exist."""
+    """Describe the metadata log's one partition. Other requested partitions do not exist."""
     asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
     if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
         return await _unknown(request)

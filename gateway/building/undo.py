@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Protocol
 
 import structlog
 
@@ -45,7 +45,14 @@ class Undo:
                 logger.error("a step of the shutdown failed", step=name, exc_info=error)
 
 
-def retrieve_error(step: asyncio.Future[Any]) -> None:
+class _Ended(Protocol):
+    """A future of any type."""
+
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+
+
+def retrieve_error(step: _Ended) -> None:
     """Retrieve the error of a step that ended after its time: the timeout was logged, and asyncio would log a trace."""
     if not step.cancelled():
         step.exception()

@@ -129,7 +129,7 @@ class Leases:
 
     @property
     def held(self) -> int:
-        """Shards that this node may coordinate at this moment. Any thread may ask."""
+        """Shards that this node may coordinate at this moment. Each thread may ask."""
         now = self._monotonic()
         return sum(held.deadline > now for held in tuple(self._held.values()))
 

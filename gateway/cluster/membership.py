@@ -187,13 +187,6 @@ class Membership:
         return self._registered_until_s
 
     @property
-    def knows_who_is_gone(self) -> bool:
-        """True if missing nodes are really gone, because this node's own registration has not lapsed recently.
-        Otherwise all registrations may have lapsed while Postgres did not answer, and the other nodes may be about
-        to return."""
-        return asyncio.get_running_loop().time() >= self._lapsed_s + self._ttl_ms / 1000
-
-    @property
     def changed_s(self) -> float:
         """When (loop time) this node saw last that the live nodes are others."""
         return self._changed_s

@@ -84,7 +84,7 @@ class Leaders:
         self._remembered = 0
 
     def leader(self, partition: Partition) -> int:
-        """Return the node that clients of a partition are sent to. Any node could serve it, so this spreads the
+        """Return the node that clients of a partition are sent to. Each node could serve it, so this spreads the
         load. Return NO_LEADER if no broker is alive."""
         assignment = partition.assignment
         if assignment is not None:

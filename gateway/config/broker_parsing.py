@@ -6,8 +6,8 @@ contradict each other. A configuration that was made has no contradictions. `bro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import cast
 
 from gateway.config.broker import NODE_ID_NAMES, BrokerConfig
 from gateway.config.broker_table import FIELDS, broker_config_names, find_broker_config, shown_value
@@ -30,10 +30,11 @@ def parse_broker_configs(
     validate_dynamic(dynamic)
     validate_dynamic(own, of_one_node=True)
     merged = {**given, **dynamic, **own}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         field_name: key.parse(merged[key.name]) for field_name, key in FIELDS.items() if key.name in merged
     }
-    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
+    make = cast("Callable[..., BrokerConfig]", BrokerConfig)
+    config = make(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
     if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
         raise ConfigError(
             "group.min.session.timeout.ms",

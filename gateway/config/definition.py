@@ -12,9 +12,10 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Never, TypeVar, cast
 
 ConfigValue = bool | int | float | str | tuple[str, ...] | None
+ValueT = TypeVar("ValueT", bound=ConfigValue)
 
 HIDDEN = "[hidden]"
 """Replaces a password wherever settings are shown, as upstream writes it."""
@@ -76,8 +77,8 @@ class ConfigError(ValueError):
         self.reason = reason
 
 
-Check = Callable[[Any], str | None]
-"""Returns what is wrong with a parsed value; None if it is valid."""
+Check = Callable[[Never], str | None]
+"""Returns what is wrong with a parsed value of the setting's type; None if it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ class ConfigKey:
                 reason = "values must not be empty"
                 raise ConfigError(self.name, text, reason, f"Configuration '{self.name}' {reason}.")
             value = tuple(dict.fromkeys(value))
-        reason = self.check(value) if self.check is not None else None
+        check = cast("Callable[[ConfigValue], str | None] | None", self.check)
+        reason = check(value) if check is not None else None
         if reason is not None:
             raise ConfigError(self.name, text, reason)
         if self.update is Update.FIXED and value != self.default:
@@ -169,11 +171,11 @@ def render(value: ConfigValue) -> str | None:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def at_least(minimum: float) -> Check:
+def at_least(minimum: float) -> Callable[[float], str | None]:
     return lambda value: None if value >= minimum else f"Value must be at least {minimum}"
 
 
-def between(minimum: float, maximum: float) -> Check:
+def between(minimum: float, maximum: float) -> Callable[[float], str | None]:
     def check(value: float) -> str | None:
         # A comparison in this form refuses a NaN as well.
         if minimum <= value <= maximum:
@@ -183,7 +185,7 @@ def between(minimum: float, maximum: float) -> Check:
     return check
 
 
-def one_of(*allowed: str) -> Check:
+def one_of(*allowed: str) -> Callable[[str], str | None]:
     return lambda value: None if value in allowed else f"String must be one of: {', '.join(allowed)}"
 
 
@@ -195,7 +197,7 @@ def gzip_level(level: int) -> str | None:
     return None if level == -1 else between(1, 9)(level)
 
 
-def each_one_of(*allowed: str) -> Check:
+def each_one_of(*allowed: str) -> Callable[[tuple[str, ...]], str | None]:
     def check(values: tuple[str, ...]) -> str | None:
         if len(set(values)) != len(values):
             return "names a value twice"
@@ -205,7 +207,7 @@ def each_one_of(*allowed: str) -> Check:
     return check
 
 
-def some_of(*allowed: str) -> Check:
+def some_of(*allowed: str) -> Callable[[tuple[str, ...]], str | None]:
     """Check like `each_one_of`, and refuse an empty list."""
     each = each_one_of(*allowed)
 
@@ -220,7 +222,7 @@ def some_of(*allowed: str) -> Check:
 
 def setting(
     kind: ConfigType,
-    default: ConfigValue,
+    default: ValueT,
     documentation: str,
     check: Check | None = None,
     *,
@@ -229,7 +231,7 @@ def setting(
     synonyms: Iterable[Synonym] = (),
     internal: bool = False,
     distinct: bool = False,
-) -> Any:
+) -> ValueT:
     """Return a dataclass field that declares a setting. Its name is the field's with dots, unless `name` says
     otherwise."""
     declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal, distinct)

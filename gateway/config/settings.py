@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
@@ -196,7 +196,7 @@ class Option:
     """One option of a node. `default` is text like any other value; None: unset, and so is the setting."""
 
     name: str
-    parse: Callable[[str], Any]
+    parse: Callable[[str], object]
     default: str | None
     metavar: str
     help: str
@@ -355,7 +355,7 @@ def load(
     if not path:
         path, named_by = environment.get("SLUICE_CONFIG"), "environment SLUICE_CONFIG"
     file_options, file_broker = _read_file(Path(path), named_by) if path else ({}, {})
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, object] = {}
     values: list[Value] = []
     for option in OPTIONS:
         text, origin = option.default, "default"
@@ -382,7 +382,8 @@ def load(
         for value in broker_values
         if value.name in IDLE
     ]
-    listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
+    listen = cast(Address, parsed.pop("listen"))
+    advertise = cast("Address | None", parsed.pop("advertise"))
     options = {value.name: value for value in values}
     roles = _load_roles(given)
     listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
@@ -397,7 +398,8 @@ def load(
         parsed["rack"] = given["broker.rack"].text or None
     values.extend(broker_values)
     url_file = secrets.files.get(_BY_FIELD["database_url"].variable)
-    settings = Settings(
+    make = cast("Callable[..., Settings]", Settings)
+    settings = make(
         **parsed,
         database_url_file=url_file if "database-url" not in flags else None,
         sources=replace(sources, files=_files(path, secrets, set_file)),
@@ -523,7 +525,7 @@ def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str
     for key, value in content.items():
         field = key.replace("-", "_")
         if key == "broker" and isinstance(value, dict):
-            broker = _flatten("", cast("dict[str, Any]", value), origin)
+            broker = _flatten("", cast("dict[str, object]", value), origin)
         elif field in _BY_FIELD:
             options[field] = _as_text(key, value, origin)
         else:
@@ -533,13 +535,13 @@ def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str
     return options, broker
 
 
-def _flatten(prefix: str, table: Mapping[str, Any], origin: str) -> dict[str, str]:
+def _flatten(prefix: str, table: Mapping[str, object], origin: str) -> dict[str, str]:
     """Join the keys of nested tables: TOML parses `num.partitions = 3` into tables, and Kafka's name is their path."""
     flat: dict[str, str] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            flat.update(_flatten(f"{name}.", cast("dict[str, Any]", value), origin))
+            flat.update(_flatten(f"{name}.", cast("dict[str, object]", value), origin))
         else:
             flat[name] = _as_text(name, value, origin)
     return flat

@@ -11,16 +11,17 @@ It does not store configs (`storage/topics.py`) nor cache them (`gateway/log/cat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import cast
 
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_table import broker_layers, find_broker_config
 from gateway.config.definition import (
     MAX_LONG,
     MEBIBYTE,
+    Check,
     ConfigError,
     ConfigKey,
     ConfigSource,
@@ -189,7 +190,7 @@ class TopicConfig:
 
 
 def _no_effect(
-    name: str, kind: ConfigType, default: Any, what: str, check: Any = None, synonym: str | None = None
+    name: str, kind: ConfigType, default: ConfigValue, what: str, check: Check | None = None, synonym: str | None = None
 ) -> ConfigKey:
     synonyms = (Synonym(synonym),) if synonym is not None else ()
     documentation = f"{what} No effect: Postgres keeps the records."
@@ -281,8 +282,11 @@ TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({name: _ALL[name] for 
 def effective(configs: Mapping[str, str], broker: BrokerConfig) -> TopicConfig:
     """Return the settings that apply to a topic with these configs. ConfigError only if `configs` were never
     validated."""
-    fields: dict[str, Any] = {field_name: effective_value(key, configs, broker) for field_name, key in _FIELDS.items()}
-    return TopicConfig(**fields)
+    fields: dict[str, ConfigValue] = {
+        field_name: effective_value(key, configs, broker) for field_name, key in _FIELDS.items()
+    }
+    make = cast("Callable[..., TopicConfig]", TopicConfig)
+    return make(**fields)
 
 
 def effective_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> ConfigValue:

@@ -12,12 +12,23 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from gateway.config.definition import ConfigKey, ConfigType, Update
+from gateway.config.definition import ConfigKey, ConfigType, ConfigValue, Update
 
 NO_EFFECT = "Has no effect here"
 _UPDATES = {False: Update.AT_START, True: Update.DYNAMIC, "of one node": Update.OF_ONE_NODE}
+
+
+class _Facts(TypedDict):
+    """One setting in the file."""
+
+    type: str
+    default: NotRequired[ConfigValue]
+    """Kafka's default."""
+    here: NotRequired[ConfigValue]
+    """The value that is true of a node, if it differs."""
+    dynamic: NotRequired[bool | str]
 
 
 def _read() -> Iterator[ConfigKey]:
@@ -28,7 +39,7 @@ def _read() -> Iterator[ConfigKey]:
             yield _key(name, facts, why)
 
 
-def _key(name: str, facts: Mapping[str, Any], why: str) -> ConfigKey:
+def _key(name: str, facts: _Facts, why: str) -> ConfigKey:
     shown = facts.get("here", facts.get("default"))
     update = _UPDATES[facts.get("dynamic", False)]
     return ConfigKey(name, ConfigType[facts["type"]], shown, f"{NO_EFFECT}: {why}", update=update)

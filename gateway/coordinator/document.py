@@ -29,12 +29,12 @@ Convert = Callable[[Any], Any]
 _Field = tuple[str, Convert, Convert]
 
 
-def dump(value: Any) -> dict[str, Any]:
+def dump(value: object) -> dict[str, object]:
     """Return the document of a dataclass: its fields that are not volatile, by name."""
     return {name: to_json(getattr(value, name)) for name, to_json, _ in _fields(value.__class__)}
 
 
-def load(cls: type[T], document: Mapping[str, Any], **volatile: Any) -> T:
+def load(cls: type[T], document: Mapping[str, object], **volatile: object) -> T:
     """The value of a document. Volatile fields have their defaults unless given."""
     return cls(
         **{name: from_json(document[name]) for name, _, from_json in _fields(cls) if name in document}, **volatile
@@ -51,7 +51,7 @@ def _fields(cls: type) -> tuple[_Field, ...]:
     )
 
 
-def _same(value: Any) -> Any:
+def _same(value: T) -> T:
     return value
 
 
@@ -59,7 +59,7 @@ def _to_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _converters(hint: Any) -> tuple[Convert, Convert]:
+def _converters(hint: object) -> tuple[Convert, Convert]:
     """Return the functions to JSON and back for one declared type."""
     while isinstance(hint, NewType):
         hint = hint.__supertype__
@@ -85,11 +85,11 @@ def _converters(hint: Any) -> tuple[Convert, Convert]:
     raise TypeError(f"{hint} cannot be stored")
 
 
-def _enum_value(value: Enum) -> Any:
+def _enum_value(value: Enum) -> object:
     return value.value
 
 
-def _optional(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
+def _optional(args: tuple[object, ...]) -> tuple[Convert, Convert]:
     (inner,) = [arg for arg in args if arg is not type(None)]
     to_json, from_json = _converters(inner)
     return (
@@ -98,7 +98,7 @@ def _optional(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
     )
 
 
-def _fixed_tuple(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
+def _fixed_tuple(args: tuple[object, ...]) -> tuple[Convert, Convert]:
     each = [_converters(arg) for arg in args]
     is_plain = all(to_json is _same for to_json, _ in each)
     return (
@@ -108,7 +108,7 @@ def _fixed_tuple(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
     )
 
 
-def _sequence(kind: Callable[[Any], Any], arg: Any) -> tuple[Convert, Convert]:
+def _sequence(kind: Convert, arg: object) -> tuple[Convert, Convert]:
     """Convert a sequence. Sets are sorted, so that equal values have equal documents."""
     to_json, from_json = _converters(arg)
     ordered: Convert = sorted if kind is frozenset else _same
@@ -118,10 +118,10 @@ def _sequence(kind: Callable[[Any], Any], arg: Any) -> tuple[Convert, Convert]:
     )
 
 
-def _mapping(key: Any, item: Any) -> tuple[Convert, Convert]:
+def _mapping(key: object, item: object) -> tuple[Convert, Convert]:
     key_to_json, key_from_json = _converters(key)
     to_json, from_json = _converters(item)
-    key_type: Any = key
+    key_type = key
     while isinstance(key_type, NewType):
         key_type = key_type.__supertype__
     # JSON has string keys only.

@@ -22,7 +22,7 @@ RequestId = NewType("RequestId", int)
 
 ConnectionId = NewType("ConnectionId", str)
 
-Document = Mapping[str, Any]
+Document = Mapping[str, object]
 """The part of a stored value that Postgres need not understand: JSON (`document.py`)."""
 
 

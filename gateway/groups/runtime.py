@@ -275,7 +275,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._send(slot, event)
 
     def in_memory(self) -> list[GroupT]:
-        """Groups that this node coordinates and that are more than what is stored of them, as last settled. Any thread
+        """Groups that this node coordinates and that are more than what is stored of them, as last settled. Each thread
         may ask."""
         slots = tuple(self._slots.values())
         return [slot.group for slot in slots if not self._machines.of(slot.group).is_idle(slot.group)]
@@ -288,11 +288,6 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
     def connections(self) -> frozenset[ConnectionId]:
         """Connections by which members have spoken and whose end has not been reported."""
         return frozenset(self._connections)
-
-    @property
-    def under_way(self) -> frozenset[asyncio.Task[None]]:
-        """Reads from Postgres and writes to it that are in progress."""
-        return frozenset(self._tasks)
 
     @property
     def telling(self) -> bool:

@@ -40,7 +40,7 @@ class Unstored:
     def __init__(self) -> None:
         self.members: set[MemberId] = set()
         self.whole = False
-        """Any member may differ."""
+        """Each member may differ."""
 
     def note(self, facts: Iterable[Fact]) -> None:
         for fact in facts:

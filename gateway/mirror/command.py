@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
 
 from gateway.commands import log
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
-from gateway.commands.client import Cluster
+from gateway.commands.client import Address, Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, show
 from gateway.commands.security import read_properties
@@ -119,7 +118,7 @@ async def _database(configuration: Configuration) -> AsyncGenerator[Database]:
             await database.close()
 
 
-def _cluster(given: argparse.Namespace, bootstrap: Any, config: str | None) -> Cluster:
+def _cluster(given: argparse.Namespace, bootstrap: Sequence[Address], config: str | None) -> Cluster:
     return Cluster(bootstrap, timeout_s=given.timeout, security=read_properties(config) if config else None)
 
 

@@ -1,4 +1,4 @@
-"""Any broker as the target: append by Produce.
+"""A broker as the target: append by Produce.
 
 The one idea: the position lies in the target as the commit of a group. Its offset is the target's end, and its metadata
 says where the source continues and which offsets belong together. A mirror that is killed between an append and the

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.holdings import Holdings, Share
@@ -30,7 +29,9 @@ PATIENCE_S = 5.0
 their answers."""
 
 
-async def decode_in_thread(api_key: int, version: int, frame: Frame, position: int) -> tuple[Any, Callable[[], None]]:
+async def decode_in_thread(
+    api_key: int, version: int, frame: Frame, position: int
+) -> tuple[object, Callable[[], None]]:
     """Do the same as `decode_request`. Also return the function to call when the request is done with."""
     resume = full_collections.pause()
     try:
@@ -40,7 +41,7 @@ async def decode_in_thread(api_key: int, version: int, frame: Frame, position: i
         raise
 
 
-async def encode_in_thread(response: Any, version: int, holdings: Holdings) -> list[Buffer]:
+async def encode_in_thread(response: object, version: int, holdings: Holdings) -> list[Buffer]:
     """Do the same as `encode_response`. Raise KafkaError for an answer of more than `MAX_ANSWER_BYTES`."""
     resume = full_collections.pause()
     share = Share(holdings)

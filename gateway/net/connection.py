@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import structlog
 
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._holdings = holdings
         self._scratch = scratch
         self._loop = loop
-        self._create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = loop.create_task
+        self._create_task: Callable[[Coroutine[object, None, None]], asyncio.Task[None]] = loop.create_task
         self._transport: asyncio.Transport | None = None
         self._opened = False
         self._closed_by_us = False
@@ -234,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer: tuple[Any, ...] | None = transport.get_extra_info("peername")
+        peer: tuple[object, ...] | None = transport.get_extra_info("peername")
         self.info.client_host = f"/{peer[0]}" if peer else "/unknown"
         raw_socket: socket.socket | None = transport.get_extra_info("socket")
         if raw_socket is not None and raw_socket.family in (socket.AF_INET, socket.AF_INET6):
@@ -453,7 +453,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- answering ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, slot: _Slot, request: Coroutine[Any, Any, Sequence[Buffer]]) -> None:
+    async def _answer(self, slot: _Slot, request: Coroutine[object, None, Sequence[Buffer]]) -> None:
         chunks: Sequence[Buffer] | None = None
         try:
             chunks = slot.chunks = await request

@@ -17,7 +17,7 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, Never, TypeVar, cast
 
 import structlog
 
@@ -65,29 +65,30 @@ _KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
 S_contra = TypeVar("S_contra", contravariant=True)
 """The services that handlers or stages ask for. A caller with more services can call them too."""
 
-Handler = Callable[[Any, RequestContext[S_contra]], Coroutine[Any, Any, Any]]
+Handler = Callable[[Never, RequestContext[S_contra]], Coroutine[object, None, object]]
+"""Takes the request of its API and returns the response."""
 
-Refusal = Callable[[Any, int, ErrorCode, str | None], Any]
+Refusal = Callable[[Never, int, ErrorCode, str | None], object]
 """(request, version, code, message) → the response in which everything requested failed with the code. The code is
 where clients of that API look for it, so that none waits for a missing element."""
 
-Authorize = Callable[[Any, RequestContext[S_contra]], Awaitable[None]]
+Authorize = Callable[[object, RequestContext[S_contra]], Awaitable[None]]
 """Refuses a whole request by raising KafkaError. The handler checks what may fail element by element."""
 
-Throttle = Callable[[Any, RequestContext[object]], int]
+Throttle = Callable[[object, RequestContext[object]], int]
 """Returns how many milliseconds the connection is muted after this request; 0 for none."""
 
 Prepare = Callable[[RequestContext[S_contra]], Awaitable[None] | None]
 """Returns an awaitable that must end before the handler begins; None if there is nothing to wait for."""
 
-Charged = Callable[[Coroutine[Any, Any, Any], RequestContext[object]], Awaitable[tuple[Any, int]]]
+Charged = Callable[[Coroutine[object, None, object], RequestContext[object]], Awaitable[tuple[object, int]]]
 """Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
 
 Charge = Callable[[RequestContext[object]], Charged | None]
 """Returns None if the client is not counted, so that the handler is awaited directly."""
 
 
-def _answered(_request: Any) -> bool:
+def _answered(_request: object) -> bool:
     return True
 
 
@@ -109,7 +110,7 @@ class Served(Generic[S_contra]):
     advertised_min: int | None = None
     """The version that ApiVersions must claim if it is lower than the lowest served one (Produce); None:
     `min_version`."""
-    awaits_answer: Callable[[Any], bool] = _answered
+    awaits_answer: Callable[[Never], bool] = _answered
     """True if the sender of a request waits for its answer. Otherwise a refusal closes the connection."""
     max_elements: int = MAX_REQUEST_ELEMENTS
     """Array elements of one request, at any depth. More are refused as POLICY_VIOLATION, as upstream refuses a
@@ -154,14 +155,28 @@ def served_versions(served: Sequence[Served[S_contra]]) -> tuple[ApiVersion, ...
 class _Route(Generic[S_contra]):
     """A line of the table with what the hot path needs at hand."""
 
-    __slots__ = ("always_answers", "api_key", "api_name", "handler", "line", "refuse", "series", "storage_logged_at")
+    __slots__ = (
+        "always_answers",
+        "api_key",
+        "api_name",
+        "awaits_answer",
+        "handler",
+        "line",
+        "refuse",
+        "series",
+        "storage_logged_at",
+    )
 
     def __init__(self, line: Served[S_contra], metrics: Metrics) -> None:
         self.line = line
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
-        self.handler = line.handler
-        self.refuse = line.refusal
+        # The request is decoded by the key of the line, so it is of the type that these functions take.
+        self.handler = cast(
+            "Callable[[object, RequestContext[S_contra]], Coroutine[object, None, object]]", line.handler
+        )
+        self.refuse = cast("Callable[[object, int, ErrorCode, str | None], object]", line.refusal)
+        self.awaits_answer = cast("Callable[[object], bool]", line.awaits_answer)
         self.always_answers = line.awaits_answer is _answered
         self.storage_logged_at = float("-inf")
         self.series: dict[int, RequestSeries] = {
@@ -202,7 +217,7 @@ class Dispatch(Generic[S_contra]):
             return _ALONE
         return self._admissions.get(api_key, _ALONE)
 
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[object, None, Sequence[Buffer]]:
         """Take the request's place in order now. The stages run when the result is awaited. It returns the answer's
         chunks, length first; none for Produce with acks=0.
 
@@ -248,7 +263,7 @@ class Dispatch(Generic[S_contra]):
             self._role,
         )
         crowded = done_with is not None
-        response: Any = None
+        response: object = None
         code, throttle_ms, stages, holdings = 0, 0, self._stages, connection.holdings
         try:
             if crowded:
@@ -269,7 +284,7 @@ class Dispatch(Generic[S_contra]):
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Buffer] = ()
-            if route.always_answers or route.line.awaits_answer(request):
+            if route.always_answers or route.awaits_answer(request):
                 if throttle_ms or outweighs(response, AT_ONCE_ELEMENTS):
                     chunks = await _encode(api_key, version, header.correlation_id, response, holdings, throttle_ms)
                 else:
@@ -336,14 +351,14 @@ class Dispatch(Generic[S_contra]):
         self,
         route: _Route[S_contra],
         header: RequestHeader,
-        request: Any,
+        request: object,
         code: ErrorCode,
         message: str | None,
         holdings: Holdings,
         throttle_ms: int,
         crowded: bool,
     ) -> Sequence[Buffer]:
-        if not route.line.awaits_answer(request):
+        if not route.awaits_answer(request):
             # Upstream does the same: a client that awaits no answer (a producer with acks=0) learns of a refusal only
             # from a closed connection.
             raise UnanswerableError("acks_0_refused", f"{route.api_name} with acks=0 refused: {code.name}")
@@ -379,14 +394,14 @@ class Dispatch(Generic[S_contra]):
         return await _encode(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
 
 
-def _check_bounds(request: Any, context: RequestContext[object], max_elements: int) -> None:
+def _check_bounds(request: object, context: RequestContext[object], max_elements: int) -> None:
     """Raise KafkaError if a request of many elements has more of them than its API takes, or an id that is too long."""
     if has_more_elements(request, max_elements):
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"One request may have {max_elements} elements.")
     check_ids(request, context.client_id)
 
 
-def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:
+def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> object | None:
     """Return the response with nothing but a top-level code, for a request that could not be read; None if `version`
     of the response has no such field."""
     response_type = response_class(api_key)
@@ -406,10 +421,11 @@ def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
 
 
 async def _encode(
-    api_key: ApiKey, version: int, correlation_id: int, response: Any, holdings: Holdings, throttle_ms: int = 0
+    api_key: ApiKey, version: int, correlation_id: int, response: object, holdings: Holdings, throttle_ms: int = 0
 ) -> Sequence[Buffer]:
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
-        response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
+        # Every response that has this field is a dataclass like this one.
+        response = dataclasses.replace(cast(ApiVersionsResponse, response), throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)
     if outweighs(response, AT_ONCE_ELEMENTS):
         body = await encode_in_thread(response, version, holdings)

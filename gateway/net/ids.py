@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -53,7 +52,7 @@ class IdField:
 
 
 @cache
-def id_fields(struct_type: type[Any]) -> tuple[IdField, ...]:
+def id_fields(struct_type: type[object]) -> tuple[IdField, ...]:
     """Return the fields of a request, or of a struct in one, that lead to ids."""
     found: list[IdField] = []
     for field in struct_schema(struct_type).fields:
@@ -69,13 +68,13 @@ def id_fields(struct_type: type[Any]) -> tuple[IdField, ...]:
     return tuple(found)
 
 
-def check_ids(request: Any, client_id: str | None = None) -> None:
+def check_ids(request: object, client_id: str | None = None) -> None:
     """Raise KafkaError if an id of the request, or of its client, is too long: INVALID_GROUP_ID for a group's,
     INVALID_REQUEST for any other."""
     if client_id is not None and _exceeds(client_id, MAX_ID_BYTES):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"A client id has at most {MAX_ID_BYTES} bytes.")
     limit, code = MAX_ID_BYTES, None
-    if request.__class__ is FindCoordinatorRequest:
+    if isinstance(request, FindCoordinatorRequest):
         if request.key_type == _GROUP:
             code = ErrorCode.INVALID_GROUP_ID
         elif request.key_type == _SHARE:
@@ -89,7 +88,7 @@ def _exceeds(text: str, limit: int) -> bool:
     return len(text) > limit or (len(text) > limit // 4 and len(text.encode()) > limit)
 
 
-def _ids(struct: Any) -> Iterator[tuple[str, ErrorCode]]:
+def _ids(struct: object) -> Iterator[tuple[str, ErrorCode]]:
     for field in id_fields(struct.__class__):
         value = getattr(struct, field.name)
         if value is None:

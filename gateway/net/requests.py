@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.net.context import ConnectionInfo
 from protocol.buffer import Buffer
@@ -65,7 +65,7 @@ class Admission:
 class RequestHandler(Protocol):
     def admission(self, frame: Frame) -> Admission: ...
 
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[object, None, Sequence[Buffer]]:
         """Handle a request; called in order of arrival. The result, run, returns the answer as chunks, length prefix
         included; none if the request has no answer (Produce with acks=0). ProtocolError closes the connection; no
         other exception is raised."""

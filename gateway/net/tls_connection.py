@@ -8,9 +8,10 @@ connection to pause as a socket's buffer does.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Protocol, cast
 
 from gateway.net.connection import WRITE_HIGH_WATER_BYTES, Connection, ConnectionLimits, ConnectionObserver
 from gateway.net.context import Principal
@@ -23,7 +24,7 @@ PIECE_BYTES = 256 * 1024
 READ_HIGH_WATER_BYTES = 64 * 1024
 """Encrypted bytes that wait while the connection reads nothing."""
 
-Identify = Callable[[Any], Principal]
+Identify = Callable[[ssl.SSLObject], Principal]
 """Returns the peer's principal by the certificate in asyncio's `ssl_object`. Raises ValueError if the certificate
 names none."""
 
@@ -123,7 +124,7 @@ class PacedTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._inner.resume_reading()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return self._inner.get_extra_info(name, default)
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
@@ -141,6 +142,12 @@ class PacedTransport(asyncio.Transport):
         self._inner_paused = False
         if self._next is None:
             self._write_piece()
+
+
+class _TlsTransport(Protocol):
+    """A transport of asyncio or uvloop under TLS."""
+
+    def set_read_buffer_limits(self, high: int) -> None: ...
 
 
 class TlsConnection(Connection):
@@ -168,8 +175,10 @@ class TlsConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        inner: Any = transport
-        self._pacer = PacedTransport(inner, self._loop, super().pause_writing, super().resume_writing)
+        inner = cast(_TlsTransport, transport)
+        self._pacer = PacedTransport(
+            cast(asyncio.Transport, transport), self._loop, super().pause_writing, super().resume_writing
+        )
         inner.set_read_buffer_limits(READ_HIGH_WATER_BYTES)
         super().connection_made(self._pacer)
         if self._identify is None:

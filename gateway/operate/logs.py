@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, ContextVar
 from io import StringIO
 from itertools import islice
-from typing import Any, Literal, TextIO, cast
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.processors import ExceptionRenderer
@@ -120,14 +120,14 @@ def show_values(logger: WrappedLogger, method_name: str, event_dict: EventDict) 
     return event_dict
 
 
-def _show(value: Any) -> Any:
+def _show(value: object) -> object:
     if isinstance(value, str):
         return shown(value, MAX_VALUE_CHARS)
     if isinstance(value, Mapping):
-        items = islice(cast("Mapping[Any, Any]", value).items(), MAX_VALUES)
+        items = islice(cast("Mapping[object, object]", value).items(), MAX_VALUES)
         return {_show(key): _show(each) for key, each in items}
     if isinstance(value, list | set | frozenset) or value.__class__ is tuple:
-        return [_show(each) for each in islice(cast("Iterable[Any]", value), MAX_VALUES)]
+        return [_show(each) for each in islice(cast("Iterable[object]", value), MAX_VALUES)]
     # The representation of any other value has no such characters, and an exception is rendered later.
     return value
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from gateway.config.settings import Settings
 from storage.backup import back_up, read_manifest, restore
@@ -57,7 +56,7 @@ def add_restore(parser: argparse.ArgumentParser, settings: Configure) -> None:
     parser.set_defaults(run=run)
 
 
-def _run(command: Coroutine[Any, Any, int]) -> int:
+def _run(command: Coroutine[object, None, int]) -> int:
     try:
         return asyncio.run(command)
     except (StorageError, EmbeddedPostgresError) as error:

@@ -11,10 +11,10 @@ import argparse
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from gateway.commands import run
 from gateway.commands import users as by_kafka
@@ -40,7 +40,7 @@ from storage.pool import Database
 from storage.types import ScramCredential, ScramKey
 from storage.users import UserStore
 
-Command = Callable[[argparse.Namespace, Settings], Coroutine[Any, Any, int]]
+Command = Callable[[argparse.Namespace, Settings], Coroutine[object, None, int]]
 
 EXIT_FAILED = 1
 
@@ -49,7 +49,17 @@ class UserError(Exception):
     """A refused command. The message is one line for the person who ran it."""
 
 
-def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configure) -> None:
+class Commands(Protocol):
+    """The subcommands of a parser, as `add_subparsers` returns them."""
+
+    def add_parser(
+        self, name: str, *, parents: Sequence[argparse.ArgumentParser], help: str
+    ) -> argparse.ArgumentParser:
+        """Add a subcommand."""
+        ...
+
+
+def add_users(commands: Commands, options: argparse.ArgumentParser, settings: Configure) -> None:
     """Add the subcommands of `users`; `options` find the database or, if one of them names a broker, the cluster."""
     add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
     add.add_argument("user")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
 
 
 class Steps:
     """Await a coroutine. `worked_s` is the time that its steps have taken so far."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, coroutine: Coroutine[object, None, object], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._coroutine = coroutine
         self._clock = clock
         self.worked_s = 0.0
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[object, None, object]:
         step = _sending(self._coroutine, None)
         while True:
             began_s = self._clock()
@@ -36,9 +37,9 @@ class Steps:
                 step = _sending(self._coroutine, sent)
 
 
-def _sending(coroutine: Coroutine[Any, Any, Any], sent: Any) -> Callable[[], Any]:
+def _sending(coroutine: Coroutine[object, None, object], sent: None) -> Callable[[], object]:
     return lambda: coroutine.send(sent)
 
 
-def _throwing(coroutine: Coroutine[Any, Any, Any], thrown: BaseException) -> Callable[[], Any]:
+def _throwing(coroutine: Coroutine[object, None, object], thrown: BaseException) -> Callable[[], object]:
     return lambda: coroutine.throw(thrown)

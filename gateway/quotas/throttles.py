@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import cast
 
 from gateway.net.context import RequestContext
 from gateway.net.dispatch import Charged
@@ -21,6 +21,9 @@ from gateway.quotas.steps import Steps
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.fetch import FetchResponse
+from protocol.messages.produce import ProduceRequest
+from protocol.messages.share_fetch import ShareFetchResponse
 
 SWEEP_EVERY_S = 60.0
 MAX_REQUEST_WAIT_S = WINDOW_S
@@ -51,18 +54,22 @@ class Throttles:
         """Number of rates that are kept."""
         return len(self._rates) + len(self._buckets)
 
-    def before(self, request: Any, context: RequestContext[object]) -> int:
+    def before(self, request: object, context: RequestContext[object]) -> int:
         """Return for how many milliseconds the connection is muted for what the request brings."""
         if context.api_key is not ApiKey.PRODUCE or not self._quotas():
             return 0
-        return self._charge(QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(request)), context)
+        return self._charge(
+            QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(cast("ProduceRequest", request))), context
+        )
 
     def around(self, context: RequestContext[object]) -> Charged | None:
         if context.api_key is ApiKey.API_VERSIONS:
             return None  # the client is not known yet, and a stranger would use up a client's quota
         return self._charged if self._quotas() else None
 
-    async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext[object]) -> tuple[Any, int]:
+    async def _charged(
+        self, handling: Coroutine[object, None, object], context: RequestContext[object]
+    ) -> tuple[object, int]:
         """Return the response, and for how many milliseconds the connection is muted for it."""
         waits_ms = [0]
         if self._quotas().limits(QuotaKey.REQUEST_PERCENTAGE):
@@ -74,9 +81,16 @@ class Throttles:
         else:
             response = await handling
         if context.api_key in _FETCHING:
-            waits_ms.append(self._charge(QuotaKey.CONSUMER_BYTE_RATE, lambda: sum(_fetched(response)), context))
+            waits_ms.append(
+                self._charge(
+                    QuotaKey.CONSUMER_BYTE_RATE,
+                    lambda: sum(_fetched(cast("FetchResponse | ShareFetchResponse", response))),
+                    context,
+                )
+            )
         elif context.api_key in _MUTATING:
-            waits_ms.append(response.throttle_time_ms)
+            throttle_time_ms: int = getattr(response, "throttle_time_ms", 0)
+            waits_ms.append(throttle_time_ms)
         return response, max(waits_ms)
 
     def mutations(self, context: RequestContext[object], strict_since: int) -> Mutations:
@@ -168,14 +182,14 @@ _FETCHING = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _MUTATING = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 
 
-def _produced(request: Any) -> Iterator[int]:
+def _produced(request: ProduceRequest) -> Iterator[int]:
     for topic in request.topic_data:
         for partition in topic.partition_data:
             if partition.records is not None:
                 yield len(partition.records)
 
 
-def _fetched(response: Any) -> Iterator[int]:
+def _fetched(response: FetchResponse | ShareFetchResponse) -> Iterator[int]:
     for topic in response.responses:
         for partition in topic.partitions:
             records: bytes | tuple[Buffer, ...] | None = partition.records

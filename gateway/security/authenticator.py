@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.config.mechanisms import OAUTHBEARER, PLAIN
 from gateway.config.security import SaslSettings
@@ -239,7 +239,7 @@ class Authenticator:
             return self._shared.requests.admission(frame)
         return _ALONE
 
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[object, None, Sequence[Buffer]]:
         if self._state is not State.COMPLETE:
             return self._take(frame, connection)
         if self._expires_s is not None:
@@ -395,7 +395,7 @@ def _api_key(frame: Frame) -> int:
     return frame[0] << 8 | frame[1] if len(frame) >= 2 else -1
 
 
-def _encode(header: RequestHeader, response: Any) -> Sequence[Buffer]:
+def _encode(header: RequestHeader, response: object) -> Sequence[Buffer]:
     api_key, version = ApiKey(header.api_key), header.api_version
     body = encode_response_header(api_key, version, header.correlation_id)
     body += b"".join(bytes(chunk) for chunk in encode_response(response, version))

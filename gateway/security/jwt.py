@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 MAX_TOKEN_BYTES = 16 * 1024
 MIN_MODULUS_BITS, MAX_MODULUS_BITS = 2048, 8192
@@ -261,10 +261,10 @@ def decode_base64url(text: str) -> bytes:
     return found
 
 
-def _object(document: bytes) -> dict[str, Any]:
+def _object(document: bytes) -> dict[str, object]:
     """Parse a JSON object that has no name twice. Raise ValueError for any other document."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         made = dict(pairs)
         if len(made) != len(pairs):
             raise ValueError("a name twice")
@@ -282,7 +282,7 @@ def _object(document: bytes) -> dict[str, Any]:
         raise ValueError("JSON too deep") from None
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, object]", found)
 
 
 def _shown(value: object) -> str:

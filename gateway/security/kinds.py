@@ -11,7 +11,7 @@ CLUSTER_NAME = "kafka-cluster"
 """The one resource of type CLUSTER."""
 
 WILDCARD = "*"
-"""Any name in a literal pattern, and any host."""
+"""Every name in a literal pattern, and every host."""
 WILDCARD_PRINCIPAL = "User:*"
 
 

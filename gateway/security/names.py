@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-ANONYMOUS_NAME = "ANONYMOUS"
 MAX_NAME_CHARACTERS = 1_024
 """Longest distinguished name to which rules are applied: the time of a regular expression grows with it."""
 

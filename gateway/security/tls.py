@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -238,7 +237,7 @@ def _pem(text: str) -> str:
     )
 
 
-def identify_by(settings: TlsSettings) -> Callable[[Any], Principal]:
+def identify_by(settings: TlsSettings) -> Callable[[ssl.SSLObject], Principal]:
     """Return a function from a connection's `ssl_object` to its principal, for a listener that asks for no other
     proof. Raise ConfigError if the rules cannot be parsed. The returned function raises UnusableNameError for a
     certificate whose name no rule matches."""

@@ -15,9 +15,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.testing.node import TestNode
@@ -139,7 +139,7 @@ async def _obey(control: socket.socket, node: TestNode, stopping: asyncio.Event)
 
 
 @contextlib.contextmanager
-def _parents_end(stopping: asyncio.Event) -> Any:
+def _parents_end(stopping: asyncio.Event) -> Generator[None]:
     """Set `stopping` when the parent ends, even if a child of it still holds the control socket open. Linux only."""
     if not hasattr(os, "pidfd_open"):
         yield
@@ -161,7 +161,7 @@ def _parents_end(stopping: asyncio.Event) -> Any:
 
 async def _answer_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: TestNode) -> None:
     while line := await reader.readline():
-        answer: dict[str, Any]
+        answer: dict[str, object]
         try:
             wanted = json.loads(line)
             answer = {"result": await node.do(wanted["do"], wanted.get("with", {}))}

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.net.context import RequestContext
 from gateway.net.dispatch import S_contra, Stages
@@ -59,7 +58,7 @@ class Faults:
         """Return the stages with the faults in front of them."""
         authorize = stages.authorize
 
-        async def fail_or_wait(request: Any, context: RequestContext[S_contra]) -> None:
+        async def fail_or_wait(request: object, context: RequestContext[S_contra]) -> None:
             await self._meet(context)
             if authorize is not None:
                 await authorize(request, context)

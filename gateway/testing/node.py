@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from gateway.app import App, StartError
 from gateway.commands.client import Cluster, refuse
@@ -97,7 +97,7 @@ class TestNode:
 
     # --- actions --------------------------------------------------------------------------------------------------
 
-    async def do(self, action: str, arguments: dict[str, Any]) -> Any:
+    async def do(self, action: str, arguments: dict[str, object]) -> object:
         """Carry out an action and return a value for JSON. Raise the action's error."""
         if action not in ACTIONS:
             raise ValueError(f"a test server has no action {action}")
@@ -106,7 +106,7 @@ class TestNode:
     async def create_topic(self, name: str, partitions: int) -> None:
         topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
         request = CreateTopicsRequest(topics=(topic,), timeout_ms=int(ACTION_SECONDS * 1000))
-        response: CreateTopicsResponse = await self._ask(request)
+        response = await self._ask(request, CreateTopicsResponse)
         refuse(response.topics[0].error_code, f"topic {name}")
 
     async def reset(self) -> None:
@@ -121,7 +121,7 @@ class TestNode:
         if not ids:
             return
         await asyncio.gather(*(self._members.clear(group_id, ACTION_SECONDS) for group_id in ids))
-        response: DeleteGroupsResponse = await self._ask(DeleteGroupsRequest(groups_names=tuple(ids)))
+        response = await self._ask(DeleteGroupsRequest(groups_names=tuple(ids)), DeleteGroupsResponse)
         for result in response.results:
             refuse(result.error_code, f"group {result.group_id}")
 
@@ -130,10 +130,11 @@ class TestNode:
         names = [topic.name for topic in metadata.topics if topic.name and topic.name not in INTERNAL_TOPICS]
         if not names:
             return
-        response: DeleteTopicsResponse = await self._ask(
+        response = await self._ask(
             DeleteTopicsRequest(
                 topics=tuple(DeleteTopicState(name=name) for name in names), timeout_ms=int(ACTION_SECONDS * 1000)
-            )
+            ),
+            DeleteTopicsResponse,
         )
         for result in response.responses:
             refuse(result.error_code, f"topic {result.name}")
@@ -143,8 +144,8 @@ class TestNode:
         assert self._client is not None, "the node has not been started"
         return self._client
 
-    async def _ask(self, request: Any) -> Any:
-        return await self._in_turn(lambda: self._cluster.ask(request))
+    async def _ask(self, request: object, _response_type: type[T]) -> T:
+        return cast(T, await self._in_turn(lambda: self._cluster.ask(request)))
 
     async def _in_turn(self, question: Callable[[], T]) -> T:
         async with self._turn:

@@ -1,8 +1,8 @@
 """Play the transaction coordinator: read a producer's row, let the pure rules decide, write the decision.
 
-The one idea: nothing is held here between two requests, so there is no lease, nothing to load, and nothing to lose. Any
-node may be asked. If another node has written the row in the meantime, it is read and decided again. Clients are still
-sent to one node for each id, so that this is rare, and so that ListTransactions lists every id once.
+The one idea: nothing is held here between two requests, so there is no lease, nothing to load, and nothing to lose.
+Every node may be asked. If another node has written the row in the meantime, it is read and decided again. Clients are
+still sent to one node for each id, so that this is rare, and so that ListTransactions lists every id once.
 
 Markers enter this node's tail as an appended batch does: after the commit, before the answer.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from gateway.coordinator.classic import deadlines, handoff_progress, heartbeat, join, leave, sync
 from gateway.coordinator.classic.identity import Standing
@@ -34,8 +34,10 @@ COMPLETING = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
 DEAD = GroupState.DEAD
 
-Handler = Callable[[Group, Any, int, Settings], Step[Group]]
-"""Function of a cell. It takes the event type that names its row of the table."""
+EventT = TypeVar("EventT")
+
+Handler = Callable[..., Step[Group]]
+"""Function of a cell: `(group, event, now_ms, settings)`. Its event is of the type that names the row of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Cell:
     """The states in which the group may be after the step, including its current one."""
 
 
-def _cell(handler: Handler, *leads_to: GroupState) -> Cell:
+def _cell(handler: Callable[[Group, EventT, int, Settings], Step[Group]], *leads_to: GroupState) -> Cell:
     return Cell(handler, frozenset(leads_to))
 
 

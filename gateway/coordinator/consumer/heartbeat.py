@@ -265,7 +265,7 @@ def _leave(
     cluster: Cluster,
 ) -> Step[ConsumerGroup]:
     """Remove the member. A static member that leaves for a while keeps its partitions, except those it was
-    releasing, and its session goes on. Any other member is removed, and the next request computes the target again."""
+    releasing, and its session goes on. Other members are removed, and the next request computes the target again."""
     draft = Draft(group, now_ms, settings, cluster)
     if event.member_epoch == STATIC_LEAVE_EPOCH:
         draft.put(

@@ -87,7 +87,7 @@ def test_a_request_for_nothing_can_be_refused_too(api_key: ApiKey, version: int)
 
 @pytest.mark.parametrize(("api_key", "version"), LINES)
 def test_refusal_uses_the_top_level_code_if_there_is_one(api_key: ApiKey, version: int) -> None:
-    response = top_level_refusal(api_key, version, CODE)
+    response: Any = top_level_refusal(api_key, version, CODE)
     fields = {field.name: field for field in message_schema(codec.response_class(api_key)).fields}
     has_place = "error_code" in fields and version in fields["error_code"].versions
     assert (response is not None) == has_place
