@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import UTC, datetime
 
@@ -12,7 +11,7 @@ from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.refusals import reason
-from gateway.commands.render import Row, show
+from gateway.commands.render import Row, json_text, show
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import (
     CreatableTopic,
@@ -207,7 +206,7 @@ def print_json(topic: str, partition: int, record: Record) -> None:
         "value": _text(record.value),
         "headers": [[name, _text(value)] for name, value in record.headers],
     }
-    print(json.dumps(fields, ensure_ascii=False))
+    print(json_text(fields))
 
 
 def _text(value: bytes | None) -> str | None:
