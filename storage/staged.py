@@ -13,7 +13,6 @@ search so never walks over rows that were deleted, which a long transaction of s
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -284,8 +283,9 @@ def _is_small(transactions: Sequence[StagedTransaction]) -> bool:
 
 def _staged_record(row: Row) -> StagedRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
-    if row["headers"] is not None:
-        headers = tuple((name, _header_value(value)) for name, value in _members(row["headers"]))
+    if row["header_names"] is not None:
+        named = zip(cast(list[str], row["header_names"]), cast(list[str | None], row["header_values"]), strict=True)
+        headers = tuple((name, None if value is None else value.encode()) for name, value in named)
     return StagedRecord(
         row["xid"],
         row["position"],
@@ -297,14 +297,3 @@ def _staged_record(row: Row) -> StagedRecord:
         headers,
         row["timestamp_ms"],
     )
-
-
-def _members(document: str) -> list[tuple[str, object]]:
-    return list(cast(dict[str, object], json.loads(document)).items())
-
-
-def _header_value(value: object) -> bytes | None:
-    """Return a header's bytes: text as it is, null as null, and other JSON as JSON."""
-    if value is None:
-        return None
-    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.broker import BROKER_CONFIGS, IDLE, BrokerConfig, find_broker_config
+from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import BROKER_CONFIGS, IDLE, find_broker_config
 from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.errors import ConfigurationError
 from gateway.config.listeners import (

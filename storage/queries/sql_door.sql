@@ -56,7 +56,7 @@ left join (
             count(*) as record_count,
             coalesce(sum(
                 coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
-                + coalesce(pg_column_size(r.headers), 0) + 100
+                + coalesce(octet_length(r.headers::text), 0) + 100
             ), 0)::bigint as size_bytes
         from staged_record r where r.xid = c.xid
     ) sized
@@ -65,18 +65,23 @@ order by found.seq;
 
 -- name: take_staged
 -- Delete the records of the transactions $1, whose places are $2, and return them in the order of each transaction.
+-- Postgres writes the headers as text, because a parser in a node could refuse a number or a depth that Postgres accepts.
 with placed as (
     delete from staged_commit c where c.seq = any ($2::bigint[])
 ),
 taken as (
     delete from staged_record r where r.xid = any ($1::bigint[]) returning r.*
 )
-select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
+select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.timestamp_ms,
+    case when r.headers is not null then array(select h.key from jsonb_each_text(r.headers) h) end as header_names,
+    case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
 from taken r order by r.xid, r.position;
 
 -- name: staged_records_behind
 -- At most $3 records of one transaction behind a position.
-select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
+select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.timestamp_ms,
+    case when r.headers is not null then array(select h.key from jsonb_each_text(r.headers) h) end as header_names,
+    case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
 from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3;
 
 -- name: delete_staged

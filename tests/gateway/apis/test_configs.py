@@ -9,9 +9,10 @@ import asyncpg
 import pytest
 import structlog.testing
 
-from gateway.apis.configs import Operation, ResourceType
+from gateway.apis.broker_loggers import Operation
+from gateway.apis.config_resources import ResourceType
 from gateway.apis.topics import plan_internal
-from gateway.config.broker import BROKER_CONFIGS, UNLISTED
+from gateway.config.broker_table import BROKER_CONFIGS, UNLISTED
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
 from gateway.config.without_effect import WITHOUT_EFFECT
