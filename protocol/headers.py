@@ -34,7 +34,7 @@ class RequestHeader(NamedTuple):
 
 
 class _Flexible(dict[tuple[int, int], bool | None]):
-    """Whether an API's message is flexible at a version, by key and version; None if no such message is declared.
+    """Map of API key and version to whether that message is flexible; None if no such message is declared.
 
     Only declared versions are kept, so that a client's numbers do not fill it.
     """
