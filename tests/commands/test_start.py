@@ -54,7 +54,7 @@ def run(gateway: GatewayProcess, *words: str) -> Run:
     return Run(float(cpu_s), set(modules))
 
 
-@pytest.mark.parametrize(("words", "messages"), COMMANDS, ids=lambda given: " ".join(given))
+@pytest.mark.parametrize(("words", "messages"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
 def test_a_command_loads_only_the_messages_that_it_uses(
     gateway: GatewayProcess, words: tuple[str, ...], messages: set[str]
 ) -> None:
