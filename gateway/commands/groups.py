@@ -24,14 +24,6 @@ from gateway.commands.refusals import reason
 from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
-from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-)
-from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
 EMPTY_STATES = frozenset({"Empty", "Dead"})
 _OFFSET_FETCH_OF_ONE_GROUP = 7
@@ -154,6 +146,8 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+
     def code(response: DeleteGroupsResponse) -> int:
         return response.results[0].error_code
 
@@ -285,6 +279,7 @@ def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartit
 
 def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
     """Return the commits of a group; none if the group does not exist."""
+    from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
     def code(response: OffsetFetchResponse) -> int:
         return response.error_code
@@ -396,6 +391,13 @@ def _targets(
 
 def commit_offsets(cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, Commit]) -> None:
     """Commit for a group without members. Raise CommandError if the group has members."""
+    from protocol.messages.offset_commit import (
+        OffsetCommitRequest,
+        OffsetCommitRequestPartition,
+        OffsetCommitRequestTopic,
+        OffsetCommitResponse,
+    )
+
     topics = tuple(
         OffsetCommitRequestTopic(
             name=name,

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from gateway.commands.arguments import Commands
 from gateway.commands.errors import CommandError, remark
 from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.settings import Settings, hide_password
@@ -40,13 +39,8 @@ EXIT_FAILED = 1
 Record = Mapping[str, Any]
 
 
-def add_command(
-    commands: Commands, database: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], Settings]
-) -> None:
-    """Add `groups history`; `database` has the options by which `settings` finds the journal."""
-    parser = commands.add_parser(
-        "history", parents=[database], help="what happened to a group, from the journal in Postgres"
-    )
+def add_history(parser: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], Settings]) -> None:
+    """Add the arguments of `groups history`; `settings` says where the journal is."""
     parser.add_argument("group")
     parser.add_argument(
         "--last", type=_count, default=DEFAULT_EVENTS, metavar="EVENTS", help=f"how many events ({DEFAULT_EVENTS})"
