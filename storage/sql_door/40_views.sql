@@ -302,6 +302,9 @@ declare
     wanted   bigint;
 begin
     perform door_require(8, 2, wait_for.topic);
+    if wait_for.timeout is null or wait_for."offset" is null then
+        perform door_refuse_endless('wait_for', 'offset and timeout');
+    end if;
     perform door_require_new_snapshots();
     select p.partition_key into wanted
     from topic t join partition p using (topic_id)
@@ -334,6 +337,9 @@ declare
     deadline  constant timestamptz := clock_timestamp() + flush.timeout;
     committed bigint[];
 begin
+    if flush.timeout is null then
+        perform door_refuse_endless('flush', 'timeout');
+    end if;
     perform door_require_new_snapshots();
     committed := array(select c.seq from staged_commit c);
     loop
@@ -346,6 +352,17 @@ begin
         end if;
         perform pg_sleep(0.002);
     end loop;
+end
+$$;
+
+create or replace function sluice.door_refuse_endless(p_function text, p_arguments text) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '22004',
+        message = format('%s would wait without end: %s must not be NULL', p_function, p_arguments),
+        hint = format('Leave the timeout of %s out to wait for 10 seconds.', p_function);
 end
 $$;
 

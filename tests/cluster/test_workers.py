@@ -20,7 +20,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from gateway.config.settings import ConfigurationError, load
+from gateway.config.errors import ConfigurationError
+from gateway.config.settings import load
 from gateway.operate.workers import named, plan
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment
