@@ -50,11 +50,19 @@ def _print_record(given: argparse.Namespace, partition: int, record: Record) -> 
         if given.follow:
             sys.stdout.flush()
         return
-    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
-    head = f"{partition}:{record.offset}  {moment.removesuffix('+00:00')}Z  {_shown(record.key)}"
+    head = f"{partition}:{record.offset}  {_moment(record.timestamp)}  {_shown(record.key)}"
     sys.stdout.write(f"{head}  {_shown(record.value)}\n")
     if given.follow:
         sys.stdout.flush()
+
+
+def _moment(timestamp_ms: int) -> str:
+    """Return a time in ISO 8601, or the number of milliseconds if no calendar has its year."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def print_json(topic: str, partition: int, record: Record) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.commands.terminal import Prompt
 from tests.commands.terminal import sluice as sluice
@@ -27,6 +27,14 @@ def test_an_error_that_suggests_a_hostile_group_is_escaped(
     assert "did you mean" in said
     assert "\\x1b[2J" in said
     assert "\x1b" not in said
+
+
+def test_a_record_of_a_year_that_no_calendar_has_is_shown(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    sluice("topics", "alter", topic, "--set", f"message.timestamp.after.max.ms={2**63 - 1}")
+    producer = Producer({"bootstrap.servers": gateway.bootstrap})
+    producer.produce(topic, "v", partition=0, timestamp=1_700_000_000_000_000_000)
+    assert producer.flush(10) == 0
+    assert "1700000000000000000 ms" in sluice("topics", "tail", topic)
 
 
 def test_json_holds_no_control_character(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
