@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.commands.test_commands import Prompt, sluice, topic
+from tests.commands.terminal import Prompt
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
 from tests.gateway_process import GatewayProcess
-
-__all__ = ["sluice", "topic"]
 
 CLEAR, CSI, DELETE = "\x1b[2J", "\x9b", "\x7f"
 

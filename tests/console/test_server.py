@@ -21,9 +21,8 @@ from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled, wait_until
 from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
-from tests.secured import Authority
+from tests.secured import AUTHORIZER, Authority
 
-AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 ORDERS = "orders"
 
 
