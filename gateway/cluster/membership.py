@@ -110,7 +110,6 @@ class Membership:
         """Returns whether clients of a partition are sent to this node; a new object whenever `leaders` is one."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
-        self._lapsed_s = float("-inf")
         self._registered_until_s = float("-inf")
         self._withdrawn = False
         self._announcements: Announcements = _NoAnnouncements()
@@ -285,8 +284,6 @@ class Membership:
                 self.superseded()
                 raise
             return
-        if lapsed:
-            self._lapsed_s = asyncio.get_running_loop().time()
         alive = await self._store.alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
         self._take(alive)

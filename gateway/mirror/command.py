@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from dataclasses import asdict
 from gateway.commands import log
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
 from gateway.commands.client import Address, Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.render import Row, show
 from gateway.commands.security import read_properties
 from gateway.commands.topic_changes import settings
@@ -87,7 +86,7 @@ def _run(given: argparse.Namespace, configuration: Configuration) -> int:
     except KeyboardInterrupt:
         return 0
     except (CommandError, StorageError, EmbeddedPostgresError) as error:
-        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        remark(" ".join(str(error).split()))
         return EXIT_FAILED
 
 
@@ -199,4 +198,4 @@ def _report(copier: Copier, groups: list[Row], compared: list[Row], *, as_json: 
 
 
 def _warn(text: str) -> None:
-    print(f"sluice: warning: {text}", file=sys.stderr, flush=True)
+    remark(f"warning: {text}")

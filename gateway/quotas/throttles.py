@@ -19,7 +19,6 @@ from gateway.quotas.limits import Limit, QuotaKey, Quotas
 from gateway.quotas.rates import WINDOW_S, Rate, TokenBucket
 from gateway.quotas.steps import Steps
 from protocol.api_keys import ApiKey
-from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchResponse
 from protocol.messages.produce import ProduceRequest
@@ -192,7 +191,7 @@ def _produced(request: ProduceRequest) -> Iterator[int]:
 def _fetched(response: FetchResponse | ShareFetchResponse) -> Iterator[int]:
     for topic in response.responses:
         for partition in topic.partitions:
-            records: bytes | tuple[Buffer, ...] | None = partition.records
+            records = partition.records
             if isinstance(records, tuple):
                 yield from map(len, records)
             elif records is not None:
