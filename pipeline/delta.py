@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.jvm import classes, delta_log, file_system
 
 
 def name(path: str) -> str:
@@ -25,12 +26,12 @@ def name(path: str) -> str:
 
 def exists(spark: SparkSession, path: str) -> bool:
     """Return whether a Delta table exists. PipelineError if the path holds anything else."""
-    jvm = spark._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(path)
-    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    java = classes(spark)
+    folder = java.org.apache.hadoop.fs.Path(path)
+    system = file_system(spark, folder)
     if not system.exists(folder):
         return False
-    log = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
+    log = java.org.apache.hadoop.fs.Path(path, "_delta_log")
     if system.exists(log) and len(system.listStatus(log)):
         return True
     # A folder that a creation left behind when it was killed holds nothing but an empty log.
@@ -49,8 +50,8 @@ def create(spark: SparkSession, path: str, schema: StructType, partitions: Seque
 
 
 def drop(spark: SparkSession, path: str) -> None:
-    folder = spark._jvm.org.apache.hadoop.fs.Path(path)
-    folder.getFileSystem(spark._jsc.hadoopConfiguration()).delete(folder, True)
+    folder = classes(spark).org.apache.hadoop.fs.Path(path)
+    file_system(spark, folder).delete(folder, True)
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
@@ -111,19 +112,19 @@ def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
 
     Each is read from its own file, because a query of the table's history would cost more than many a batch.
     """
-    jvm = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    nothing = jvm.scala.Option.empty()
+    java = classes(spark)
+    log = delta_log(spark, path)
+    nothing = java.scala.Option.empty()
     version = log.update(False, nothing, nothing).version()
-    folder = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
-    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    folder = java.org.apache.hadoop.fs.Path(path, "_delta_log")
+    system = file_system(spark, folder)
     while version >= 0:
-        file = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
+        file = java.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
         if not system.exists(file):
             return
         stream = system.open(file)
         try:
-            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            text = java.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
         yield parse_commit(version, text)

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import (
     Consumer,
@@ -18,6 +19,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -26,6 +28,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 from pipeline.errors import PipelineError
 
 REQUEST_SECONDS = 30.0
+EARLIEST, LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 LOOK_AGAIN_SECONDS = 0.1
 MAX_LISTED = 20
 Partition = tuple[str, int]
@@ -135,8 +138,8 @@ class Cluster:
                 raise self._unreachable(error) from error
             described += [(name, str(description.topic_id), partition.id) for partition in description.partitions]
         asked = [(topic, partition) for topic, _, partition in described]
-        starts = self.offsets(asked, OffsetSpec.earliest(), read_committed=read_committed)
-        ends = self.offsets(asked, OffsetSpec.latest(), read_committed=read_committed)
+        starts = self.offsets(asked, EARLIEST, read_committed=read_committed)
+        ends = self.offsets(asked, LATEST, read_committed=read_committed)
         return sorted(
             (
                 Log(topic, topic_id, partition, starts[topic, partition], ends[topic, partition])
@@ -216,7 +219,7 @@ class Cluster:
         deadline = time.monotonic() + REQUEST_SECONDS
         while True:
             try:
-                if len(self.offsets(wanted, OffsetSpec.latest())) == len(wanted):
+                if len(self.offsets(wanted, LATEST)) == len(wanted):
                     return
             except UnreachableError:
                 if time.monotonic() > deadline:
@@ -306,3 +309,8 @@ def _listed(names: Iterable[str]) -> str:
     shown = sorted(name for name in names if not name.startswith("__"))
     words = ", ".join(shown[:MAX_LISTED]) or "none"
     return words + (f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else "")
+
+
+def offset_of(message: Message) -> int:
+    """Return the offset of a consumed message. The client's types allow None, for a message that was never sent."""
+    return cast(int, message.offset())

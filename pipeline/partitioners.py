@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 _SEED, _MIX, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 _LONGEST_TOGETHER = 1024  # bytes; a longer key is hashed by itself, or each of its words would cost a pass over all
 
-Hashes = np.ndarray[Any, np.dtype[np.int64]]
+Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def murmur2(key: bytes) -> int:

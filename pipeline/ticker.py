@@ -66,7 +66,7 @@ class Ticker:
             return PLANS, 0, 0
         # On the driver's own cores tasks are between two stages now and then; executors may not be there at all.
         idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
-        self._idle = self._idle + 1 if idle and not self._context.master.startswith("local") else 0
+        self._idle = self._idle + 1 if idle and not (self._context.master or "").startswith("local") else 0
         if self._idle > 1:
             return IDLE, 0, 0
         done, total = (sum(numbers) for numbers in zip(*self._seen.values(), strict=True))

@@ -14,7 +14,8 @@ from functools import cache
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from protocol.schema import Direction, Field, Kind, StructSchema, find_message, struct_schema
+from protocol.messages import find_message
+from protocol.schema import Direction, Field, Kind, StructSchema, struct_schema
 
 _IDENTITIES = frozenset(
     {

@@ -179,8 +179,8 @@ def open_archive(
             raise PipelineError(
                 f"The archive {root} has no rows.", "Archive the journal first, or name another folder."
             )
-        first_seq = min(lows) if first_seq is None else first_seq
-        next_seq = max(highs) + 1 if next_seq is None else next_seq
+        first_seq = int(min(lows)) if first_seq is None else first_seq
+        next_seq = int(max(highs)) + 1 if next_seq is None else next_seq
     inside = (F.col("seq") >= first_seq) & (F.col("seq") < next_seq)
     bounded = [tables[name].where(inside) for name in TABLES]
     return Journal(*bounded, first_seq=first_seq, next_seq=next_seq)

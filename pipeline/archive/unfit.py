@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from pyspark.errors import PySparkException
 
 from pipeline.archive.plan import Range
+from pipeline.kafka import offset_of
 from pipeline.schema import TIMESTAMP_TYPES
 
 # Spark counts microseconds in 64 bits.
@@ -75,7 +76,7 @@ def _search(consumer: Consumer, whole: Range, found: Found) -> Range:
     for message in _messages(consumer, whole):
         if abs(message.timestamp()[1]) <= MAX_MS:
             continue
-        offset = message.offset()
+        offset = offset_of(message)
         if holes and holes[-1].end == offset:
             holes[-1] = replace(holes[-1], end=offset + 1)
         else:
@@ -109,7 +110,7 @@ def _messages(consumer: Consumer, part: Range) -> Iterator[Message]:
                 if error.code() == KafkaError._PARTITION_EOF:
                     return
                 raise KafkaException(error)
-            position = message.offset() + 1
+            position = offset_of(message) + 1
             if position > part.end:
                 return
             yield message
@@ -118,7 +119,8 @@ def _messages(consumer: Consumer, part: Range) -> Iterator[Message]:
 def _dead_letter(message: Message) -> Row:
     kind, time_ms = message.timestamp()
     reason = f"the timestamp {time_ms} ms does not fit a Spark timestamp; the archive does not hold the record"
-    headers = None if message.headers() is None else [tuple(header) for header in message.headers()]
+    named = message.headers()
+    headers = None if named is None else [tuple(header) for header in named]
     return (
         message.topic(), message.partition(), message.offset(), None, TIMESTAMP_TYPES[kind], message.key(),
         message.value(), headers, None, reason,

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline import delta, session, table
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError, explain
+from pipeline.jvm import delta_log
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_CLUSTER
@@ -110,7 +111,7 @@ def vacuum(spark: SparkSession, path: str, hours: float, lines: Lines) -> None:
 
 def files(spark: SparkSession, path: str) -> DataFrame:
     """The files of the table's latest version: path, partitionValues, size and what else Delta knows of each."""
-    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    log = delta_log(spark, path)
     return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), spark)
 
 

@@ -33,7 +33,7 @@ def events() -> Iterator[tuple[bytes, bytes]]:
         yield key, json.dumps({"at": at, **value}, separators=(",", ":")).encode()
 
 
-def _minutes(hours: pd.Series) -> Any:
+def _minutes(hours: Any) -> Any:
     return pd.to_datetime(hours, utc=True).astype("int64") // 60_000_000_000
 
 
@@ -75,7 +75,8 @@ def _flight_events(flights: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str
 def _weather_events(weather: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     minutes = _minutes(weather["time_hour"]).tolist()
     columns = ["origin", "temp", "humid", "wind_speed", "precip", "pressure", "visib"]
-    for minute, row in zip(minutes, weather[columns].to_dict("records"), strict=True):
+    rows: Any = weather[columns]
+    for minute, row in zip(minutes, rows.to_dict("records"), strict=True):
         origin = str(row.pop("origin"))
         measured = {name: value for name, value in row.items() if value == value}
         yield minute, origin.encode(), {"event": "weather", "from": origin, **measured}

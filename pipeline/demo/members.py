@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -32,7 +32,8 @@ class Log:
         runs: list[list[Any]] = []
         last: dict[tuple[str, int], list[Any]] = {}
         for message in messages:
-            place, offset = (message.topic(), message.partition()), message.offset()
+            place = cast("tuple[str, int]", (message.topic(), message.partition()))
+            offset = message.offset()
             run = last.get(place)
             if run is not None and run[6] + 1 == offset:
                 run[6] = offset

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ class Writer:
     """True if a killed writer may still have requests in flight."""
     records_per_second: float | None = None
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ordered records in, rows of the offset map out."""
         settle = self.settle or _is_retry()
         with_open = _Run(self)
@@ -149,7 +149,7 @@ class _Run:
         produce, keep = self._producer.produce, self._writer.keep_timestamps
         for index in range(skip, len(offsets)):
             at = times[index]
-            marks: list[tuple[str, bytes | None]] = [(MARK, mark(topics[index], partitions[index], offsets[index], at))]
+            marks: list[tuple[str, Any]] = [(MARK, mark(topics[index], partitions[index], offsets[index], at))]
             if headers is not None:
                 marks = [*((each["key"], each["value"]) for each in headers[index]), *marks]
             # librdkafka takes 0 for the present, and so do we take what is before 1970.
@@ -257,7 +257,7 @@ class _Run:
                 raise KafkaException(message.error())
             if message.offset() != offset:
                 return None
-            marks = [value for name, value in message.headers() or () if name == MARK]
+            marks = [value for name, value in message.headers() or () if name == MARK and isinstance(value, bytes)]
             return marks[-1] if marks else None
         raise KafkaException(f"{key[0]}-{key[1]} offset {offset} cannot be read within {REQUEST_SECONDS:.0f} s")
 

@@ -136,7 +136,7 @@ def _moves(axes: Any, group: GroupData) -> None:
     wide = 0.84 / len(series)
     for kind, (name, words) in enumerate(series):
         left = (kind - len(series) / 2) * wide
-        bars = [(number + left, 0.0, wide * 0.93, move.get(name) or 0) for number, move in enumerate(moves)]
+        bars: list[Bar] = [(number + left, 0.0, wide * 0.93, move.get(name) or 0) for number, move in enumerate(moves)]
         _bars(axes, bars, PALETTE[kind], words)
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(moves)) if len(moves) <= 20 else [])

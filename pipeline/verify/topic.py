@@ -7,24 +7,25 @@ no group, and ends at its last offset, at the end of the log, or with an error; 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeAlias, cast
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from pipeline.kafka import offset_of
 from pipeline.verify.sums import BLOCK, COLUMNS, NULL_SUM, TIME_MODULUS, bytes_sum, headers_sum
 
 CHUNK_RECORDS = 10_000
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
+Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _SUMS = [(f"{name}_sum", pa.int64()) for name in COLUMNS]
 RECORDS_OUT = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *_SUMS])
@@ -40,7 +41,7 @@ class TopicReader:
     settings: Mapping[str, str]
     read_committed: bool = True
 
-    def blocks(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def blocks(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sums per block. A piece must begin and end at a block's border, but for the first and last of a range."""
         for topic, partition, chunks in self._pieces(pieces):
             sums: dict[int, list[int]] = {}
@@ -51,7 +52,7 @@ class TopicReader:
             columns += [[found[index] for _, found in rows] for index in range(1 + len(COLUMNS))]
             yield pa.record_batch(columns, schema=BLOCKS_OUT)
 
-    def records(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def records(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sums per record."""
         for topic, partition, chunks in self._pieces(pieces):
             for chunk in chunks:
@@ -60,7 +61,7 @@ class TopicReader:
                 columns = [pa.array(each) for each in (chunk.offsets, *chunk.sums)]
                 yield pa.record_batch([pa.array(names), pa.array(partitions, pa.int32()), *columns], schema=RECORDS_OUT)
 
-    def _pieces(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Chunk]]]:
+    def _pieces(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Chunk]]]:
         consumer = Consumer(
             {
                 **self.settings,
@@ -125,9 +126,9 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
                 messages = [message for message in messages if message.error() is None]
                 times = _times(messages)
         if messages:
-            position = messages[-1].offset() + 1
+            position = offset_of(messages[-1]) + 1
             if position > end:
-                messages = [message for message in messages if message.offset() < end]
+                messages = [message for message in messages if offset_of(message) < end]
                 times = times[: len(messages)]
             if messages:
                 yield _chunk(messages, times)
@@ -156,7 +157,7 @@ def _chunk(messages: list[Message], times: Integers) -> Chunk:
 
 def _bytes_sums(values: list[bytes | None]) -> Integers:
     try:
-        return np.fromiter(map(crc32, values), np.int64, len(values))
+        return np.fromiter(map(crc32, cast("list[bytes]", values)), np.int64, len(values))
     except TypeError:  # a null is among them
         return np.fromiter(map(bytes_sum, values), np.int64, len(values))
 

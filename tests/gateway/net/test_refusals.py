@@ -17,8 +17,16 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import create_topics as topics
 from protocol.messages import delete_topics as deletion
-from protocol.messages import fetch, find_coordinator, join_group, list_offsets, metadata, write_txn_markers
-from protocol.schema import Direction, find_message
+from protocol.messages import (
+    fetch,
+    find_coordinator,
+    find_message,
+    join_group,
+    list_offsets,
+    metadata,
+    write_txn_markers,
+)
+from protocol.schema import Direction
 from tests.protocol.values import message_value
 
 CODE = ErrorCode.NOT_COORDINATOR

@@ -1,0 +1,27 @@
+"""Java objects behind a SparkSession, for what Spark has no Python name.
+
+The one idea: Spark's stubs know these objects as any of Py4J's classes, or None, so their types are left open here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def classes(spark: SparkSession) -> Any:
+    """Return the packages of the session's JVM: `classes(spark).org.apache.…`."""
+    return spark._jvm
+
+
+def file_system(spark: SparkSession, path: Any) -> Any:
+    """Return Hadoop's file system of a Hadoop path."""
+    context: Any = spark._jsc
+    return path.getFileSystem(context.hadoopConfiguration())
+
+
+def delta_log(spark: SparkSession, path: str) -> Any:
+    """Return Delta's log of the table at this path."""
+    return classes(spark).org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
