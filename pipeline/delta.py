@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.widening import wider
 
 
 def name(path: str) -> str:
@@ -65,6 +66,8 @@ def append(
     frame: DataFrame, path: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
 ) -> None:
     """Append `frame` unless `application` has committed `number` or a later one."""
+    if merge_schema:
+        _widen(frame.sparkSession, path, schema(frame.sparkSession, path), frame.schema)
     (
         frame.write.format("delta")
         .mode("append")
@@ -74,6 +77,14 @@ def append(
         .option("mergeSchema", str(merge_schema).lower())
         .save(path)
     )
+
+
+def _widen(spark: SparkSession, path: str, stored: StructType, wanted: StructType) -> None:
+    """Widen the columns that are wider in `wanted`. Only then the table has a feature that its readers must know."""
+    for number, (column, kind) in enumerate(wider(stored, wanted)):
+        if not number:
+            spark.sql(f"ALTER TABLE {name(path)} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+        spark.sql(f"ALTER TABLE {name(path)} ALTER COLUMN {column} TYPE {kind.simpleString()}")
 
 
 def merge(frame: DataFrame, path: str, keys: Sequence[str], newer: str, metadata: str) -> int:

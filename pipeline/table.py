@@ -91,9 +91,17 @@ def version(spark: SparkSession, where: str) -> int:
     return next(commits(spark, where)).version
 
 
+def readable(spark: SparkSession, where: str) -> DataFrame:
+    """Return the rows of the files that are left. Read them within `ignoring_lost_files`.
+
+    Of an Iceberg table the frame has the columns of a record only.
+    """
+    return iceberg.readable(spark, where) if is_iceberg(where) else read(spark, where)
+
+
 @contextmanager
 def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
-    """Read Delta tables without their missing and damaged files. Iceberg's reader knows no such mode."""
+    """Read tables without their missing and damaged files."""
     before = {name: spark.conf.get(name) for name in _LOST_FILES}
     for name in _LOST_FILES:
         spark.conf.set(name, "true")
