@@ -140,6 +140,29 @@ def append(
     _drop_branches(spark, name, branch)
 
 
+def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str, number: int, metadata: str) -> None:
+    spark, name = frame.sparkSession, quoted(where)
+    head = _head_for(spark, where, application, number)
+    if head is None:
+        return
+    branch = _begin(spark, name, head)
+    target, properties = f"{name}.branch_{branch}", _properties(application, number, metadata)
+    frame.createOrReplaceTempView("sluice_changes")
+    for each, value in properties.items():
+        spark.conf.set(f"spark.sql.iceberg.{each}", value)
+    try:
+        spark.sql(f"MERGE INTO {target} AS old USING sluice_changes AS new ON {on} {clauses}").collect()
+    finally:
+        for each in properties:
+            spark.conf.unset(f"spark.sql.iceberg.{each}")
+        spark.catalog.dropTempView("sluice_changes")
+    if _reference(spark, name, branch) == head:
+        # A merge that changes nothing may commit nothing, but the progress must be committed.
+        _append_to(spark.createDataFrame([], schema(spark, where)), target, application, number, metadata)
+    publish(spark, where, branch, head)
+    _drop_branches(spark, name, branch)
+
+
 def _head_for(spark: SparkSession, where: str, application: str, number: int) -> int | None:
     """Return the snapshot that a commit begins at, None if `application` has committed `number` or a later one."""
     name = quoted(where)

@@ -21,8 +21,10 @@ from pipeline import catalog, connector, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError, explain
+from pipeline.latest import job as latest_job
+from pipeline.schema import CHANGE
 from tests.gateway_process import GatewayProcess
-from tests.pipeline import jobs, topics
+from tests.pipeline import jobs, test_latest, topics
 from tests.pipeline.conftest import INTERPRETED
 from tests.pipeline.relay import relayed
 
@@ -194,6 +196,33 @@ def test_offsets_of_a_lost_and_of_a_damaged_file_are_named_and_repaired(
     proof = jobs.verify(lake, gateway.bootstrap, "events", *typed)
     assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 120)
     assert [row.data["b.c"] for row in rows(lake)] == [*range(0, 120, 2), *range(1, 120, 2)]
+
+
+@one_catalog
+def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, test_latest.PARTITIONS)
+    records = test_latest.living(test_latest.changes(60, seed=4))
+    given = ("--max-batch-records", "40", *FORMAT)
+    for part in (records[:40], records[40:]):
+        topics.fill(gateway.bootstrap, topic, part)
+        jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+        jobs.latest(lake, "events", "newest", *given)
+        jobs.latest(lake, "events", "history", "--history", *given)
+    # A batch without a keyed record still commits its progress.
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"no key", topics.START_MS, [])])
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    told = jobs.latest(lake, "events", "newest", *given)
+    assert len(told.events("committed")) == 1
+    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
+    assert test_latest.held_versions(lake, "iceberg:history") == test_latest.lived(records)
+    done = latest_job.last_merged(lake, "iceberg:newest")
+    assert done is not None
+    # The number is committed already, so the merge is skipped, as after a lost answer.
+    frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
+    latest_job.merge_batch(frame, "iceberg:newest", done)
+    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
 
 
 def written(spark: SparkSession, where: str, head: int | None) -> int:
