@@ -29,6 +29,7 @@ from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failu
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.live import Event, Streams
 from gateway.console.overview import Overview
+from gateway.console.registry import Registry
 from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
 from gateway.console.topics import TopicViews
 from gateway.net.context import Principal
@@ -98,7 +99,9 @@ class Console:
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
         self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups)
         self._cluster = ClusterViews(kafka, store, self._groups)
-        self._topics = TopicViews(kafka, store, self._groups, self._cluster)
+        registry = broker.console_schema_registry_url
+        self._registry = Registry(registry, broker.console_schema_registry_login or "") if registry else None
+        self._topics = TopicViews(kafka, store, self._groups, self._cluster, self._registry)
         journal = JournalStore(parts.database) if kafka.services.groups.journal is not None else None
         self._actions = Actions(kafka, self._groups, self._topics, self._cluster, journal)
         self._files = _static()
@@ -132,6 +135,8 @@ class Console:
             self._bound.close()
         await self._streams.close()
         await self._runner.cleanup()
+        if self._registry is not None:
+            await self._registry.close()
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
