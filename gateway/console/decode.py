@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import NotRequired, Protocol, TypeAlias, TypedDict, cast
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -27,6 +27,21 @@ _REGISTRY_HEAD_BYTES = 5
 
 class DecodeError(Exception):
     """The bytes do not fit the format; the message says where."""
+
+
+class Shown(TypedDict):
+    """A key, value or header as a page shows it."""
+
+    form: str
+    """The form by which it is shown, or null."""
+    text: str | None
+    size: int
+    """Bytes of the whole."""
+    cut: NotRequired[bool]
+    """True if only the first part is shown."""
+    schemaId: NotRequired[int]
+    why: NotRequired[str]
+    """Why it is shown in hex."""
 
 
 class Declared(Protocol):
@@ -48,44 +63,49 @@ Schemas = Callable[[int], Declared]
 
 def shown(
     raw: bytes | None, form: str, schema: Json = None, most: int = MAX_SHOWN_BYTES, schemas: Schemas | None = None
-) -> dict[str, Json]:
+) -> Shown:
     """Return a key or value as `form` shows it: auto, text, json, hex, avro or protobuf. Never fails: bytes that do
     not fit the form are shown in hex, with the reason."""
     if raw is None:
         return {"form": "null", "text": None, "size": 0}
-    told: dict[str, Json] = {"size": len(raw), "cut": len(raw) > most}
     if form == "auto":
         form = _form_of(raw)
+    told: Shown = {"form": form, "text": None, "size": len(raw), "cut": len(raw) > most}
     if (schema_id := _schema_id(raw)) is not None and form in ("avro", "protobuf", "registry"):
         told["schemaId"] = schema_id
     try:
-        return {**told, "form": form, **_decoded(raw, form, schema, most, schemas)}
+        told["form"], told["text"] = _decoded(raw, form, schema, most, schemas)
     except (DecodeError, ValueError, LookupError, RecursionError, struct.error) as error:
-        return {**told, "form": "hex", "text": hexed(raw, HEX_BYTES), "why": f"not {form}: {error}"[:200]}
+        told["form"], told["text"] = "hex", hexed(raw, HEX_BYTES)
+        told["why"] = f"not {form}: {error}"[:200]
+    return told
 
 
-def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | None) -> dict[str, Json]:
+def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | None) -> tuple[str, str]:
+    """Return the form in which the bytes are shown, and the text."""
     schema_id = _schema_id(raw) if form in ("avro", "protobuf", "registry") else None
     body = raw if schema_id is None else raw[_REGISTRY_HEAD_BYTES:]
     if schema_id is not None and schema is None and schemas is not None:
         declared = schemas(schema_id)
-        return {"form": declared.form, "text": _dumped(declared.decode(body), most)}
+        return declared.form, _dumped(declared.decode(body), most)
     match form:
         case "json":
             text = raw.decode()
-            if len(raw) > most:
-                return {"text": text[:most]}
-            # A list shows one line for each record.
-            indent = 2 if most == MAX_WHOLE_BYTES else None
-            return {"text": json.dumps(json.loads(text), indent=indent, ensure_ascii=False)}
+            if len(raw) <= most:
+                # A list shows one line for each record.
+                indent = 2 if most == MAX_WHOLE_BYTES else None
+                text = json.dumps(json.loads(text), indent=indent, ensure_ascii=False)
+            else:
+                text = text[:most]
         case "text":
-            return {"text": raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")}
+            text = raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")
         case "avro" if schema is not None:
-            return {"text": _dumped(avro(body, schema), most)}
+            text = _dumped(avro(body, schema), most)
         case "protobuf":
-            return {"text": _dumped(protobuf(body if schema_id is None else _after_indexes(body)), most)}
+            text = _dumped(protobuf(body if schema_id is None else _after_indexes(body)), most)
         case _:
-            return {"text": hexed(raw, min(HEX_BYTES, most))}
+            text = hexed(raw, min(HEX_BYTES, most))
+    return form, text
 
 
 def _form_of(raw: bytes) -> str:

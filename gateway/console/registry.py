@@ -76,7 +76,7 @@ class Registry:
                 fetched.add(schema_id)
                 if len(fetched) > MAX_FETCHED:
                     raise DecodeError(f"the records have more than {MAX_FETCHED} new schemas; search again")
-                found = asyncio.run_coroutine_threadsafe(self.find(schema_id), loop).result(2 * TIMEOUT_S)
+                found = asyncio.run_coroutine_threadsafe(self.find(schema_id), loop).result()
             if isinstance(found, str):
                 raise DecodeError(found)
             return found
@@ -108,8 +108,7 @@ class Registry:
     async def _fetch(self, schema_id: int) -> Declared | str:
         found: Declared | str
         try:
-            timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-            async with aiohttp.ClientSession(auth=self._auth, timeout=timeout) as session:
+            async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession(auth=self._auth) as session:
                 found = await self._declared(session, schema_id)
         except _AbsentError:
             found = f"the registry has no schema {schema_id}"

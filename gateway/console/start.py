@@ -37,14 +37,16 @@ async def start_console(
     # Only now, because importing aiohttp takes long and a node without console and metrics does not need it.
     from gateway.console.server import DEFAULT_LISTEN, STOP_TIMEOUT_S, Console, Parts
 
-    plain = frozenset(
-        listener.name
+    secured = {
+        listener.name: listener_security(listener, broker)
         for listener in settings.listeners
         if not listener.is_controller
-        and (security := listener_security(listener, broker)).sasl is None
-        and security.tls is None
+    }
+    plain = frozenset(name for name, each in secured.items() if each.sasl is None and each.tls is None)
+    oauth = next(
+        (each.sasl.oauthbearer for each in secured.values() if each.sasl is not None and each.sasl.oauthbearer), None
     )
-    console = Console(Parts(Kafka(dispatch, services, plain), database, users), broker)
+    console = Console(Parts(Kafka(dispatch, services, plain), database, users, oauth), broker)
     undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:
         await console.start()

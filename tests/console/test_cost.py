@@ -27,7 +27,7 @@ LOOK_S = 4.0
 
 
 MOST_BYTES = 5 * 1024 * 1024
-"""Memory of a console while nobody looks (1.9 MB measured beside metrics, which use aiohttp too)."""
+"""Bound of the memory of an unused console (1.9 MB measured beside metrics, which use aiohttp too)."""
 
 
 def calls_of_console(frame: FrameType | None) -> Iterator[str]:
