@@ -1,8 +1,8 @@
 """Sessions of the console: who looks, and the token that a form must repeat.
 
 The one idea: the cookie is a random name for an entry in this process, so nothing about a person is in the browser. A
-node forgets its sessions when it ends. Passwords are compared with the SCRAM credentials in Postgres and kept nowhere. A
-session that began with an access token ends with the token.
+node forgets its sessions when it ends. Passwords are compared with the SCRAM credentials in Postgres and kept nowhere.
+A session that began with an access token ends with the token.
 """
 
 from __future__ import annotations
