@@ -47,9 +47,9 @@ class ProtobufTypes:
     messages: dict[str, Message] = field(default_factory=dict[str, Message])
     enums: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
 
-    def decode(self, raw: bytes) -> Json:
+    def decode(self, body: bytes) -> Json:
         """Return the message behind the message indexes that a registry's clients write. Raise DecodeError."""
-        source = Bytes(raw)
+        source = Bytes(body)
         # No indexes stand for the first message.
         path = [source.zigzag() for _ in range(min(source.zigzag(), MAX_DEPTH))] or [0]
         names = self.top

@@ -74,6 +74,8 @@ class Parts:
     kafka: Kafka
     database: Database
     users: Users
+    health: Callable[[], Sequence[tuple[str, str, float]]]
+    """Returns figures of this node: a metric's name, its label, and its value."""
     oauth: OAuthSettings | None = None
     """Check of the access tokens by which viewers may log in; None if no listener takes any."""
 
@@ -104,7 +106,7 @@ class Console:
         self._tokens = None if parts.oauth is None else Tokens(parts.oauth)
         self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
-        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups)
+        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.health)
         self._cluster = ClusterViews(kafka, store, self._groups)
         registry = broker.console_schema_registry_url
         self._registry = Registry(registry, broker.console_schema_registry_login or "") if registry else None
@@ -196,7 +198,7 @@ class Console:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> Any:
-        return {"nodes": await self._overview.nodes(who)}
+        return {"nodes": await self._overview.nodes(who), "health": self._overview.health()}
 
     async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> Any:
         from_ms, to_ms = self._window(query)

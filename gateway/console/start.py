@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
+Health = Callable[[], Sequence[tuple[str, str, float]]]
+"""Returns figures of this node: a metric's name, its label, and its value."""
 PushUndo = Callable[[str, float, Callable[[], Awaitable[object]]], None]
 """Takes the name of a step that stopping the node runs, its limit in seconds, and the step."""
 
 
 async def start_console(
-    dispatch: Handles, services: ConsoleServices, users: Users, database: Database, undo: PushUndo
+    dispatch: Handles,
+    services: ConsoleServices,
+    users: Users,
+    database: Database,
+    health: Health,
+    undo: PushUndo,
 ) -> Console | None:
     """Start the console and push the step that stops it to `undo`; return None if the node gets no console.
 
@@ -46,7 +53,7 @@ async def start_console(
     oauth = next(
         (each.sasl.oauthbearer for each in secured.values() if each.sasl is not None and each.sasl.oauthbearer), None
     )
-    console = Console(Parts(Kafka(dispatch, services, plain), database, users, oauth), broker)
+    console = Console(Parts(Kafka(dispatch, services, plain), database, users, health, oauth), broker)
     undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:
         await console.start()

@@ -467,6 +467,21 @@ def test_login_gives_another_cookie_than_before(guarded: Consoled):
     assert "chosen-by-an-attacker" not in person.cookie
 
 
+def test_nodes_page_has_the_figures_of_its_node(console: Consoled):
+    health = console.person.get("nodes")["health"]
+    assert health["leases_moved"] == {"groups": 0, "jobs": 0}
+    assert {"wakeups_sent", "wakeups_heard", "wakeups_missed", "wakeups_late", "damaged_chunks"} <= health.keys()
+    ages = health["background_last_success_age_seconds"]
+    assert {"retention", "compaction", "leases"} <= ages.keys()
+    assert all(0 <= age < 600 for age in ages.values())
+
+
+def test_viewer_who_may_not_describe_the_cluster_sees_no_figures(guarded: Consoled):
+    alice = Person(guarded.port)
+    alice.log_in("alice", "alice-secret")
+    assert alice.ask("GET", "/api/nodes").status == 403
+
+
 def test_secrets_are_in_no_answer(guarded: Consoled):
     bob = Person(guarded.port)
     bob.log_in("bob", "bob-secret")
