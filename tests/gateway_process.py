@@ -36,6 +36,11 @@ _PROBE = struct.pack(">ihhih5s", 15, 18, 0, 1, 5, b"probe")
 _FIND_COORDINATOR = struct.pack(">ihhih5sh5s", 22, 10, 0, 1, 5, b"probe", 5, b"probe")
 
 
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without settings of the gateway."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+
+
 class GatewayProcess:
     """One `sluice serve`. `restart` keeps port, database and settings."""
 
@@ -72,8 +77,7 @@ class GatewayProcess:
             self._arguments += ["--database-url", database_url]
         for name, value in {"console.listen": "", **settings}.items():
             self._arguments += ["--set", f"{name}={value}"]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-        self._environment = {**inherited, **environment}
+        self._environment = {**clean_environment(), **environment}
         self._process: subprocess.Popen[bytes] | Fork | None = None
         self._paused: list[psutil.Process] = []
 

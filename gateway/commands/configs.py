@@ -7,13 +7,12 @@ a name, `broker` means the settings that apply to every broker.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
@@ -221,4 +220,4 @@ def _warn_of_unknown_group(cluster: Cluster, name: str) -> None:
     known = [str(row["group"]) for row in listed_groups(cluster)]
     hint = "" if name in known else did_you_mean(name, known, SUGGESTIONS)
     if hint:
-        print(f"sluice: there is no group {name} yet{hint}", file=sys.stderr)
+        remark(f"there is no group {name} yet{hint}")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,12 +16,12 @@ from datetime import UTC, datetime
 from gateway.commands import log
 from gateway.commands.arguments import Commands, seconds
 from gateway.commands.client import Cluster, refuse
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.group_views import listed_groups, no_group, share_starts, view
 from gateway.commands.live import DEFAULT_SECONDS, watch
 from gateway.commands.log import TopicPartition
 from gateway.commands.refusals import reason
-from gateway.commands.render import Row, ranges, show
+from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
 
@@ -131,7 +129,7 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
     if given.json:
         whole = {**head, "members": group.members, "partitions": partitions}
         if given.watch is not None:
-            return json.dumps(whole, ensure_ascii=False) + "\n"
+            return json_text(whole) + "\n"
         show([whole], (), as_json=True, out=out)
         return out.getvalue()
     show([head], tuple(head), as_json=False, out=out)
@@ -209,7 +207,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
         raise CommandError("; ".join(absent))
     show(rows, columns, as_json=given.json)
     for said in absent:
-        print(f"sluice: {said}", file=sys.stderr)
+        remark(said)
     return 1 if absent else 0
 
 
@@ -325,7 +323,7 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
         commit_offsets(cluster, group_id, targets)
     show(rows, ("topic", "partition", "committed", "new", "moved"), as_json=given.json)
     if is_new:
-        print(f"sluice: group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}", file=sys.stderr)
+        remark(f"group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}")
     if not given.json:
         print("\nCommitted." if given.execute else "\nNothing was changed; --execute commits this.")
     return 0

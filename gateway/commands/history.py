@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,8 +16,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from gateway.commands.errors import CommandError
-from gateway.commands.render import Row, ranges, show
+from gateway.commands.errors import CommandError, remark
+from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.settings import Settings, hide_password
 from protocol.errors import ErrorCode
 from protocol.shown import shown
@@ -74,7 +73,7 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
         if not rows:
             raise CommandError(f"the journal has no rows of group {given.group}")
     except CommandError as error:
-        print(f"sluice: {error}", file=sys.stderr)
+        remark(str(error))
         return EXIT_FAILED
     show(rows, ("time", "generation", "state", "what"), as_json=given.json)
     return 0
@@ -97,7 +96,7 @@ async def _print_new(url: str, given: argparse.Namespace) -> None:
             for row in told(found):
                 seq = int(str(row["seq"]))
                 if seq > last_seq:
-                    print(json.dumps(dict(row), ensure_ascii=False) if given.json else _line(row))
+                    print(json_text(dict(row)) if given.json else _line(row))
                     last_seq = seq
             sys.stdout.flush()
             await asyncio.sleep(FOLLOW_INTERVAL_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import UTC, datetime
 
@@ -11,6 +10,7 @@ from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.log import bounds
 from gateway.commands.reader import Reader
+from gateway.commands.render import json_text
 from protocol.records import Record
 from protocol.shown import shown
 
@@ -50,11 +50,19 @@ def _print_record(given: argparse.Namespace, partition: int, record: Record) -> 
         if given.follow:
             sys.stdout.flush()
         return
-    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
-    head = f"{partition}:{record.offset}  {moment.removesuffix('+00:00')}Z  {_shown(record.key)}"
+    head = f"{partition}:{record.offset}  {_moment(record.timestamp)}  {_shown(record.key)}"
     sys.stdout.write(f"{head}  {_shown(record.value)}\n")
     if given.follow:
         sys.stdout.flush()
+
+
+def _moment(timestamp_ms: int) -> str:
+    """Return a time in ISO 8601, or the number of milliseconds if no calendar has its year."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def print_json(topic: str, partition: int, record: Record) -> None:
@@ -68,7 +76,7 @@ def print_json(topic: str, partition: int, record: Record) -> None:
         "value": _text(record.value),
         "headers": [[name, _text(value)] for name, value in record.headers],
     }
-    print(json.dumps(fields, ensure_ascii=False))
+    print(json_text(fields))
 
 
 def _text(value: bytes | None) -> str | None:

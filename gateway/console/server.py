@@ -24,7 +24,7 @@ from gateway.config.definition import ConfigError
 from gateway.config.listeners import parse_address
 from gateway.config.security import OAuthSettings
 from gateway.console.actions import Actions
-from gateway.console.asked import parse_record, parse_search
+from gateway.console.asked import MAX_PARTITION, parse_record, parse_search
 from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
 from gateway.console.groups import GroupViews
 from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failure, guarded, is_loopback
@@ -229,7 +229,10 @@ class Console:
 
     async def _record(self, who: Viewer, query: Mapping[str, str]) -> Any:
         search, _, _, _ = parse_search(query)
-        return await self._topics.record(who, search, _number(query, "partition"), _number(query, "offset"))
+        partition = _number(query, "partition")
+        if not 0 <= partition <= MAX_PARTITION:
+            raise BadRequestError("there is no such partition")
+        return await self._topics.record(who, search, partition, _number(query, "offset"))
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -418,9 +421,11 @@ def _dumps(data: Any) -> str:
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
-        data = await request.json()
-    except ValueError as error:
-        raise BadRequestError("the request is not JSON") from error
+        data = json.loads(await request.text())
+        # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
+        json.dumps(data, ensure_ascii=False).encode()
+    except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset
+        raise BadRequestError("the request is not JSON that this console can read") from error
     if not isinstance(data, dict):
         raise BadRequestError("the request is not an object")
     return cast(Mapping[str, Any], data)
@@ -428,8 +433,8 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
 
 def _text(query: Mapping[str, str], name: str, default: str | None = None) -> str:
     text = query.get(name, default)
-    if text is None or len(text) > MAX_TEXT_CHARS * 8:
-        raise BadRequestError(f"{name} is missing or too long")
+    if text is None or len(text) > MAX_TEXT_CHARS * 8 or "\0" in text:
+        raise BadRequestError(f"{name} is missing, too long, or has a NUL")
     return text
 
 

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import pytest
 
 from gateway.console.decode import MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
-
-ORDER = {
-    "type": "record",
-    "name": "Order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "note", "type": ["null", "string"]},
-        {"name": "tags", "type": {"type": "array", "items": "string"}},
-        {"name": "price", "type": "double"},
-        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
-    ],
-}
-DATUM = b"\x54" + b"\x02\x04hi" + b"\x04\x02a\x02b\x00" + struct.pack("<d", 2.5) + b"\x02"
-EXPECTED = {"id": 42, "note": "hi", "tags": ["a", "b"], "price": 2.5, "kind": "OLD"}
+from tests.console.orders import DATUM, EXPECTED, ORDER
 
 
 def test_avro_datum_is_decoded_by_its_schema():

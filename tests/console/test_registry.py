@@ -20,7 +20,7 @@ from gateway.console.descriptors import read_descriptor
 from protocol.varints import write_uvarint
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, start_consoled
-from tests.console.test_decode import DATUM, EXPECTED, ORDER
+from tests.console.orders import DATUM, EXPECTED, ORDER
 from tests.gateway_process import free_ports
 from tests.postgres import Databases
 

@@ -15,7 +15,7 @@ from gateway.config.definition import ConfigSource
 from gateway.operate import logs
 from protocol.errors import ErrorCode
 from tests.gateway.admin import admin_node
-from tests.gateway.apis.test_configs import alter, describe, replace
+from tests.gateway.apis.configs import alter, describe, replace
 
 Capture = pytest.CaptureFixture[str]
 
