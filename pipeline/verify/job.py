@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import catalog, kafka, session, table
+from pipeline.archive import typed
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import misdated, within
@@ -26,6 +27,7 @@ from pipeline.errors import LOST_FILE, PipelineError, explain
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.schema import DATA, RESCUED
 from pipeline.ticker import Ticker
 from pipeline.verify.compare import (
     Scope,
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
+    typed.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
@@ -74,6 +77,7 @@ class Verification:
         self._path = table.location(arguments.archive, arguments.format)
         self._only = [name for name in arguments.topics.split(",") if name]
         self._read_committed = arguments.isolation == "read_committed"
+        self._typing = typed.typing_of(arguments, evolve=False)
         self._reader = TopicReader(cluster.settings, self._read_committed)
 
     def run(self) -> int:
@@ -96,18 +100,19 @@ class Verification:
             differences = self._differences(records, progress, told, compacted)
         except (PySparkException, Py4JJavaError) as error:
             cause = explain(error).cause
-            if not cause.startswith(LOST_FILE) or table.is_iceberg(self._path):
+            if not cause.startswith(LOST_FILE):
                 raise
             self._lines.say(f"{cause} It is read as if it were empty.", event="damaged")
             with table.ignoring_lost_files(self._spark):
-                differences = [cause, *self._differences(records, progress, told, compacted)]
+                left = table.readable(self._spark, self._path)
+                differences = [cause, *self._differences(left, progress, told, compacted)]
         return self._report(told, compacted, differences)
 
     def _differences(
         self, records: DataFrame, progress: Progress, told: Sequence[Scope], compacted: set[str]
     ) -> list[str]:
         found = self._unclaimed(records, progress) if not self._only else []
-        found += self._misdated(records, told)
+        found += self._misdated(records, told) + self._mistyped(records, told)
         found += self._compare(records, [each for each in told if each.topic not in compacted], self._by_block)
         return found + self._compare(records, [each for each in told if each.topic in compacted], self._by_record)
 
@@ -120,6 +125,23 @@ class Verification:
             f"{row.topic}-{row.partition} {_offsets(row)}: the date is {row.date}, not the day of the timestamp"
             for row in rows
         ]
+
+    def _mistyped(self, records: DataFrame, told: Sequence[Scope]) -> list[str]:
+        """Name the records whose columns are not what their value becomes, as far as the job knows how to type it."""
+        if RESCUED not in records.columns:
+            return []
+        if self._typing is None:
+            self._lines.say(
+                f"{DATA} and {RESCUED} are not compared; give --value and its options as `archive` was given them",
+                event="untyped",
+            )
+            return []
+        mine = records.where(F.col("topic").isin(sorted({each.topic for each in told})))
+        self._lines.say(f"types all values again, and compares {DATA} and {RESCUED}", event="types")
+        with Ticker(self._spark, self._lines, self._stop):
+            wrong = self._typing.mistyped(mine, typed.stored_type(records.schema))
+            rows = unequal_ranges(wrong).orderBy("topic", "partition", "first").limit(MAX_SHOWN).collect()
+        return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _compacted(self, topics: set[str]) -> set[str]:
         """Those whose cleanup policy is or contains compaction."""
