@@ -20,6 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.jvm import classes, file_system
 from pipeline.schema import RECORD
 from pipeline.widening import wider
 
@@ -111,10 +112,9 @@ def readable(spark: SparkSession, where: str) -> DataFrame:
             f"{where} has files of deleted rows, so it cannot be read without the file that is missing or damaged.",
             "Restore the file, or roll the table back to an earlier snapshot.",
         )
-    path_of = spark._jvm.org.apache.hadoop.fs.Path
-    settings = spark._jsc.hadoopConfiguration()
+    path_of = classes(spark).org.apache.hadoop.fs.Path
     paths = [(row.file_path, path_of(row.file_path)) for row in rows]
-    there = [text for text, path in paths if path.getFileSystem(settings).exists(path)]
+    there = [text for text, path in paths if file_system(spark, path).exists(path)]
     return spark.read.schema(RECORD).parquet(*there) if there else spark.createDataFrame([], RECORD)
 
 

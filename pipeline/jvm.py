@@ -1,4 +1,4 @@
-"""Java objects behind a SparkSession, for what Spark has no Python name.
+"""Java objects behind a SparkSession that have no Python name in Spark.
 
 The one idea: Spark's stubs know these objects as any of Py4J's classes, or None, so their types are left open here and
 nowhere else.
