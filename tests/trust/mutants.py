@@ -198,8 +198,8 @@ MUTANTS: Sequence[Mutant] = (
         [
             Edit(
                 "gateway/coordinator/consumer/current_assignment.py",
-                "    if not any(topic_id in owners for topic_id in wanted):\n",
-                "    if wanted is not None:\n",
+                "    if owned is None or meet(owned, revoke):\n        return False\n",
+                "    if owned is None or meet(owned, revoke):\n        return True\n",
             )
         ],
         ("owners never overlap",),

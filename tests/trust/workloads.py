@@ -241,6 +241,8 @@ class _Member:
         """Per owned partition the offset to commit: one past the last processed record."""
         # The first member stays, so that the group never empties; the others live for 5 to 30 seconds.
         self._ends_s = time.monotonic() + (float("inf") if name.startswith("m0.") else chance.uniform(5, 30))
+        self._release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
+        """How long this application still works on what it has read before it releases a partition."""
         self._consumer = confluent_kafka.Consumer(dict(settings))
 
     def live(self) -> None:
@@ -299,6 +301,7 @@ class _Member:
             self._changed(partition, Change.ASSIGNED)
 
     def _revoked(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        time.sleep(self._release_s)
         self._commit([partition.partition for partition in partitions])
         for partition in partitions:
             self._positions.pop(partition.partition, None)
