@@ -222,7 +222,7 @@ MUTANTS: Sequence[Mutant] = (
             "nothing is there twice",
             "numbers never fall",
         ),
-        ("cut_a_node_off_postgres", "break_postgres_connections", "freeze_postgres"),
+        ("deliver_statements_late",),
     ),
     Mutant(
         "Postgres does not sync",
@@ -279,6 +279,7 @@ def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
         faults=mutant.faults,
         read_s=READ_S,
         segments=mutant.segments,
+        standby=False,
         postgres=mutant.postgres,
         say=lambda _: None,
     )

@@ -445,19 +445,25 @@ class Observer(Workload):
         super().__init__(f"observer-{uuid.uuid4().hex[:6]}")
         self._history, self._bootstrap = history, bootstrap
         self._topics, self._groups = topics, groups
-        self._thread(self._observe, self.name)
+        self._thread(self._observe_logs, f"{self.name}-logs")
+        self._thread(self._observe_groups, f"{self.name}-groups")
 
-    def _observe(self) -> None:
+    def _observe_logs(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._bootstrap, **PATIENT})
-        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
         while not self._stopping.is_set():
             for topic, partitions in self._topics.items():
                 parts = [TopicPartition(topic, index) for index in range(partitions)]
                 self._log_bounds(admin, parts, OffsetSpec.earliest(), Quantity.LOG_START)
                 self._log_bounds(admin, parts, OffsetSpec.latest(), Quantity.LOG_END)
+            self._stopping.wait(0.5)
+
+    def _observe_groups(self) -> None:
+        """Read committed offsets more often than members commit, because the next commit hides that an offset fell."""
+        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
+        while not self._stopping.is_set():
             for group, topic in self._groups.items():
                 self._committed(consumers[group], group, topic)
-            self._stopping.wait(0.5)
+            self._stopping.wait(0.1)
         for consumer in consumers.values():
             consumer.close()
 
