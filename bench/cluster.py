@@ -22,8 +22,8 @@ from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from storage.embedded import EmbeddedPostgres
-from tests.cluster.test_takeover import coordinator_of, goes_on
-from tests.cluster.test_wakeup import delays
+from tests.cluster.coordinators import coordinator_of, goes_on
+from tests.cluster.records import delays
 from tests.frames.members import Member, create_topic, fresh, settle
 from tests.gateway_process import GatewayProcess, find_coordinator
 from tests.postgres import LoopThread, short_directory

@@ -65,9 +65,16 @@ def _healthcheck(parser: argparse.ArgumentParser) -> None:
 
 def _groups(parser: argparse.ArgumentParser) -> None:
     from gateway.commands import add_groups
-    from gateway.options import database_options, settings_of
 
-    add_groups(parser, database_options(), settings_of)
+    add_groups(parser, _history)
+
+
+def _history(parser: argparse.ArgumentParser) -> None:
+    from gateway.commands.history import add_history
+    from gateway.options import add_database_options, settings_of
+
+    add_database_options(parser)
+    add_history(parser, settings_of)
 
 
 def _topics(parser: argparse.ArgumentParser) -> None:
@@ -154,12 +161,17 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 def _users(parser: argparse.ArgumentParser) -> None:
     from gateway.commands.arguments import add_broker_options
-    from gateway.operate.users import add_users
+    from gateway.commands.users import add_users
     from gateway.options import database_options, settings_of
+
+    def on_database(given: argparse.Namespace) -> int:
+        from gateway.operate.users import run
+
+        return run(given, settings_of)
 
     options = database_options()
     add_broker_options(options)
-    add_users(parser.add_subparsers(metavar="COMMAND", required=True), options, settings_of)
+    add_users(parser.add_subparsers(metavar="COMMAND", required=True), options, on_database)
 
 
 def _check(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog=f"sluice {words[0]}")
     by_name[words[0]].add_arguments(parser)
     given = parser.parse_args(words[1:])
-    from gateway.config.settings import ConfigurationError
+    from gateway.config.errors import ConfigurationError
 
     try:
         code = int(given.run(given))

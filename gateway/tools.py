@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from gateway.apis import SERVED
-from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.broker_table import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import load

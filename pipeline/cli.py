@@ -18,7 +18,7 @@ from types import ModuleType
 
 from pipeline import session
 from pipeline.errors import PipelineError, explain
-from pipeline.progress import Progress, Stop
+from pipeline.progress import Heartbeat, Progress, Stop
 
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
@@ -63,7 +63,9 @@ def _run(name: str, given: Sequence[str]) -> int:
         parser.add_argument("--trace", action="store_true", help="print the whole trace of an error")
         arguments = parser.parse_args(given)
         stop.listen()
-        code = int(job.run(arguments, Progress(name, as_json=arguments.json), stop))
+        lines = Progress(name, as_json=arguments.json)
+        with Heartbeat(lines, stop):
+            code = int(job.run(arguments, lines, stop))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
 """Report the progress of a long job, and stop it on a signal.
 
 The one idea: a job reports a step (a batch, a phase) when it is done; `Progress` turns that into one line with rows,
-rate, what is left and how long that takes, or, with --json, into the same for machines. SIGINT and SIGTERM ask once
-for a stop after the step that runs; asked again, they end the program.
+rate, what is left and how long that takes, or, with --json, into the same for machines. A heartbeat says what a job is
+doing when it has said nothing for a while. SIGINT and SIGTERM ask once for a stop after the step that runs; asked
+again, they end the program.
 """
 
 from __future__ import annotations
@@ -12,32 +13,65 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import Any, TextIO
+
+SAY_SECONDS = 4.0
+"""The longest silence of a job that works, so that its first line is there within five seconds."""
+LOOK_SECONDS = 0.5
 
 
 class Progress:
     """Lines of one job. `as_json` prints each as an object, so that another program can read along."""
 
-    def __init__(self, job: str, *, as_json: bool = False, stream: TextIO | None = None) -> None:
-        self._job, self._as_json = job, as_json
+    def __init__(
+        self,
+        job: str,
+        *,
+        as_json: bool = False,
+        stream: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._as_json, self._now = job, as_json, now
         self._stream = stream if stream is not None else sys.stdout
-        self._started = time.monotonic()
+        self._started = self._said = now()
         self._rows = 0
+        self._doing = "prepares"
+        self._watched: Callable[[], tuple[str, dict[str, Any]]] | None = None
+        self._lock = threading.Lock()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._started
+        return self._now() - self._started
 
     def say(self, text: str, **figures: Any) -> None:
         """One line; `figures` are added to it for machines only."""
+        self._doing = text
+        self._print(text, figures)
+
+    def watch(self, words: Callable[[], tuple[str, dict[str, Any]]] | None) -> None:
+        """Let `beat` say these words, with their figures, until further notice."""
+        self._watched = words
+
+    def beat(self) -> None:
+        """Say what the job is doing, if it has said nothing for `SAY_SECONDS`."""
+        if self._now() - self._said < SAY_SECONDS:
+            return
+        watched = self._watched
+        words, figures = (f"still: {self._doing}", {"event": "still"}) if watched is None else watched()
+        self._print(words, figures)
+
+    def _print(self, text: str, figures: dict[str, Any]) -> None:
         if self._as_json:
             line = json.dumps(
                 {"job": self._job, "seconds": round(self.seconds, 3), "say": text, **figures}, default=str
             )
         else:
             line = f"{self._job} {clock(self.seconds)} {text}"
-        print(line, file=self._stream, flush=True)
+        with self._lock:
+            self._said = self._now()
+            print(line, file=self._stream, flush=True)
 
     def step(self, what: str, rows: int, seconds: float, left: int | None = None, **figures: Any) -> None:
         """A step of `rows` that took `seconds`; `left` is what remains, if that is known."""
@@ -62,13 +96,19 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.waiting = False
+        """A job that waits has nothing to report."""
 
     @property
     def asked(self) -> bool:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
+        self.waiting = True
+        try:
+            return self._event.wait(seconds)
+        finally:
+            self.waiting = False
 
     def ask(self) -> None:
         self._event.set()
@@ -84,3 +124,26 @@ class Stop:
             signal.raise_signal(number)
         self.ask()
         print("Stopping after this step; ask again to stop at once.", file=sys.stderr, flush=True)
+
+
+class Heartbeat:
+    """A thread that lets a job say what it is doing, from the job's first moment to its end."""
+
+    def __init__(self, lines: Progress, stop: Stop) -> None:
+        self._lines, self._stop = lines, stop
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            if not self._stop.waiting:
+                self._lines.beat()

@@ -1,22 +1,22 @@
 """Says how far Spark is within a step that takes long, and ends the step when a stop is asked for.
 
-The one idea: Spark counts the tasks of a step in stages; those that were seen are added up. A step whose ticker is
-given the stop must be one that can be done again: what it has done is thrown away.
+The one idea: Spark counts the tasks of a step in stages; those that were seen are added up. A job's heartbeat says the
+sum. A step whose ticker is given the stop must be one that can be done again: what it has done is thrown away.
 """
 
 from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.errors import PipelineError
-from pipeline.progress import Progress, Stop
+from pipeline.progress import LOOK_SECONDS, Progress, Stop
 
-SAY_SECONDS = 5.0
 PLANS = "Spark plans what it will do"
 IDLE = "waits for an executor to take its tasks: do workers run, with the memory and cores that it asks for?"
 
@@ -31,30 +31,29 @@ class Ticker:
         self._seen: dict[int, tuple[int, int]] = {}
         self._idle = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
+        self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> None:
+        self._lines.watch(self._figures)
         self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lines.watch(None)
         self._ended.set()
         self._thread.join()
         if self._stop is not None and self._stop.asked and isinstance(error, PySparkException | Py4JError):
             raise PipelineError("It was stopped before it was whole.", f"Start it again; {self._begun}.") from error
 
-    def _tick(self) -> None:
-        waited = 0.0
-        while not self._ended.wait(0.5):
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
             if self._stop is not None and self._stop.asked:
                 self._context.cancelAllJobs()
-                continue
-            waited += 0.5
-            if waited >= SAY_SECONDS:
-                waited = 0.0
-                words, done, total = self._words()
-                self._lines.say(words, event="tasks", done=done, total=total)
+
+    def _figures(self) -> tuple[str, dict[str, Any]]:
+        words, done, total = self._words()
+        return words, {"event": "tasks", "done": done, "total": total}
 
     def _words(self) -> tuple[str, int, int]:
         tracker = self._context.statusTracker()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.grammar import Array, Record, grammar
-from protocol.messages import declared_messages, find_message
+from protocol.messages import find_message
 from protocol.schema import Direction, message_schema, struct_schema
 from protocol.specialise import Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
 
@@ -27,12 +27,7 @@ MAX_REQUEST_ELEMENTS = 100_000
 them, and an element may be two bytes: by its bytes alone a frame could hold the event loop for many seconds. As many as
 all partitions of a large cluster."""
 
-_request_types: dict[tuple[int, int], type[Any]] = {
-    (int(schema.api_key), version): schema.struct_type
-    for schema in declared_messages()
-    if schema.direction is Direction.REQUEST
-    for version in schema.versions
-}
+_request_types: dict[tuple[int, int], type[Any]] = {}
 _decoders: dict[tuple[type[Any], int, int], tuple[Decoder, bool]] = {}
 _encoders: dict[tuple[type[Any], int], Encoder] = {}
 _element_encoders: dict[tuple[type[Any], str, int], Encoder] = {}
@@ -127,7 +122,10 @@ def decode_request(
     """
     request_type = _request_types.get((api_key, version))
     if request_type is None:
-        raise ProtocolError(f"no request of API key {api_key} at version {version}")
+        schema = find_message(api_key, Direction.REQUEST)
+        if schema is None or version not in schema.versions:
+            raise ProtocolError(f"no request of API key {api_key} at version {version}")
+        request_type = _request_types[api_key, version] = schema.struct_type
     return decode(request_type, version, buffer, position, max_elements=max_elements)[0]
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
-from protocol.messages import declared_messages
+from protocol.messages import find_message
 from protocol.schema import Direction
 from protocol.varints import skip_tagged_fields
 
@@ -33,20 +33,28 @@ class RequestHeader(NamedTuple):
     client_id: str | None
 
 
-def _flexible_by_version(direction: Direction) -> dict[tuple[int, int], bool]:
-    return {
-        (int(schema.api_key), version): version in schema.flexible
-        for schema in declared_messages()
-        if schema.direction is direction
-        for version in schema.versions
-    }
+class _Flexible(dict[tuple[int, int], bool | None]):
+    """Map of API key and version to whether that message is flexible; None if no such message is declared.
+
+    Only declared versions are kept, so that a client's numbers do not fill it.
+    """
+
+    def __init__(self, direction: Direction) -> None:
+        super().__init__()
+        self._direction = direction
+
+    def __missing__(self, key: tuple[int, int]) -> bool | None:
+        api_key, version = key
+        schema = find_message(api_key, self._direction)
+        if schema is None or version not in schema.versions:
+            return None
+        is_answer_to_api_versions = self._direction is Direction.RESPONSE and api_key == ApiKey.API_VERSIONS
+        self[key] = version in schema.flexible and not is_answer_to_api_versions
+        return self[key]
 
 
-_flexible_requests = _flexible_by_version(Direction.REQUEST)
-_flexible_responses = {
-    (api_key, version): flexible and api_key != ApiKey.API_VERSIONS
-    for (api_key, version), flexible in _flexible_by_version(Direction.RESPONSE).items()
-}
+_flexible_requests = _Flexible(Direction.REQUEST)
+_flexible_responses = _Flexible(Direction.RESPONSE)
 
 
 def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
@@ -59,7 +67,7 @@ def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
     if len(buffer) < _ids.size:
         raise ProtocolError(f"a request header of {len(buffer)} bytes")
     api_key, api_version, correlation_id = _ids.unpack_from(buffer)
-    flexible = _flexible_requests.get((api_key, api_version))
+    flexible = _flexible_requests[api_key, api_version]
     try:
         client_id, position = _read_client_id(buffer)
     except ProtocolError:
@@ -95,13 +103,13 @@ def encode_request_header(header: RequestHeader) -> bytes:
     client_id = None if header.client_id is None else header.client_id.encode()
     encoded = _ids.pack(header.api_key, header.api_version, header.correlation_id)
     encoded += _length.pack(-1) if client_id is None else _length.pack(len(client_id)) + client_id
-    return encoded + _NO_TAGGED_FIELDS if _flexible_requests.get((header.api_key, header.api_version)) else encoded
+    return encoded + _NO_TAGGED_FIELDS if _flexible_requests[header.api_key, header.api_version] else encoded
 
 
 def encode_response_header(api_key: int, version: int, correlation_id: int) -> bytes:
     """Header of the response to a request of that key and version."""
     encoded = _correlation_id.pack(correlation_id)
-    return encoded + _NO_TAGGED_FIELDS if _flexible_responses.get((api_key, version)) else encoded
+    return encoded + _NO_TAGGED_FIELDS if _flexible_responses[api_key, version] else encoded
 
 
 def decode_response_header(api_key: int, version: int, buffer: Buffer) -> tuple[int, int]:
@@ -110,6 +118,6 @@ def decode_response_header(api_key: int, version: int, buffer: Buffer) -> tuple[
         raise ProtocolError(f"a response header of {len(buffer)} bytes")
     (correlation_id,) = _correlation_id.unpack_from(buffer)
     position = _correlation_id.size
-    if _flexible_responses.get((api_key, version)):
+    if _flexible_responses[api_key, version]:
         position = skip_tagged_fields(buffer, position, len(buffer))
     return correlation_id, position

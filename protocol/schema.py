@@ -225,11 +225,11 @@ def message_schema(message_type: type[Any]) -> MessageSchema:
     return schema
 
 
-def find_message(api_key: int, direction: Direction) -> MessageSchema | None:
-    """Schema of an API's request or response, None if it is not declared (or its module not imported)."""
+def loaded_message(api_key: int, direction: Direction) -> MessageSchema | None:
+    """Return the schema of an API's request or response, None if its module is not loaded or declares none."""
     return _messages.get((api_key, direction))
 
 
-def declared_messages() -> tuple[MessageSchema, ...]:
-    """Every declared message, by API key, request first."""
+def loaded_messages() -> tuple[MessageSchema, ...]:
+    """Return the messages of the loaded modules, by API key, request first."""
     return tuple(_messages[key] for key in sorted(_messages, key=lambda key: (key[0], key[1].value)))

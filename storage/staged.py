@@ -2,8 +2,9 @@
 
 The one idea: a staged transaction has a place, `staged_commit.seq`, which it drew while it committed. One session at a
 time owns the staged records, by a lock that ends with the session. It appends transactions in the order of their places
-and deletes them in the same Postgres transaction. So a crash at any point leaves a transaction either staged or
-appended.
+and deletes them in the same Postgres transaction. So a crash at any point leaves a record either staged or appended. A
+large transaction is appended in several pieces, each in a Postgres transaction of its own, because an append holds its
+partitions and memory for as long as it takes.
 
 A place is drawn a moment before it becomes visible, so a later place may be visible first. A place that was skipped is
 a gap: it is looked up by itself until it appears, or until every transaction that could have drawn it has ended. The
@@ -13,8 +14,7 @@ search so never walks over rows that were deleted, which a long transaction of s
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -30,7 +30,9 @@ CHANNEL = "sluice_staged"
 TRANSACTIONS_AT_ONCE = 2_000
 RECORDS_AT_ONCE = 10_000
 BYTES_AT_ONCE = 8 * 1024 * 1024
-"""Bounds of one append. A single larger transaction is read and built in pieces of these sizes."""
+"""Bounds of one append. A larger transaction is appended in pieces of these sizes."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""How long a postponed transaction waits, doubled each time."""
 
 RECENT_PLACES = 1_000
 """Places below the last that a new owner looks up one by one: more than a server has sessions that commit at once."""
@@ -51,8 +53,18 @@ class StagedTransaction(NamedTuple):
     seq: int
     xid: int
     record_count: int
+    """At most RECORDS_AT_ONCE + 1 are counted."""
     size_bytes: int
-    """At least the bytes of its records."""
+    """At least the bytes of the counted records."""
+    creates: bool
+    """True if a topic of its counted records did not exist."""
+    behind: int = -1
+    """Position of the last record that is appended already."""
+
+    @property
+    def is_small(self) -> bool:
+        """True if one append takes all records."""
+        return self.record_count <= RECORDS_AT_ONCE and self.size_bytes <= BYTES_AT_ONCE
 
 
 class StagedRecord(NamedTuple):
@@ -86,7 +98,8 @@ class StagedRecords:
         self._last_seq = 0
         self._gaps: dict[int, _Gap] = {}
         self._waiting: dict[int, StagedTransaction] = {}
-        self._postponed: dict[int, float] = {}
+        self._postponed: dict[int, tuple[float, float]] = {}
+        """By xid: the time until which a transaction waits, and for how long it waits."""
         self._deep_until: int | None = None
         self._deep_s = 0.0
 
@@ -152,7 +165,9 @@ class StagedRecords:
         if (self._deep_until is not None and now_s - self._deep_s >= DEEP_LOOK_INTERVAL_S) or behind == 0:
             behind, self._deep_s = 0, now_s
         async with translated_errors():
-            rows = await self._connection.fetch(statement("staged_commits"), behind, wanted, TRANSACTIONS_AT_ONCE)
+            rows = await self._connection.fetch(
+                statement("staged_commits"), behind, wanted, TRANSACTIONS_AT_ONCE, RECORDS_AT_ONCE
+            )
         self._note(rows, wanted, now_s, deep=behind == 0)
         return self._next()
 
@@ -172,7 +187,10 @@ class StagedRecords:
             seq = row["seq"]
             if seq is not None:
                 found.add(seq)
-                self._waiting[seq] = StagedTransaction(seq, row["xid"], row["record_count"], row["size_bytes"])
+                if seq not in self._waiting:
+                    self._waiting[seq] = StagedTransaction(
+                        seq, row["xid"], row["record_count"], row["size_bytes"], row["creates"]
+                    )
                 self._gaps.pop(seq, None)
         for seq in wanted:
             gap = self._gaps.get(seq)
@@ -203,7 +221,7 @@ class StagedRecords:
         now_s = asyncio.get_running_loop().time()
         for seq in sorted(self._waiting):
             transaction = self._waiting[seq]
-            if self._postponed.get(transaction.xid, now_s) > now_s:
+            if self._postponed.get(transaction.xid, (now_s, 0.0))[0] > now_s:
                 continue
             record_count += transaction.record_count
             size_bytes += transaction.size_bytes
@@ -214,78 +232,104 @@ class StagedRecords:
                 break
         return chosen
 
-    def postpone(self, xid: int, for_s: float) -> None:
-        """Leave a transaction out of what `look` returns for some time."""
-        self._postponed[xid] = asyncio.get_running_loop().time() + for_s
+    def postpone(self, xid: int) -> None:
+        """Leave a transaction out of what `look` returns for some time, longer each time."""
+        _, waited_s = self._postponed.get(xid, (0.0, RETRY_S / 2))
+        wait_s = min(2 * waited_s, LONGEST_RETRY_S)
+        self._postponed[xid] = (asyncio.get_running_loop().time() + wait_s, wait_s)
 
-    async def _pieces(self, transactions: Sequence[StagedTransaction]) -> AsyncGenerator[list[StagedRecord]]:
-        """Yield the records of the transactions in order, and delete them. One large transaction comes in pieces."""
-        if _is_small(transactions):
-            xids = list(dict.fromkeys(each.xid for each in transactions))
+    async def new_topics(self, transactions: Sequence[StagedTransaction]) -> dict[int, list[str]]:
+        """Return, by xid, the names of topics that did not exist when the transactions staged records for them."""
+        xids = [each.xid for each in transactions if each.creates and each.behind < 0]
+        found: dict[int, list[str]] = {}
+        if xids:
             async with translated_errors():
-                rows = await self._connection.fetch(statement("take_staged"), xids, [each.seq for each in transactions])
-            by_xid: dict[int, list[StagedRecord]] = {}
+                rows = await self._connection.fetch(statement("staged_new_topics"), xids, RECORDS_AT_ONCE + 1)
             for row in rows:
-                by_xid.setdefault(row["xid"], []).append(_staged_record(row))
-            yield [record for xid in xids for record in by_xid.get(xid, ())]
-            return
-        (large,) = transactions
-        limit = max(1, min(RECORDS_AT_ONCE, BYTES_AT_ONCE * large.record_count // large.size_bytes))
-        position = -1
-        while True:
-            async with translated_errors():
-                rows = await self._connection.fetch(statement("staged_records_behind"), large.xid, position, limit)
-            if not rows:
-                break
-            yield [_staged_record(row) for row in rows]
-            position = rows[-1]["position"]
-        async with translated_errors():
-            await self._connection.execute(statement("delete_staged"), large.xid, large.seq)
+                found.setdefault(row["xid"], []).append(row["topic"])
+        return found
 
     # --- appending ------------------------------------------------------------------------------------------------
 
     async def append(
         self,
         transactions: Sequence[StagedTransaction],
-        build: Callable[[AsyncGenerator[list[StagedRecord]]], AsyncGenerator[list[NewBatch]]],
+        build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]],
     ) -> list[tuple[NewBatch, Appended | Refusal]]:
         """Append what `build` makes of the transactions' records and delete them, in one durable transaction. Return
-        each batch with its outcome; the records of a large transaction's batches are not kept. UNKNOWN_PARTITION: the
-        topic was deleted, and its records with it."""
+        each batch with its outcome. UNKNOWN_PARTITION: the topic was deleted, and its records with it. `look` returns
+        a large transaction again until its last piece is appended."""
         asked = self._guard.history
-        outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
-        decided: Row | None = None
-        is_small = _is_small(transactions)
-        async with translated_errors(), self._connection.transaction():
-            async for batches in build(self._pieces(transactions)):
-                if not batches:
-                    continue
-                group = AppendGroup(batches)
-                records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
-                decided = await self._connection.fetchrow(
-                    statement("append_chunks"), *group.arguments(wait=True, records=records)
-                )
-                assert decided is not None
-                for batch, outcome in zip(batches, group.settle(decided), strict=True):
-                    outcomes.append((batch if is_small else batch._replace(records=bytearray()), outcome))
+        first = transactions[0]
+        has_ended = True
+        async with translated_errors():
+            if first.is_small:
+                outcomes, decided = await self._append_small(transactions, build)
+            else:
+                outcomes, decided, behind, has_ended = await self._append_piece(first, build)
+                self._waiting[first.seq] = first._replace(behind=behind)
         if decided is not None and decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
-        for transaction in transactions:
-            self._waiting.pop(transaction.seq, None)
-            self._postponed.pop(transaction.xid, None)
+        if has_ended:
+            for transaction in transactions:
+                self._waiting.pop(transaction.seq, None)
+                self._postponed.pop(transaction.xid, None)
         return outcomes
 
+    async def _append_small(
+        self,
+        transactions: Sequence[StagedTransaction],
+        build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]],
+    ) -> tuple[list[tuple[NewBatch, Appended | Refusal]], Row | None]:
+        """Read, and append, by one statement each. A round trip costs each of the two processes some 70 µs, which adds
+        up if appends carry few records."""
+        xids = list(dict.fromkeys(each.xid for each in transactions))
+        rows = await self._connection.fetch(statement("staged_records"), xids)
+        by_xid: dict[int, list[StagedRecord]] = {}
+        for row in rows:
+            by_xid.setdefault(row["xid"], []).append(_staged_record(row))
+        batches = await build([record for xid in xids for record in by_xid.get(xid, ())])
+        taken = xids, [each.seq for each in transactions], len(rows)
+        if not batches:
+            await self._connection.execute(statement("take_staged"), *taken)
+            return [], None
+        group = AppendGroup(batches)
+        decided = await self._connection.fetchrow(statement("append_staged"), *taken, *_arguments(group))
+        assert decided is not None
+        return list(zip(batches, group.settle(decided), strict=True)), decided
 
-def _is_small(transactions: Sequence[StagedTransaction]) -> bool:
-    """Return True if one piece holds all records. Only a single transaction can be larger."""
-    first = transactions[0]
-    return len(transactions) > 1 or (first.record_count <= RECORDS_AT_ONCE and first.size_bytes <= BYTES_AT_ONCE)
+    async def _append_piece(
+        self, large: StagedTransaction, build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]]
+    ) -> tuple[list[tuple[NewBatch, Appended | Refusal]], Row | None, int, bool]:
+        """Delete and append the next piece of a large transaction. Return also the position of its last record, and
+        whether it was the last piece."""
+        outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
+        decided: Row | None = None
+        async with self._connection.transaction():
+            rows = await self._connection.fetch(
+                statement("take_staged_piece"), large.xid, large.behind, RECORDS_AT_ONCE, BYTES_AT_ONCE
+            )
+            batches = await build([_staged_record(row) for row in rows])
+            if batches:
+                group = AppendGroup(batches)
+                decided = await self._connection.fetchrow(statement("append_chunks"), *_arguments(group))
+                assert decided is not None
+                outcomes += zip(batches, group.settle(decided), strict=True)
+            behind: int = rows[-1]["position"] if rows else large.behind
+            place = await self._connection.fetchval(statement("delete_staged_place"), large.seq, large.xid, behind)
+        return outcomes, decided, behind, place is not None
+
+
+def _arguments(group: AppendGroup) -> tuple[object, ...]:
+    records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
+    return group.arguments(wait=True, records=records)
 
 
 def _staged_record(row: Row) -> StagedRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
-    if row["headers"] is not None:
-        headers = tuple((name, _header_value(value)) for name, value in _members(row["headers"]))
+    if row["header_names"] is not None:
+        named = zip(cast(list[str], row["header_names"]), cast(list[str | None], row["header_values"]), strict=True)
+        headers = tuple((name, None if value is None else value.encode()) for name, value in named)
     return StagedRecord(
         row["xid"],
         row["position"],
@@ -297,14 +341,3 @@ def _staged_record(row: Row) -> StagedRecord:
         headers,
         row["timestamp_ms"],
     )
-
-
-def _members(document: str) -> list[tuple[str, object]]:
-    return list(cast(dict[str, object], json.loads(document)).items())
-
-
-def _header_value(value: object) -> bytes | None:
-    """Return a header's bytes: text as it is, null as null, and other JSON as JSON."""
-    if value is None:
-        return None
-    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()

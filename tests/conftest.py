@@ -11,12 +11,16 @@ import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
+from tests.forks import forks
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
 from tests.postgres import Databases, databases, shared_databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 from tests.rotation import PARTS, part_of, rotated
 
 NO_SETTINGS: Mapping[str, str] = {}
+MARKS = {"alone": ("mark.alone",), "long": ("mark.long", "first_always")}
+"""Names that give a test a mark. A collection of all modules takes a quarter of a minute of each worker's CPU, so a run
+of one mark collects only the modules that mention it."""
 
 _servers: list[Databases] = []
 _gateways: list[GatewayProcess] = []
@@ -58,14 +62,33 @@ def pytest_unconfigure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=int, help=f"of the long tests the Nth of {PARTS} parts")
+    parser.addoption("--marked", choices=sorted(MARKS), help="collect only modules that mention this mark")
     parser.addoption(
         "--rotate", type=int, help="all tests of the modules of part N, and the first one of other modules"
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    mark: str | None = config.getoption("marked")
+    if mark is None or not collection_path.match("test_*.py") or mentions(collection_path, mark):
+        return None
+    return True
+
+
+def mentions(module: Path, mark: str) -> bool:
+    """Return whether a module's source contains a name that gives its tests the mark."""
+    source = module.read_text()
+    return any(name in source for name in MARKS[mark])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part: int | None = config.getoption("part")
     rotate: int | None = config.getoption("rotate")
+    for module, mark in {
+        (item.path, mark.name) for item in items for mark in item.iter_markers() if mark.name in MARKS
+    }:
+        if not mentions(module, mark):
+            raise pytest.UsageError(f"{module} has tests with the mark {mark} but none of the names {MARKS[mark]}")
     tests = [item.nodeid for item in items]
     kept = set(tests) if rotate is None else rotated(tests, rotate)
     if part is not None:
@@ -144,6 +167,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
                 settings={"group.initial.rebalance.delay.ms": "0", **settings},
                 environment=environment,
                 root=root,
+                forks=forks(),
             )
             _gateways.append(process)
             stack.callback(_gateways.remove, process)

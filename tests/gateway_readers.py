@@ -19,8 +19,8 @@ from protocol.messages.consumer_group_describe import TopicPartitions as Describ
 from protocol.messages.consumer_group_heartbeat import TopicPartitions
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from tests.frames.handoff import configure
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_handoff import configure
 from tests.gateway.data_plane import batch_of, produce_request
 from tests.gateway_process import GatewayProcess
 from tests.readers import Partition, Readers

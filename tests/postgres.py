@@ -32,6 +32,9 @@ ENVIRONMENT_VARIABLE = "SLUICE_TEST_DATABASE_URL"
 PROGRAMS_VARIABLE = "SLUICE_TEST_POSTGRES_BIN"
 CONTAINER_IMAGE = "postgres:18"
 CALL_SECONDS = 120
+SETTINGS = {"fsync": "off", "full_page_writes": "off", "min_wal_size": "80MB"}
+"""No test ends this server: tests of durability start one of their own. Without syncs a database is created and dropped
+sooner, and commits do not queue at the disk."""
 CONNECTIONS = 400
 """Enough for several workers, each with gateways that hold some thirty connections."""
 
@@ -141,7 +144,7 @@ def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
     if contained is not None:
         return contained, f"a container of {CONTAINER_IMAGE}"
     directory = stack.enter_context(short_directory())
-    server = EmbeddedPostgres(directory, CONNECTIONS)
+    server = EmbeddedPostgres(directory, CONNECTIONS, settings=SETTINGS)
     url = loop.run(server.start())
     stack.callback(lambda: loop.run(server.stop()))
     return url, "embedded"

@@ -86,12 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         common = [word for suite in OTHER_SUITES for word in ("--ignore", suite)] + common
     if options.part:
         common += ["--part", str(options.part)]
+    collected = ["--marked", "long"] if options.long_tests else []
     kind = "long" if options.long_tests else "not long"
     if options.workers:
         workers = ["-n", str(options.workers), "--dist", "worksteal", "--max-worker-restart", "3"]
-        codes = [_pytest(*workers, "-m", f"{kind} and not alone", *common), _pytest("-m", f"{kind} and alone", *common)]
+        codes = [
+            _pytest(*workers, *collected, "-m", f"{kind} and not alone", *common),
+            _pytest("--marked", "alone", "-m", f"{kind} and alone", *common),
+        ]
     else:
-        codes = [_pytest(*(["-m", kind] if options.long_tests else []), *common)]
+        codes = [_pytest(*([*collected, "-m", kind] if options.long_tests else []), *common)]
     ended = max((code for code in codes if code != NOTHING_COLLECTED), default=NOTHING_COLLECTED)
     return _ask_again(options.cache) if ended == 1 and options.ask_again else ended
 

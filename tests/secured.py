@@ -16,6 +16,8 @@ from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.wire import WireClient
 
 USERS = {"alice": "alice-secret", "bob": 'bob "quoted"; secret'}
+AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+"""Settings of a gateway that checks ACLs."""
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 

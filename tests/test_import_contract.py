@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -24,6 +25,32 @@ def test_every_room_has_a_contract() -> None:
         "sluice.testing",
         "storage",
     }
+
+
+def test_no_module_imports_a_module_of_tests() -> None:
+    """Helpers that modules share lie beside them or in tests/steps. A module of tests may then change as its subject
+    does."""
+    modules = [path for room in ("bench", "tests") for path in (ROOT / room).rglob("*.py")]
+    broken = {
+        f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported_modules_of_tests(path.read_text())
+    }
+    assert not broken
+
+
+def test_import_of_a_module_of_tests_is_found() -> None:
+    source = "from tests import test_a\nfrom tests.b.test_c import d\nimport tests.e.test_f, tests.steps.a\n"
+    assert imported_modules_of_tests(source) == {"test_a", "test_c", "test_f"}
+
+
+def imported_modules_of_tests(source: str) -> set[str]:
+    """Return the modules of tests that a module imports."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
+            imported |= {*(node.module or "").split("."), *(name.name for name in node.names)}
+        elif isinstance(node, ast.Import):
+            imported |= {part for name in node.names if name.name.startswith("tests.") for part in name.name.split(".")}
+    return {name for name in imported if name.startswith("test_")}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -24,32 +22,17 @@ from packaging.version import Version
 
 from gateway.config.settings import load
 from pipeline.jars import coordinates
-from tests.gateway_process import answers, free_ports
+from tests.gateway_process import free_ports
+from tests.packages import BUILD_LOCK, DEVELOPMENT_LOCK, ROOT, RUNTIME_LOCK, START_SECONDS, locked, outside, serving
 from tests.postgres import short_directory
 
-ROOT = Path(__file__).parents[1]
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 """Default that a compose file gives if the environment has no such variable."""
-RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK = "requirements.lock", "requirements-build.lock", "requirements-dev.lock"
 PIPELINE_LOCK, DOCS_LOCK = "requirements-pipeline.lock", "requirements-docs.lock"
 INSTALL_SECONDS = 600
-START_SECONDS = 60
 
 
 # --- locks --------------------------------------------------------------------------------------------------------
-
-
-def locked(name: str) -> dict[str, tuple[Requirement, int]]:
-    """Return the requirement and its number of hashes, by canonical name."""
-    entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", " "))
-    found: dict[str, tuple[Requirement, int]] = {}
-    for entry in entries:
-        requirement = Requirement(re.split(r"\s--hash|\s#|\n", entry)[0].strip())
-        found[canonicalize_name(requirement.name)] = (
-            requirement,
-            len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)),
-        )
-    return found
 
 
 def declared() -> dict[str, list[Requirement]]:
@@ -109,12 +92,6 @@ def make(*arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess
     return subprocess.run(
         ["make", *arguments], cwd=directory, env=outside(), capture_output=True, text=True, timeout=INSTALL_SECONDS
     )
-
-
-def outside(**more: str) -> dict[str, str]:
-    """Return an environment in which neither this suite's make nor its virtual environment is active."""
-    hidden = ("MAKE", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "SLUICE_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | more
 
 
 def test_make_without_a_target_lists_the_targets() -> None:
@@ -267,43 +244,6 @@ def build(directory: Path) -> None:
                 ["sh", "-c", step], cwd=work, env=outside(PATH=path), capture_output=True, text=True
             )
             assert result.returncode == 0, f"{arguments}\n{result.stdout}\n{result.stderr}"
-
-
-class serving:  # noqa: N801  (reads as a verb: with serving(...))
-    """Run a command that serves on `bootstrap` while the block lasts. SIGTERM ends it, and its exit code must be 0."""
-
-    def __init__(self, command: list[str], directory: Path, environment: dict[str, str], bootstrap: str) -> None:
-        self._command = command
-        self._directory = directory
-        self._environment = environment
-        self._bootstrap = bootstrap
-        self._output = directory / "output.txt"
-
-    def __enter__(self) -> Path:
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._directory,
-                env=self._environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(self._bootstrap):
-            assert self._process.poll() is None, self._output.read_text()
-            assert time.monotonic() < deadline, self._output.read_text()
-            time.sleep(0.01)
-        return self._output
-
-    def __exit__(self, *_: object) -> None:
-        # Signal the whole session. Ctrl-C in a terminal also reaches make and the processes that make runs.
-        os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(START_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            raise
 
 
 # --- compose ------------------------------------------------------------------------------------------------------

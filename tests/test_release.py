@@ -11,7 +11,7 @@ import pytest
 
 from release.bill import LOCK, components, of_embedded, page
 from release.version import VARIABLE, version
-from tests.test_packaging import ROOT, RUNTIME_LOCK, locked, outside
+from tests.packages import ROOT, RUNTIME_LOCK, locked, outside
 
 BUILD_SECONDS = 120
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.rotation import PARTS, next_turn, part_of, part_whose_turn_it_is, rotated
-from tests.run import FLAKY, MAX_FLAKY, judge
+from tests.run import FLAKY, MAX_FLAKY, ROOT, judge
 
 KNOWN = {"a": "a reason"}
 
@@ -78,3 +80,26 @@ def test_every_test_is_run_in_some_part_and_every_module_in_each() -> None:
     for run in runs:
         assert {test.partition("::")[0] for test in run} == {test.partition("::")[0] for test in tests}
         assert len(run) < len(tests)
+
+
+def collected(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", "--collect-only", "-q"]
+    return subprocess.run(
+        [*command, *arguments, str(directory)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_run_of_one_mark_collects_only_modules_that_mention_it(tmp_path: Path) -> None:
+    (tmp_path / "test_long.py").write_text("import pytest\n\n@pytest.mark.long\ndef test_it(): ...\n")
+    (tmp_path / "test_short.py").write_text("raise AssertionError('collected')\n")
+    run = collected(tmp_path, "--marked", "long", "-m", "long")
+    assert run.returncode == 0, run.stdout
+    assert "test_long.py::test_it" in run.stdout
+
+
+def test_mark_that_a_module_does_not_mention_is_refused(tmp_path: Path) -> None:
+    hidden = "import pytest\n\n@getattr(pytest.mark, 'lo' + 'ng')\ndef test_it(): ...\n"
+    (tmp_path / "test_hidden.py").write_text(hidden)
+    run = collected(tmp_path)
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "has tests with the mark long but none of the names" in run.stderr

@@ -4,54 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import sysconfig
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.gateway_process import free_ports
+from tests.packages import ROOT, outside, serving
 from tests.postgres import short_directory
-from tests.test_packaging import ROOT, outside, serving
-
-BUILD_SECONDS = 120
-VERSION = "7.8.9"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-qq", "-w", directory, ROOT]
-    subprocess.run(command, check=True, timeout=BUILD_SECONDS, env=outside(SLUICE_BUILD_VERSION=VERSION))
-    (built,) = directory.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path) -> Iterator[Path]:
-    """A virtual environment with the wheel and with distributions of others named `storage` and `protocol`.
-
-    The dependencies are those of the environment of the tests, whose editable Sluice is not among them."""
-    with short_directory() as directory:
-        environment = directory / "venv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=BUILD_SECONDS)
-        packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-        dependencies = [path for path in sys.path if path.endswith("site-packages")]
-        (packages / "dependencies.pth").write_text("\n".join(dependencies))
-        (packages / "storage.py").write_text("OWNER = 'the user'\n")
-        (packages / "protocol").mkdir()
-        (packages / "protocol" / "__init__.py").write_text("OWNER = 'the user'\n")
-        command = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", "-qq"]
-        subprocess.run([*command, "--no-deps", wheel], check=True, timeout=BUILD_SECONDS, env=outside())
-        yield environment
-
-
-def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd="/", env=outside(**environment), capture_output=True, text=True, timeout=BUILD_SECONDS
-    )
+from tests.wheels import VERSION, run
+from tests.wheels import installed as installed
+from tests.wheels import wheel as wheel
 
 
 def test_the_wheel_holds_one_top_level_package_and_no_bytecode(wheel: Path) -> None:

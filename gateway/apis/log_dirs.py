@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.apis.metadata import Placement
 from gateway.apis.services import HasCatalog, HasLog, HasMembership, HasSettings
-from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.broker_table import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.settings import Settings
 from gateway.config.topic import requested_replication_factor

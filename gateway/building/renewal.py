@@ -14,8 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.config.broker import JAAS_CONFIG, find_broker_config
 from gateway.config.broker_parsing import parse_stored
+from gateway.config.broker_table import JAAS_CONFIG, find_broker_config
 from gateway.config.definition import ConfigType
 from gateway.config.security import PLAIN, listener_security
 from gateway.config.settings import Settings

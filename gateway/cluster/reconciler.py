@@ -33,6 +33,10 @@ REPEATED_FAILURES = 10
 """Equal failures in a row from which one is an operator's business; told again at each doubling."""
 
 
+MAX_DIGITS = 19
+"""Digits of a revision, which Postgres keeps in 64 bits."""
+
+
 class Reconciler:
     """`converge` and `keep_place` are passes of a supervisor, each of which waits for its own wake-up."""
 
@@ -69,7 +73,7 @@ class Reconciler:
 
     def revision_heard(self, payload: str) -> None:
         """A change of the catalog was committed somewhere."""
-        if payload.isascii() and payload.isdigit():
+        if len(payload) <= MAX_DIGITS and payload.isascii() and payload.isdigit():
             self._revision_heard = max(self._revision_heard, int(payload))
         if self.revision_lag:
             self.metadata_wake("notified")
@@ -95,6 +99,7 @@ class Reconciler:
         trigger = await self.metadata_wake.wait(self._interval_s)
         catalog, started = self._catalog, time.perf_counter()
         before = catalog.revision, catalog.performed.total(), catalog.deferred
+        heard = self._revision_heard
         try:
             # A wake-up announces changes, so the question whether there are any is skipped.
             if trigger != TICK or self.revision_lag or not await catalog.is_converged():
@@ -104,6 +109,10 @@ class Reconciler:
             self._failed("look", error)
             raise
         self._failures.pop("look", None)
+        if self._revision_heard == heard > catalog.revision:
+            # A revision is announced after its commit, so Postgres would have shown it. Any role can announce, and
+            # Postgres can lose commits.
+            self._revision_heard = catalog.revision
         # Postponed operations count as work, whether or not this pass could do them.
         skipped = before == (catalog.revision, catalog.performed.total(), 0)
         self._observe_pass(trigger, skipped, time.perf_counter() - started)

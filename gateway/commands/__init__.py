@@ -15,24 +15,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.commands.arguments import Commands
-    from gateway.config.settings import Settings
 
 EXIT_FAILED = 1
 
 
-def add_groups(
-    parser: argparse.ArgumentParser,
-    database: argparse.ArgumentParser,
-    settings: Callable[[argparse.Namespace], Settings],
-) -> None:
-    """Add `groups …`; `database` has the options by which `history` finds the journal."""
-    from gateway.commands import groups, history
+def add_groups(parser: argparse.ArgumentParser, add_history: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add `groups …`; `add_history` adds the arguments of `groups history`, which needs the settings of a node."""
+    from gateway.commands import groups
     from gateway.commands.arguments import common
 
     parser.set_defaults(run=run)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands: Commands = parser.add_subparsers(metavar="COMMAND", required=True)
     groups.add_commands(commands, common())
-    history.add_command(commands, database, settings)
+    commands.add_parser("history", help="what happened to a group, from the journal in Postgres", fill=add_history)
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,12 @@ the named resource, and `remove` matches only ACLs of exactly that name. Without
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
@@ -208,7 +207,7 @@ def add_acls(cluster: Cluster, given: argparse.Namespace) -> int:
         raise CommandError(f"ACLs: {rows[0]['result']}")
     show(rows, (*COLUMNS, "result"), as_json=given.json)
     if hint:
-        print(f"sluice: there is no topic {name} yet{hint}", file=sys.stderr)
+        remark(f"there is no topic {name} yet{hint}")
     return 1 if failed else 0
 
 

@@ -24,15 +24,12 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
 )
-from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.schema import MessageSchema, message_schema
 
 T = TypeVar("T")
@@ -89,6 +86,9 @@ class _Connection:
             self._authenticate(security, security.mechanism, deadline)
 
     def _authenticate(self, security: ClientSecurity, mechanism: str, deadline: float) -> None:
+        from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+        from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+
         handshake: SaslHandshakeResponse = self._ask(SaslHandshakeRequest(mechanism=mechanism), 1, deadline)
         if handshake.error_code:
             file, enabled = security.file, " or ".join(handshake.mechanisms)
@@ -267,6 +267,8 @@ class Cluster:
     # --- ways to a broker ---------------------------------------------------------------------------------------------
 
     def _coordinator(self, key: str, kind: Coordinated) -> int:
+        from protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+
         def code(response: FindCoordinatorResponse) -> int:
             return response.coordinators[0].error_code if response.coordinators else response.error_code
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from gateway.commands.parsing import Parser
+
 SHELLS = ("bash", "zsh", "fish")
 FILES = frozenset({"FILE", "DIR"})
 """Metavariables of arguments that are file names."""
@@ -68,6 +70,8 @@ def _add(nodes: list[Node], path: tuple[str, ...], parser: argparse.ArgumentPars
     commands: dict[str, str] = {}
     below: dict[str, argparse.ArgumentParser] = {}
     choices: list[str] = []
+    if isinstance(parser, Parser):
+        parser.complete()
     for action in parser._actions:  # argparse shows its actions nowhere else
         found: object = action.choices
         if isinstance(found, Mapping):  # only subcommands have a mapping here

@@ -7,27 +7,18 @@ a name, `broker` means the settings that apply to every broker.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
-from protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-)
-from protocol.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+
+if TYPE_CHECKING:
+    from protocol.messages.describe_configs import DescribeConfigsResourceResult
 
 KINDS = {"topic": 2, "broker": 4, "group": 32}
 """Kafka's codes of the resources that have settings."""
@@ -84,6 +75,12 @@ def key_values(texts: Sequence[str]) -> dict[str, str]:
 
 def settings(cluster: Cluster, kind: str, name: str) -> list[DescribeConfigsResourceResult]:
     """Return every setting of a topic, broker or group, by name. A broker named "" stands for every broker."""
+    from protocol.messages.describe_configs import (
+        DescribeConfigsRequest,
+        DescribeConfigsResource,
+        DescribeConfigsResponse,
+    )
+
     resource = DescribeConfigsResource(resource_type=KINDS[kind], resource_name=name, configuration_keys=None)
     response: DescribeConfigsResponse = cluster.ask(
         DescribeConfigsRequest(resources=(resource,)), node_id=_node_id(kind, name)
@@ -123,6 +120,13 @@ def _shows(found: Sequence[DescribeConfigsResourceResult], changes: Mapping[str,
 
 
 def _alter(cluster: Cluster, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
+    from protocol.messages.incremental_alter_configs import (
+        AlterableConfig,
+        AlterConfigsResource,
+        IncrementalAlterConfigsRequest,
+        IncrementalAlterConfigsResponse,
+    )
+
     resource = AlterConfigsResource(
         resource_type=KINDS[kind],
         resource_name=name,
@@ -216,4 +220,4 @@ def _warn_of_unknown_group(cluster: Cluster, name: str) -> None:
     known = [str(row["group"]) for row in listed_groups(cluster)]
     hint = "" if name in known else did_you_mean(name, known, SUGGESTIONS)
     if hint:
-        print(f"sluice: there is no group {name} yet{hint}", file=sys.stderr)
+        remark(f"there is no group {name} yet{hint}")

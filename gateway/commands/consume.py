@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from gateway.commands import log
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
-from gateway.commands.topics import print_json
+from gateway.commands.reader import Reader
+from gateway.commands.tail import print_json
 from protocol.records import Record
 from protocol.shown import shown
 
@@ -79,7 +80,7 @@ def consume(cluster: Cluster, given: argparse.Namespace) -> int:
         raise CommandError(f"{given.topic}{missing} cannot be read: `sluice topics describe` shows the leaders")
     ends = {partition: found.end for (_, partition), found in bounds.items()}
     positions = _positions(cluster, given.start, bounds)
-    reader = log.Reader(cluster, given.topic, positions)
+    reader = Reader(cluster, given.topic, positions)
     left: int | None = given.records
     try:
         while left != 0:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, Address, Commands, addresses
@@ -83,6 +82,8 @@ def _context(place: Path, name: str, values: object) -> Context:
 
 def save(contexts: Contexts) -> None:
     """Replace the file at once, readable by its owner only."""
+    from tempfile import NamedTemporaryFile
+
     place = path()
     # A JSON string is a TOML string too, apart from escaped surrogate pairs, which json does not write here.
     lines = [] if contexts.current is None else [f"current = {_quoted(contexts.current)}", ""]

@@ -18,20 +18,6 @@ from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.api_keys import ApiKey
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
-from protocol.messages.describe_groups import DescribeGroupsRequest
-from protocol.messages.describe_share_group_offsets import (
-    DescribeShareGroupOffsetsRequest,
-    DescribeShareGroupOffsetsRequestGroup,
-)
-from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from protocol.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
-from protocol.messages.share_group_describe import ShareGroupDescribeRequest
-from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
 
 MAX_MEMBERS_ASKED = 500
 """Most members of a classic group for which OffsetFetch is sent, one request per member."""
@@ -79,6 +65,8 @@ def view(cluster: Cluster, group_id: str) -> GroupView:
 
 def listed_groups(cluster: Cluster) -> list[Row]:
     """Return each group once: a group may move between two brokers while they are asked one after the other."""
+    from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
         response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
@@ -117,6 +105,8 @@ def _code(response: Any) -> int:
 
 
 def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
+    from protocol.messages.describe_groups import DescribeGroupsRequest
+
     group = _asked(cluster, ApiKey.DESCRIBE_GROUPS, group_id, DescribeGroupsRequest(groups=(group_id,)))
     if group is None or group.group_state == "Dead":
         return None
@@ -136,6 +126,12 @@ def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
 
 def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> set[TopicPartition]:
     """Return the partitions of a classic member whose offsets OffsetFetch reports as unstable."""
+    from protocol.messages.offset_fetch import (
+        OffsetFetchRequest,
+        OffsetFetchRequestGroup,
+        OffsetFetchRequestTopics,
+    )
+
     topics = tuple(
         OffsetFetchRequestTopics(name=name, partition_indexes=tuple(indexes)) for name, indexes in reads.items()
     )
@@ -154,6 +150,8 @@ def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> se
 
 
 def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
+    from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+
     request = ConsumerGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
     group = _asked(cluster, ApiKey.CONSUMER_GROUP_DESCRIBE, group_id, request)
     if group is None:
@@ -169,6 +167,8 @@ def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
 
 
 def _streams(cluster: Cluster, group_id: str) -> GroupView | None:
+    from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
+
     request = StreamsGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
     group = _asked(cluster, ApiKey.STREAMS_GROUP_DESCRIBE, group_id, request)
     if group is None:
@@ -189,6 +189,8 @@ def _streams(cluster: Cluster, group_id: str) -> GroupView | None:
 
 
 def _share(cluster: Cluster, group_id: str) -> GroupView | None:
+    from protocol.messages.share_group_describe import ShareGroupDescribeRequest
+
     request = ShareGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
     group = _asked(cluster, ApiKey.SHARE_GROUP_DESCRIBE, group_id, request)
     if group is None:
@@ -207,6 +209,11 @@ def _told(held: Held) -> list[str]:
 def share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[int, int]]:
     """Return a share group's start offset and its lag, by partition: the lag counts the unsettled records from the
     start on. Return nothing for a group of another type."""
+    from protocol.messages.describe_share_group_offsets import (
+        DescribeShareGroupOffsetsRequest,
+        DescribeShareGroupOffsetsRequestGroup,
+    )
+
     if not cluster.serves(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS):
         return {}
     asked = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)

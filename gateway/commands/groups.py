@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,22 +16,14 @@ from datetime import UTC, datetime
 from gateway.commands import log
 from gateway.commands.arguments import Commands, seconds
 from gateway.commands.client import Cluster, refuse
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.group_views import listed_groups, no_group, share_starts, view
 from gateway.commands.live import DEFAULT_SECONDS, watch
 from gateway.commands.log import TopicPartition
 from gateway.commands.refusals import reason
-from gateway.commands.render import Row, ranges, show
+from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
-from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-)
-from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
 EMPTY_STATES = frozenset({"Empty", "Dead"})
 _OFFSET_FETCH_OF_ONE_GROUP = 7
@@ -139,7 +129,7 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
     if given.json:
         whole = {**head, "members": group.members, "partitions": partitions}
         if given.watch is not None:
-            return json.dumps(whole, ensure_ascii=False) + "\n"
+            return json_text(whole) + "\n"
         show([whole], (), as_json=True, out=out)
         return out.getvalue()
     show([head], tuple(head), as_json=False, out=out)
@@ -156,6 +146,8 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+
     def code(response: DeleteGroupsResponse) -> int:
         return response.results[0].error_code
 
@@ -215,7 +207,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
         raise CommandError("; ".join(absent))
     show(rows, columns, as_json=given.json)
     for said in absent:
-        print(f"sluice: {said}", file=sys.stderr)
+        remark(said)
     return 1 if absent else 0
 
 
@@ -287,6 +279,7 @@ def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartit
 
 def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
     """Return the commits of a group; none if the group does not exist."""
+    from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
     def code(response: OffsetFetchResponse) -> int:
         return response.error_code
@@ -330,7 +323,7 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
         commit_offsets(cluster, group_id, targets)
     show(rows, ("topic", "partition", "committed", "new", "moved"), as_json=given.json)
     if is_new:
-        print(f"sluice: group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}", file=sys.stderr)
+        remark(f"group {group_id} is new{did_you_mean(group_id, known, SUGGESTIONS)}")
     if not given.json:
         print("\nCommitted." if given.execute else "\nNothing was changed; --execute commits this.")
     return 0
@@ -398,6 +391,13 @@ def _targets(
 
 def commit_offsets(cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, Commit]) -> None:
     """Commit for a group without members. Raise CommandError if the group has members."""
+    from protocol.messages.offset_commit import (
+        OffsetCommitRequest,
+        OffsetCommitRequestPartition,
+        OffsetCommitRequestTopic,
+        OffsetCommitResponse,
+    )
+
     topics = tuple(
         OffsetCommitRequestTopic(
             name=name,

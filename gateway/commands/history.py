@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +16,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from gateway.commands.arguments import Commands
-from gateway.commands.errors import CommandError
-from gateway.commands.render import Row, ranges, show
+from gateway.commands.errors import CommandError, remark
+from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.settings import Settings, hide_password
 from protocol.errors import ErrorCode
 from protocol.shown import shown
@@ -41,13 +39,8 @@ EXIT_FAILED = 1
 Record = Mapping[str, Any]
 
 
-def add_command(
-    commands: Commands, database: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], Settings]
-) -> None:
-    """Add `groups history`; `database` has the options by which `settings` finds the journal."""
-    parser = commands.add_parser(
-        "history", parents=[database], help="what happened to a group, from the journal in Postgres"
-    )
+def add_history(parser: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], Settings]) -> None:
+    """Add the arguments of `groups history`; `settings` says where the journal is."""
     parser.add_argument("group")
     parser.add_argument(
         "--last", type=_count, default=DEFAULT_EVENTS, metavar="EVENTS", help=f"how many events ({DEFAULT_EVENTS})"
@@ -80,7 +73,7 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
         if not rows:
             raise CommandError(f"the journal has no rows of group {given.group}")
     except CommandError as error:
-        print(f"sluice: {error}", file=sys.stderr)
+        remark(str(error))
         return EXIT_FAILED
     show(rows, ("time", "generation", "state", "what"), as_json=given.json)
     return 0
@@ -103,7 +96,7 @@ async def _print_new(url: str, given: argparse.Namespace) -> None:
             for row in told(found):
                 seq = int(str(row["seq"]))
                 if seq > last_seq:
-                    print(json.dumps(dict(row), ensure_ascii=False) if given.json else _line(row))
+                    print(json_text(dict(row)) if given.json else _line(row))
                     last_seq = seq
             sys.stdout.flush()
             await asyncio.sleep(FOLLOW_INTERVAL_S)

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.config.suggestions import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser with suggestions. Parsers of subcommands have this class, too."""
+    """argparse's parser with suggestions. Parsers of subcommands have this class, too.
+
+    `fill` adds arguments whose declaration loads much of the program. It runs when the parser is used: only a chosen
+    subcommand's parser is.
+    """
+
+    def __init__(
+        self, *given: Any, fill: Callable[[argparse.ArgumentParser], None] | None = None, **named: Any
+    ) -> None:
+        super().__init__(*given, **named)
+        self._fill = fill
+
+    def complete(self) -> None:
+        """Add the arguments that were put off."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]: the stub has an overload per caller
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Refuse leftover arguments here, where this parser's own options are known."""
+        self.complete()
         parsed, left = super().parse_known_args(args, namespace)
         if left:
             flag = next((word for word in left if word.startswith("-")), "").partition("=")[0]

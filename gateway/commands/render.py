@@ -7,11 +7,15 @@ prints them whole, with their types. A table prints them aligned, numbers to the
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from protocol.shown import shown
+
+_UNPRINTABLE = re.compile(r"[^\n -~]")
+"""Characters to look at: those beyond printable ASCII, apart from the line ends of JSON itself."""
 
 Value = str | int | float | bool | None | Sequence[object] | Mapping[str, object]
 Row = Mapping[str, Value]
@@ -21,9 +25,21 @@ def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: Tex
     """Print rows; `columns` are the columns of a table, in order. JSON holds every field of a row."""
     stream = sys.stdout if out is None else out
     if as_json:
-        print(json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False), file=stream)
+        print(json_text([dict(row) for row in rows], indent=2), file=stream)
         return
     print("\n".join(table(rows, columns)), file=stream)
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return JSON with an escape sequence for each character that is not printable. It may reach a terminal, and
+    a lone surrogate of an undecodable name cannot be printed at all."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.isascii() and "\x7f" not in text else _UNPRINTABLE.sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.commands.certificates import not_after
 from gateway.commands.errors import CommandError
 from gateway.config.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
-from gateway.security.scram import MAX_ITERATIONS, MECHANISMS, ScramMechanism, salted_password
+
+if TYPE_CHECKING:
+    from gateway.security.scram import ScramMechanism
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 NONCE_BYTES = 24
@@ -96,10 +98,14 @@ class ClientSecurity:
         if self.mechanism == "PLAIN":
             send(f"\0{self.user}\0{self.password}".encode())
         elif self.mechanism is not None:
+            from gateway.security.scram import MECHANISMS
+
             _authenticate_by_scram(MECHANISMS[self.mechanism], self.user, self.password, send)
 
 
 def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, send: Send) -> None:
+    from gateway.security.scram import MAX_ITERATIONS, salted_password
+
     nonce = base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
     bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
     first = send(f"n,,{bare}".encode()).decode()
@@ -135,6 +141,8 @@ def read_properties(path: str) -> ClientSecurity:
     expires = None if tls is None else _expiry(properties)
     if not protocol.startswith("SASL_"):
         return ClientSecurity(tls, file=path, expires=expires)
+    from gateway.security.scram import MECHANISMS
+
     mechanism = properties.get("sasl.mechanism", "")
     if mechanism != "PLAIN" and mechanism not in MECHANISMS:
         raise CommandError(f"{path}: sasl.mechanism is one of PLAIN, {', '.join(MECHANISMS)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from gateway.commands.group_views import listed_groups, no_group, share_starts
 from gateway.commands.groups import committed
 from gateway.commands.live import DEFAULT_SECONDS, watch
 from gateway.commands.log import TopicPartition
-from gateway.commands.render import Row, show
+from gateway.commands.render import Row, json_text, show
 
 GROUP_COLUMNS = ("group", "state", "partitions", "lag", "lag_per_s", "committed_per_s")
 TOPIC_COLUMNS = ("topic", "partitions", "records", "appended_per_s")
@@ -80,7 +79,7 @@ class _View:
         self._before = now
         moment = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         if self._given.json:
-            return json.dumps({"time": moment, "groups": groups, "topics": topics}, ensure_ascii=False) + "\n"
+            return json_text({"time": moment, "groups": groups, "topics": topics}) + "\n"
         out = io.StringIO()
         lag = sum(int(str(row["lag"])) for row in groups if row["lag"] is not None)
         out.write(f"{moment}  {len(groups)} groups, lag {lag}, {len(topics)} topics\n\n")

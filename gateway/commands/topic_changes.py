@@ -7,6 +7,7 @@ changes. The broker's own message explains a refused change.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from gateway.commands import configs, log
 from gateway.commands.arguments import Commands
@@ -15,18 +16,9 @@ from gateway.commands.errors import CommandError
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from protocol.errors import ErrorCode
-from protocol.messages.create_partitions import (
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-)
-from protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
-)
-from protocol.messages.describe_configs import DescribeConfigsResourceResult
+
+if TYPE_CHECKING:
+    from protocol.messages.describe_configs import DescribeConfigsResourceResult
 
 DYNAMIC_TOPIC_CONFIG = 1
 """Kafka's code for a setting that was made for the topic."""
@@ -63,6 +55,12 @@ def settings(cluster: Cluster, topic: str) -> list[DescribeConfigsResourceResult
 
 
 def add_partitions(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.create_partitions import (
+        CreatePartitionsRequest,
+        CreatePartitionsResponse,
+        CreatePartitionsTopic,
+    )
+
     (topic,) = cluster.topics((given.topic,))
     before = len(topic.partitions)
     if given.to <= before:
@@ -93,6 +91,13 @@ def show_configs(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def delete_records(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.delete_records import (
+        DeleteRecordsPartition,
+        DeleteRecordsRequest,
+        DeleteRecordsResponse,
+        DeleteRecordsTopic,
+    )
+
     before = _HIGH_WATERMARK
     if given.before != "end":
         if not given.before.isascii() or not given.before.isdigit() or int(given.before) >= 1 << 63:

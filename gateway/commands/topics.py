@@ -1,11 +1,13 @@
-"""`sluice topics`: list, describe, create, change, delete, tail, by Kafka's protocol, with any broker."""
+"""`sluice topics`: list, describe, create, change, delete, by Kafka's protocol, with any broker.
+
+The one idea: a command loads the messages that it sends when it runs, so that the first answer comes soon. `tail.py`
+has `topics tail`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from datetime import UTC, datetime
 
 from gateway.commands import configs, log, topic_changes
 from gateway.commands.arguments import Commands
@@ -14,17 +16,6 @@ from gateway.commands.errors import CommandError
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from protocol.errors import ErrorCode
-from protocol.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
-from protocol.records import Record
-from protocol.shown import shown
-
-FOLLOW_WAIT_MS = 500
 
 
 def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -55,7 +46,7 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     tail.add_argument("--partition", type=int, action="append", metavar="P", help="only this one; may be repeated")
     tail.add_argument("--from-beginning", action="store_true", help="every record there is")
     tail.add_argument("-f", "--follow", action="store_true", help="go on with what is appended, until Ctrl-C")
-    tail.set_defaults(command=tail_topic)
+    tail.set_defaults(command=_tail)
 
 
 def list_topics(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -112,6 +103,13 @@ def _changed(cluster: Cluster, topic: str) -> dict[str, object]:
 
 
 def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.create_topics import (
+        CreatableTopic,
+        CreatableTopicConfig,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
+    )
+
     wanted = CreatableTopic(
         name=given.topic,
         num_partitions=given.partitions,
@@ -136,6 +134,8 @@ def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+
     names = tuple(dict.fromkeys(given.topic))
     request = DeleteTopicsRequest(
         topics=tuple(DeleteTopicState(name=name) for name in names), topic_names=names, timeout_ms=30_000
@@ -153,69 +153,7 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     return 1 if any(result.error_code for result in response.responses) else 0
 
 
-# --- tail -------------------------------------------------------------------------------------------------------------
+def _tail(cluster: Cluster, given: argparse.Namespace) -> int:
+    from gateway.commands.tail import tail_topic
 
-
-def tail_topic(cluster: Cluster, given: argparse.Namespace) -> int:
-    if given.records < 0:
-        raise CommandError("-n wants a number from 0 on")
-    (topic,) = cluster.topics((given.topic,))
-    present = sorted(partition.partition_index for partition in topic.partitions)
-    wanted: list[int] = given.partition or present
-    if set(wanted) - set(present):
-        raise CommandError(f"topic {given.topic} has partitions {present[0]} to {present[-1]}")
-    bounds = log.bounds(cluster, [(given.topic, partition) for partition in wanted])
-    positions: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    for (_, partition), found in bounds.items():
-        start = found.start if given.from_beginning else max(found.start, found.end - given.records)
-        positions[partition], ends[partition] = start, found.end
-    reader = log.Reader(cluster, given.topic, positions)
-    try:
-        while left := [partition for partition in positions if positions[partition] < ends[partition]]:
-            for partition, record in reader.read(left, max_wait_ms=FOLLOW_WAIT_MS):
-                _print_record(given, partition, record)
-        while given.follow:
-            for partition, record in reader.read(sorted(positions), max_wait_ms=FOLLOW_WAIT_MS):
-                _print_record(given, partition, record)
-    except KeyboardInterrupt:
-        return 0
-    return 0
-
-
-def _print_record(given: argparse.Namespace, partition: int, record: Record) -> None:
-    if given.json:
-        print_json(given.topic, partition, record)
-        if given.follow:
-            sys.stdout.flush()
-        return
-    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
-    head = f"{partition}:{record.offset}  {moment.removesuffix('+00:00')}Z  {_shown(record.key)}"
-    sys.stdout.write(f"{head}  {_shown(record.value)}\n")
-    if given.follow:
-        sys.stdout.flush()
-
-
-def print_json(topic: str, partition: int, record: Record) -> None:
-    """Print a record as one line of JSON."""
-    fields = {
-        "topic": topic,
-        "partition": partition,
-        "offset": record.offset,
-        "timestamp_ms": record.timestamp,
-        "key": _text(record.key),
-        "value": _text(record.value),
-        "headers": [[name, _text(value)] for name, value in record.headers],
-    }
-    print(json.dumps(fields, ensure_ascii=False))
-
-
-def _text(value: bytes | None) -> str | None:
-    r"""Return the value as text; bytes that are not text become \x.. escapes."""
-    return None if value is None else value.decode(errors="backslashreplace")
-
-
-def _shown(value: bytes | None) -> str:
-    if value is None:
-        return "null"
-    return shown(value.decode(errors="backslashreplace"), None)
+    return tail_topic(cluster, given)

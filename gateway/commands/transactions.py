@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from gateway.commands import log
 from gateway.commands.arguments import Commands
@@ -19,14 +20,9 @@ from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
 from gateway.commands.render import Row, Value, show
 from protocol.errors import ErrorCode
-from protocol.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse, TopicRequest
-from protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    TransactionState,
-)
-from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+
+if TYPE_CHECKING:
+    from protocol.messages.describe_transactions import TransactionState
 
 DESCRIBED_AT_A_TIME = 500
 ONGOING = "Ongoing"
@@ -67,6 +63,9 @@ def list_transactions(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def _listed(cluster: Cluster) -> list[Row]:
     """Return each id once: an id may move between two brokers while they are asked one after the other."""
+    from protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
+    from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
         response: ListTransactionsResponse = cluster.ask(ListTransactionsRequest(), node_id=node_id)
@@ -114,6 +113,8 @@ def describe_transaction(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _described(cluster: Cluster, transactional_id: str) -> TransactionState:
+    from protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
+
     def code(response: DescribeTransactionsResponse) -> int:
         return response.transaction_states[0].error_code
 
@@ -132,6 +133,8 @@ def _described(cluster: Cluster, transactional_id: str) -> TransactionState:
 def _partition_rows(cluster: Cluster, producer_id: int, keys: Sequence[TopicPartition]) -> list[Row]:
     """Return, by partition, the transaction's first offset and the last stable offset. Groups have no log that a
     client could read."""
+    from protocol.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse, TopicRequest
+
     logs = [key for key in keys if key[0] != GROUPS_TOPIC]
     bounds = log.bounds(cluster, logs)
     since: dict[TopicPartition, int] = {}
@@ -160,6 +163,8 @@ def _partition_rows(cluster: Cluster, producer_id: int, keys: Sequence[TopicPart
 
 
 def abort_transaction(cluster: Cluster, given: argparse.Namespace) -> int:
+    from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
     before = _described(cluster, given.id)
     if before.transaction_state != ONGOING:
         raise CommandError(f"{given.id} has no transaction open that can be aborted: it is {before.transaction_state}")

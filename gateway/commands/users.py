@@ -10,13 +10,24 @@ import argparse
 import getpass
 import secrets
 import sys
+from collections.abc import Callable
 
+from gateway.commands import run
+from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.refusals import reason
 from gateway.commands.render import Row, show
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
-from gateway.security.scram import MECHANISMS, SALT_BYTES, ScramMechanism, salted_password
+from gateway.security.scram import (
+    DEFAULT_ITERATIONS,
+    MAX_ITERATIONS,
+    MECHANISMS,
+    MIN_ITERATIONS,
+    SALT_BYTES,
+    ScramMechanism,
+    salted_password,
+)
 from protocol.errors import ErrorCode
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -30,6 +41,54 @@ from protocol.messages.describe_user_scram_credentials import (
 )
 
 COLUMNS = ("user", "mechanism", "iterations")
+
+
+def add_users(
+    commands: Commands, options: argparse.ArgumentParser, on_database: Callable[[argparse.Namespace], int]
+) -> None:
+    """Add the subcommands of `users`. `options` find the database or, if one of them names a broker, the cluster.
+    `on_database` runs `given.verb` on the database."""
+
+    def run_given(given: argparse.Namespace) -> int:
+        return on_database(given) if given.bootstrap is None and given.context is None else run(given)
+
+    add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
+    add.add_argument("user")
+    add.add_argument(
+        "--mechanism",
+        choices=sorted(MECHANISMS),
+        action="append",
+        help="may be repeated; default: all of them",
+    )
+    add.add_argument(
+        "--iterations",
+        type=_iterations,
+        default=DEFAULT_ITERATIONS,
+        metavar="N",
+        help=f"of the password's hash, {MIN_ITERATIONS} to {MAX_ITERATIONS} ({DEFAULT_ITERATIONS})",
+    )
+    add.add_argument(
+        "--password-stdin",
+        action="store_true",
+        help="take the password from the first line of standard input; default: ask for it",
+    )
+    delete = commands.add_parser("delete", parents=[options], help="take a user's passwords away")
+    delete.add_argument("user")
+    delete.add_argument("--mechanism", choices=sorted(MECHANISMS), action="append", help="default: all of them")
+    listing = commands.add_parser("list", parents=[options], help="users and their mechanisms")
+    listing.add_argument("--json", action="store_true", help="JSON instead of a table")
+    for parser, verb, command in (
+        (add, "add", add_user),
+        (delete, "delete", delete_user),
+        (listing, "list", list_users),
+    ):
+        parser.set_defaults(run=run_given, verb=verb, command=command)
+
+
+def _iterations(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not MIN_ITERATIONS <= int(text) <= MAX_ITERATIONS:
+        raise argparse.ArgumentTypeError(f"expected a number from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
+    return int(text)
 
 
 def mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:

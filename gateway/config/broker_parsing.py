@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.broker import (
-    FIELDS,
-    NODE_ID_NAMES,
-    BrokerConfig,
-    broker_config_names,
-    find_broker_config,
-    shown_value,
-)
+from gateway.config.broker import NODE_ID_NAMES, BrokerConfig
+from gateway.config.broker_table import FIELDS, broker_config_names, find_broker_config, shown_value
 from gateway.config.definition import HIDDEN, ConfigError, ConfigKey, Update
 from gateway.config.suggestions import did_you_mean, may_be_secret, nearest
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gateway.config.broker import BrokerConfig
+from gateway.config.broker_table import broker_layers
 from gateway.config.definition import (
     ConfigError,
     ConfigKey,
@@ -255,5 +256,5 @@ def group_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig
     layers behind it (upstream: ConfigHelper.createGroupConfigEntry)."""
     if key.name in configs:
         return ConfigSource.GROUP_CONFIG, configs[key.name]
-    given = (broker.layers(synonym.name) for synonym in key.synonyms)
+    given = (broker_layers(broker, synonym.name) for synonym in key.synonyms)
     return _DEFAULT, next((layers[0][1] for layers in given if layers), render(key.default))

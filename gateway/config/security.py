@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.config.broker import JAAS_CONFIG, SASL_MECHANISMS, BrokerConfig
+from gateway.config.broker import SASL_MECHANISMS, BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import JAAS_CONFIG
 from gateway.config.definition import HIDDEN, ConfigError
 from gateway.config.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from gateway.config.listeners import Listener

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.broker import BROKER_CONFIGS, IDLE, BrokerConfig, find_broker_config
+from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import BROKER_CONFIGS, IDLE, find_broker_config
 from gateway.config.definition import HIDDEN, ConfigError, ConfigType
+from gateway.config.errors import ConfigurationError
 from gateway.config.listeners import (
     DEFAULT_NAME,
     WILDCARDS,
@@ -30,23 +32,16 @@ from gateway.config.listeners import (
     parse_roles,
     render_address,
 )
+from gateway.config.log_options import LOG_LEVELS, LogFormat
 from gateway.config.secret_files import SUFFIX, SecretFileError, SecretFiles, read_secret, read_secret_files
 from gateway.config.security import listener_security
 from gateway.config.suggestions import did_you_mean, may_be_secret
-from gateway.operate.logs import LOG_LEVELS, LogFormat
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
 from storage.types import Address, Roles
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 AUTO = "auto"
-
-
-class ConfigurationError(Exception):
-    """A value that is refused at start; the message is one line that names option, value and origin."""
-
-    def __init__(self, option: str, value: str, origin: str, reason: str) -> None:
-        super().__init__(f"{option}: {value!r} (from {origin}): {reason}")
 
 
 @dataclass(frozen=True, slots=True)

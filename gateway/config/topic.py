@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gateway.config.broker import BrokerConfig, find_broker_config
+from gateway.config.broker import BrokerConfig
+from gateway.config.broker_table import broker_layers, find_broker_config
 from gateway.config.definition import (
     MAX_LONG,
     MEBIBYTE,
@@ -306,7 +307,7 @@ def topic_layers(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfi
     counterparts = [
         Layer(source, synonym.name, value, synonym.factor)
         for synonym in key.synonyms
-        for source, value in broker.layers(synonym.name)
+        for source, value in broker_layers(broker, synonym.name)
     ]
     # The sort is stable: within one source the finer unit stays ahead (log.retention.ms before log.retention.hours).
     counterparts.sort(key=lambda layer: layer.source)

@@ -6,6 +6,7 @@ The one idea: every bound of what a page may ask is checked here, before anythin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -15,10 +16,14 @@ from gateway.console.topics import MAX_PRODUCED_BYTES, MAX_RECORDS, Search
 from protocol.records import Record
 
 MAX_HEADERS = 100
+MAX_PARTITION = 2**31 - 1
 MAX_PARTITIONS = 2_000
 MAX_FILTER_CHARS = 1_024
 FORMS = ("auto", "text", "json", "hex", "avro", "protobuf")
 BEGINS = ("earliest", "latest", "end", "offset", "time")
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 def parse_search(query: Mapping[str, str]) -> tuple[Search, str, int | None, dict[int, int] | None]:
@@ -61,7 +66,7 @@ def _json(text: str) -> Any:
 
 
 def _number(text: str) -> int:
-    if not text.lstrip("-").isdigit() or len(text) > 19:
+    if not _NUMBER.fullmatch(text):
         raise BadRequestError(f"{text[:40]} is not a number")
     return int(text)
 
@@ -86,7 +91,7 @@ def _positions(text: str | None) -> dict[int, int] | None:
 def parse_record(given: Mapping[str, Any], now_ms: int) -> tuple[str, int, Record]:
     """Return topic, partition and record of a request to produce."""
     topic, partition = given.get("topic"), given.get("partition")
-    if not isinstance(topic, str) or not topic or not isinstance(partition, int) or partition < 0:
+    if not isinstance(topic, str) or not topic or not isinstance(partition, int) or not 0 <= partition <= MAX_PARTITION:
         raise BadRequestError("topic or partition is missing")
     headers = given.get("headers", [])
     if not isinstance(headers, list) or len(cast(list[Any], headers)) > MAX_HEADERS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.config.broker import UNLISTED
+from gateway.config.broker_table import UNLISTED
 from gateway.config.definition import ConfigSource
 from gateway.console.groups import GroupViews
 from gateway.console.kafka import Kafka, Viewer, refuse

@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.console.kafka import ElsewhereError, Viewer
 from gateway.console.sessions import COOKIE, Session, Sessions
+from gateway.net.http_connections import HttpConnections
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 
@@ -65,13 +66,14 @@ _OPEN = frozenset({"/api/session", "/api/login"})
 """APIs that answer without a session."""
 
 
-def guarded(rules: Rules, sessions: Sessions) -> Middleware:
+def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> Middleware:
     """Return the middleware that enforces the rules."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            response = await _checked(request, handler)
+            with connections.busy(request.transport):
+                response = await _checked(request, handler)
         except web.HTTPException as error:
             response = failure(error.status, error.reason)
         except (BadRequestError, KafkaError, ElsewhereError, StorageError) as error:
@@ -98,8 +100,8 @@ def guarded(rules: Rules, sessions: Sessions) -> Middleware:
                 return failure(401, "log in first" if rules.needs_login else "the session is over; reload the page")
             return await handler(request)
         if request.method not in ("GET", "HEAD"):
-            given = request.headers.get(CSRF_HEADER, "")
-            if not hmac.compare_digest(given.encode(), session.csrf.encode()) and request.path != "/api/login":
+            given = request.headers.get(CSRF_HEADER, "").encode(errors="replace")
+            if not hmac.compare_digest(given, session.csrf.encode()) and request.path != "/api/login":
                 return failure(403, "the request lacks the page's token; reload the page")
         request[SESSION] = session
         request[VIEWER] = Viewer(session.principal, f"/{request.remote or '127.0.0.1'}")
@@ -115,10 +117,17 @@ def _host_of(request: web.Request) -> str:
         return ""
 
 
+def _place_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _demand_own_page(request: web.Request) -> None:
     """Raise BadRequestError unless a page of this console sent the request."""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if origin is not None and _place_of(origin) != request.host:
         raise BadRequestError("the request comes from a page of another site")
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         raise BadRequestError("the request comes from a page of another site")

@@ -12,9 +12,11 @@ commits in that state sends, because Postgres serialises the commits of transact
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from uuid import UUID
 
 import structlog
 
@@ -27,13 +29,17 @@ from protocol.compression import Compression
 from protocol.murmur import murmur2
 from protocol.records import Record, TimestampType, build_batch
 from storage.pool import Database
-from storage.staged import StagedRecord, StagedRecords
+from storage.staged import StagedRecord, StagedRecords, StagedTransaction
 from storage.types import Appended, NewBatch, Partition, PartitionKey, Refusal, Topic
 
 logger = structlog.get_logger(__name__)
 
 POLL_S = 0.004
 """Interval of looks while transactions commit."""
+BUSY_POLL_S = 0.010
+"""Interval while at least BUSY_PER_S transactions commit. An append costs the node and Postgres about a millisecond of
+processor, however few transactions it carries, and they share it with the clients."""
+BUSY_PER_S = 100
 QUIET_S = 2.0
 """Without a commit for so long, the relay asks to be notified."""
 LINGER_S = 0.5
@@ -42,8 +48,8 @@ SAFETY_S = 1.0
 """Interval of looks without a notification."""
 OWN_INTERVAL_S = 0.25
 """Interval at which other nodes try to become the relay."""
-RETRY_S = 1.0
-"""How long a transaction waits whose topic could not be created. Others do not wait for it."""
+REFUSED_AT_ONCE = 10
+"""Transactions of one pass whose topics cannot be created. Others wait only as long as so many attempts take."""
 
 BATCH_BYTES = 1024 * 1024
 BATCH_RECORDS = 10_000
@@ -91,8 +97,6 @@ class Relay:
         self._notified = asyncio.Event()
         self._listener = listener
         self._now_ms = now_ms
-        self.relayed = 0
-        """Transactions that this node has appended."""
 
     async def run(self) -> None:
         """Wait until this node may relay, and relay until the session with Postgres is lost. Raise StorageError."""
@@ -111,39 +115,67 @@ class Relay:
         active_s = loop.time()
         while True:
             self._notified.clear()
-            if await self._pass(session):
-                active_s = loop.time()
-            quiet_s = loop.time() - active_s
+            found = await self._pass(session)
+            now_s = loop.time()
+            interval_s = poll_interval_s(found, now_s - active_s)
+            if found:
+                active_s = now_s
+            quiet_s = now_s - active_s
             if awake is not (quiet_s < QUIET_S):
                 awake = not awake
                 await session.set_awake(awake)
                 continue
             if quiet_s < QUIET_S + LINGER_S:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(interval_s)
                 continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), SAFETY_S)
                 active_s = loop.time()
 
-    async def _pass(self, session: StagedRecords) -> bool:
-        """Append the next transactions; False if no transaction waits."""
+    async def _pass(self, session: StagedRecords) -> int:
+        """Append the next transactions. Return the number of those that were waiting."""
         transactions = await session.look()
         if not transactions:
-            return False
+            return 0
+        ready = await self._with_topics(session, transactions)
+        if not ready:
+            return len(transactions)
         try:
-            outcomes = await session.append(transactions, self._build)
+            outcomes = await session.append(ready, self._build)
         except _CannotCreateError as error:
-            logger.warning("the records of a SQL transaction wait for their topic", xid=error.xid, error=str(error))
-            session.postpone(error.xid, RETRY_S)
-            return True
+            self._postpone(session, error)
+            return len(transactions)
         except BaseException:
             self._listener.in_doubt()
             raise
-        self.relayed += len(transactions)
         now_s = asyncio.get_running_loop().time()
         for batch, outcome in outcomes:
             self._record(batch, outcome, now_s)
-        return True
+        return len(transactions)
+
+    async def _with_topics(
+        self, session: StagedRecords, transactions: Sequence[StagedTransaction]
+    ) -> list[StagedTransaction]:
+        """Create missing topics, and return the first transactions, without those whose topics cannot be created."""
+        ready: list[StagedTransaction] = []
+        names = await session.new_topics(transactions)
+        refused = 0
+        for transaction in transactions:
+            try:
+                for name in names.get(transaction.xid, ()):
+                    await self._existing(name, transaction.xid)
+            except _CannotCreateError as error:
+                self._postpone(session, error)
+                refused += 1
+                if refused == REFUSED_AT_ONCE:
+                    break  # the rest keeps its order: the next pass looks at it
+            else:
+                ready.append(transaction)
+        return ready
+
+    def _postpone(self, session: StagedRecords, error: _CannotCreateError) -> None:
+        logger.warning("the records of a SQL transaction wait for their topic", xid=error.xid, error=str(error))
+        session.postpone(error.xid)
 
     def _record(self, batch: NewBatch, outcome: Appended | Refusal, now_s: float) -> None:
         if isinstance(outcome, Refusal):
@@ -154,72 +186,96 @@ class Relay:
             )
             return
         end_offset = outcome.base_offset + batch.record_count
-        if batch.records:
-            self._tail.record_append(
-                batch.partition_key,
-                base_offset=outcome.base_offset,
-                last_offset=end_offset - 1,
-                records=batch.records,
-                log_start_offset=outcome.log_start_offset,
-                leader_epoch=outcome.leader_epoch,
-                now_s=now_s,
-                last_stable_offset=outcome.open_since_offset,
-            )
-        else:
-            self._tail.heard(batch.partition_key, end_offset)
+        self._tail.record_append(
+            batch.partition_key,
+            base_offset=outcome.base_offset,
+            last_offset=end_offset - 1,
+            records=batch.records,
+            log_start_offset=outcome.log_start_offset,
+            leader_epoch=outcome.leader_epoch,
+            now_s=now_s,
+            last_stable_offset=outcome.open_since_offset,
+        )
         self._listener.appended(batch.partition_key, end_offset)
 
     # --- building -------------------------------------------------------------------------------------------------
 
-    async def _build(self, pieces: AsyncGenerator[list[StagedRecord]]) -> AsyncGenerator[list[NewBatch]]:
-        async for records in pieces:
-            targets: dict[PartitionKey, _Target] = {}
-            size_bytes = 0
-            for staged in records:
-                found = await self._partition(staged)
-                if found is None:
-                    logger.info(
-                        "a staged record was dropped: its topic has been deleted", topic_id=str(staged.topic_id)
-                    )
-                    continue
-                topic, partition = found
-                target = targets.get(partition.partition_key)
-                if target is None:
-                    target = targets[partition.partition_key] = _Target(partition, self._catalog.config(topic), [])
-                target.records.append(Record(0, staged.timestamp_ms, staged.key, staged.value, staged.headers))
-                size_bytes += len(staged.key or b"") + len(staged.value or b"")
-            now_ms = self._now_ms()
-            if size_bytes > THREAD_BYTES:
-                yield await asyncio.to_thread(_batches, list(targets.values()), now_ms)
-            else:
-                yield _batches(list(targets.values()), now_ms)
+    async def _build(self, records: list[StagedRecord]) -> list[NewBatch]:
+        topics = await self._topics(records)
+        targets: dict[PartitionKey, _Target] = {}
+        dropped: Counter[UUID] = Counter()
+        size_bytes = 0
+        for staged in records:
+            topic = topics[staged.topic_id or staged.topic]
+            if topic is None:
+                assert staged.topic_id is not None
+                dropped[staged.topic_id] += 1
+                continue
+            partition = _partition(topic, staged)
+            target = targets.get(partition.partition_key)
+            if target is None:
+                target = targets[partition.partition_key] = _Target(partition, self._catalog.config(topic), [])
+            target.records.append(Record(0, staged.timestamp_ms, staged.key, staged.value, staged.headers))
+            size_bytes += len(staged.key or b"") + len(staged.value or b"")
+        for topic_id, count in dropped.items():
+            logger.info(
+                "staged records were dropped: their topic has been deleted", topic_id=str(topic_id), records=count
+            )
+        now_ms = self._now_ms()
+        if size_bytes > THREAD_BYTES:
+            return await asyncio.to_thread(_batches, list(targets.values()), now_ms)
+        return _batches(list(targets.values()), now_ms)
 
-    async def _partition(self, staged: StagedRecord) -> tuple[Topic, Partition] | None:
-        """Return the partition that a record is for; None if its topic has been deleted."""
-        if staged.topic_id is not None:
-            topic = await self._catalog.resolve_id(staged.topic_id)
-        else:
-            assert staged.topic is not None
-            topic = await self._catalog.resolve(staged.topic)
-            if topic is None:
-                created = await self._create(staged.topic)
-                if isinstance(created, str):
-                    raise _CannotCreateError(staged.xid, staged.topic, created)
-                topic = created
-        if topic is None:
-            return None
-        count = len(topic.partitions)
-        index = staged.partition_index
-        if index is None:
-            # Placing here costs a microsecond for each record. In the caller's PL/pgSQL it took ten.
-            index = staged.xid % count if staged.key is None else murmur2(staged.key) % count
-        elif index >= count:
+    async def _topics(self, records: Sequence[StagedRecord]) -> dict[UUID | str | None, Topic | None]:
+        """Return the topics of these records by id or, if a topic did not exist, by name; None for a deleted one. Each
+        topic is looked up once, however many records name it."""
+        topics: dict[UUID | str | None, Topic | None] = {}
+        for staged in records:
+            named = staged.topic_id or staged.topic
+            if named in topics:
+                continue
+            if staged.topic_id is not None:
+                topics[named] = await self._catalog.resolve_id(staged.topic_id)
+            else:
+                assert staged.topic is not None
+                topics[named] = await self._existing(staged.topic, staged.xid)
+        # Postgres knew the partition when the record was staged. This node may not have heard of it yet.
+        if any(
+            staged.partition_index is not None
+            and staged.topic_id is not None
+            and (topic := topics[staged.topic_id]) is not None
+            and staged.partition_index >= len(topic.partitions)
+            for staged in records
+        ):
             await self._catalog.refresh_if_changed()
-            topic = self._catalog.get_by_id(topic.topic_id)
-            if topic is None:
-                return None
-            index = min(index, len(topic.partitions) - 1)
-        return topic, topic.partitions[index]
+            for named, topic in topics.items():
+                topics[named] = None if topic is None else self._catalog.get_by_id(topic.topic_id)
+        return topics
+
+    async def _existing(self, name: str, xid: int) -> Topic:
+        """Return the topic of this name, created if necessary. Raise _CannotCreateError."""
+        topic = await self._catalog.resolve(name)
+        if topic is not None:
+            return topic
+        created = await self._create(name)
+        if isinstance(created, str):
+            raise _CannotCreateError(xid, name, created)
+        return created
+
+
+def poll_interval_s(found: int, since_s: float) -> float:
+    """Return how long to wait after a look that found `found` transactions, `since_s` after the last look that found
+    any."""
+    return BUSY_POLL_S if found and found >= BUSY_PER_S * since_s else POLL_S
+
+
+def _partition(topic: Topic, staged: StagedRecord) -> Partition:
+    count = len(topic.partitions)
+    index = staged.partition_index
+    if index is None:
+        # Placing here costs a microsecond for each record. In the caller's PL/pgSQL it took ten.
+        index = staged.xid % count if staged.key is None else murmur2(staged.key) % count
+    return topic.partitions[min(index, count - 1)]
 
 
 def _batches(targets: Sequence[_Target], now_ms: int) -> list[NewBatch]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.commands.log import Aborted
+from gateway.commands.reader import Aborted
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.messages.fetch import AbortedTransaction

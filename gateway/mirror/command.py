@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import Any
 from gateway.commands import log
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, remark
 from gateway.commands.render import Row, show
 from gateway.commands.security import read_properties
 from gateway.commands.topic_changes import settings
@@ -88,7 +87,7 @@ def _run(given: argparse.Namespace, configuration: Configuration) -> int:
     except KeyboardInterrupt:
         return 0
     except (CommandError, StorageError, EmbeddedPostgresError) as error:
-        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        remark(" ".join(str(error).split()))
         return EXIT_FAILED
 
 
@@ -200,4 +199,4 @@ def _report(copier: Copier, groups: list[Row], compared: list[Row], *, as_json: 
 
 
 def _warn(text: str) -> None:
-    print(f"sluice: warning: {text}", file=sys.stderr, flush=True)
+    remark(f"warning: {text}")

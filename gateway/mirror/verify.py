@@ -15,6 +15,7 @@ from gateway.commands import log
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
+from gateway.commands.reader import Reader
 from protocol.records import Record
 
 WAIT_MS = 500
@@ -110,7 +111,7 @@ def _later_start(source: Cluster, target: Cluster, key: TopicPartition) -> int:
 def records_between(cluster: Cluster, key: TopicPartition, start: int, end: int) -> Iterator[Record]:
     """Yield the committed records from `start` to before `end`."""
     topic, partition = key
-    reader = log.Reader(cluster, topic, {partition: start})
+    reader = Reader(cluster, topic, {partition: start})
     empty_reads = 0
     while reader.positions[partition] < end:
         before = reader.positions[partition]

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, ContextVar
 from io import StringIO
 from itertools import islice
-from typing import Any, Literal, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.processors import ExceptionRenderer
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from gateway.config.log_options import LogFormat
 from gateway.operate.loggers import FINEST, drop_below_level, print_to_stderr
 from protocol.shown import shown
 
@@ -31,9 +32,6 @@ must not fill the disk."""
 
 MAX_VALUE_CHARS, MAX_VALUES = 1_000, 100
 """Characters of one value in a line, and values of one list: a line is about one thing."""
-
-LogFormat = Literal["auto", "console", "json"]
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 REQUEST: ContextVar[tuple[str, str, int] | None] = ContextVar("request", default=None)
 """Connection id, API name and correlation id of the request that the current task works on."""
@@ -46,8 +44,8 @@ def as_json(log_format: LogFormat) -> bool:
 
 
 def configure(log_format: LogFormat, level: str, node: str | None = None) -> None:
-    """Send the lines of structlog and of the standard library's loggers to stderr at `level` (one of LOG_LEVELS). A
-    line of JSON says which `node` wrote it, for readers that collect the lines of many nodes."""
+    """Send the lines of structlog and of the standard library's loggers to stderr at `level`, one of LOG_LEVELS. A line
+    of JSON says which `node` wrote it, for readers that collect the lines of many nodes."""
     minimum = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

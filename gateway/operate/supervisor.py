@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.config.definition import ConfigError
-from gateway.config.settings import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.operate.metrics import Metrics
 from storage.errors import StorageError
 

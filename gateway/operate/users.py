@@ -13,26 +13,14 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
-from gateway.commands import run
-from gateway.commands import users as by_kafka
 from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, show
 from gateway.commands.users import mechanisms, password
 from gateway.config.settings import Settings
 from gateway.operate.upkeep import Configure, existing_database, require_tables
-from gateway.security.scram import (
-    DEFAULT_ITERATIONS,
-    MAX_ITERATIONS,
-    MECHANISMS,
-    MIN_ITERATIONS,
-    SALT_BYTES,
-    ScramMechanism,
-    credential,
-    salted_password,
-)
+from gateway.security.scram import SALT_BYTES, ScramMechanism, credential, salted_password
 from storage.embedded import EmbeddedPostgresError
 from storage.errors import StorageError
 from storage.migrate import migrate
@@ -49,52 +37,10 @@ class UserError(Exception):
     """A refused command. The message is one line for the person who ran it."""
 
 
-def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configure) -> None:
-    """Add the subcommands of `users`; `options` find the database or, if one of them names a broker, the cluster."""
-    add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
-    add.add_argument("user")
-    add.add_argument(
-        "--mechanism",
-        choices=sorted(MECHANISMS),
-        action="append",
-        help="may be repeated; default: all of them",
-    )
-    add.add_argument(
-        "--iterations",
-        type=_iterations,
-        default=DEFAULT_ITERATIONS,
-        metavar="N",
-        help=f"of the password's hash, {MIN_ITERATIONS} to {MAX_ITERATIONS} ({DEFAULT_ITERATIONS})",
-    )
-    add.add_argument(
-        "--password-stdin",
-        action="store_true",
-        help="take the password from the first line of standard input; default: ask for it",
-    )
-    delete = commands.add_parser("delete", parents=[options], help="take a user's passwords away")
-    delete.add_argument("user")
-    delete.add_argument("--mechanism", choices=sorted(MECHANISMS), action="append", help="default: all of them")
-    listing = commands.add_parser("list", parents=[options], help="users and their mechanisms")
-    listing.add_argument("--json", action="store_true", help="JSON instead of a table")
-    for parser, command, by_broker in (
-        (add, add_user, by_kafka.add_user),
-        (delete, delete_user, by_kafka.delete_user),
-        (listing, list_users, by_kafka.list_users),
-    ):
-        parser.set_defaults(run=partial(_run, command, settings), command=by_broker)
-
-
-def _iterations(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not MIN_ITERATIONS <= int(text) <= MAX_ITERATIONS:
-        raise argparse.ArgumentTypeError(f"expected a number from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
-    return int(text)
-
-
-def _run(command: Command, settings: Configure, given: argparse.Namespace) -> int:
-    if given.bootstrap is not None or given.context is not None:
-        return run(given)
+def run(given: argparse.Namespace, settings: Configure) -> int:
+    """Run `given.verb` (add, delete or list) on the database, and return its exit code."""
     try:
-        return asyncio.run(command(given, settings(given)))
+        return asyncio.run(_VERBS[given.verb](given, settings(given)))
     except (UserError, CommandError, StorageError, EmbeddedPostgresError) as error:
         print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_FAILED
@@ -149,3 +95,6 @@ async def list_users(given: argparse.Namespace, settings: Settings) -> int:
     ]
     show(rows, ("user", "mechanism", "iterations"), as_json=given.json)
     return 0
+
+
+_VERBS: dict[str, Command] = {"add": add_user, "delete": delete_user, "list": list_users}

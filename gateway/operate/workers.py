@@ -25,8 +25,9 @@ from typing import BinaryIO
 import structlog
 
 from gateway.config.broker import NODE_ID_NAMES
+from gateway.config.errors import ConfigurationError
 from gateway.config.listeners import render_address
-from gateway.config.settings import Configuration, ConfigurationError, Settings
+from gateway.config.settings import Configuration, Settings
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.types import Address
 

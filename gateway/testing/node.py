@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from gateway.app import App, StartError
 from gateway.commands.client import Cluster, refuse
-from gateway.config.settings import ConfigurationError, load
+from gateway.config.errors import ConfigurationError
+from gateway.config.settings import load
 from gateway.log.topic_names import INTERNAL_TOPICS
 from gateway.testing.faults import Faults
 from gateway.testing.members import Members

@@ -1,158 +1,46 @@
 """Kafka's messages, one module per API, each declaring the request and the response with their structs.
 
-The one idea: a caller that asks this package for messages (`find_message`, `declared_messages`) finds all of them
-declared. `protocol.schema` alone would not ensure that. It holds no behaviour.
+The one idea: a declaration costs a process time and memory, so a module is loaded when its API is first used. A handler
+or a command imports the modules of the messages that it names. `find_message` loads the module of a key, which is named
+like the key: `ApiKey.LIST_GROUPS` is declared in `list_groups`. `declared_messages` loads them all. `protocol.schema`
+alone knows only what is loaded. This package holds no behaviour of a message.
 """
 
-from protocol.messages import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
-    add_raft_voter,
-    alter_client_quotas,
-    alter_configs,
-    alter_partition_reassignments,
-    alter_replica_log_dirs,
-    alter_share_group_offsets,
-    alter_user_scram_credentials,
-    api_versions,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    create_acls,
-    create_delegation_token,
-    create_partitions,
-    create_topics,
-    delete_acls,
-    delete_groups,
-    delete_records,
-    delete_share_group_offsets,
-    delete_topics,
-    describe_acls,
-    describe_client_quotas,
-    describe_cluster,
-    describe_configs,
-    describe_delegation_token,
-    describe_groups,
-    describe_log_dirs,
-    describe_producers,
-    describe_quorum,
-    describe_share_group_offsets,
-    describe_topic_partitions,
-    describe_transactions,
-    describe_user_scram_credentials,
-    elect_leaders,
-    end_txn,
-    expire_delegation_token,
-    fetch,
-    find_coordinator,
-    heartbeat,
-    incremental_alter_configs,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_config_resources,
-    list_groups,
-    list_offsets,
-    list_partition_reassignments,
-    list_transactions,
-    metadata,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    offset_for_leader_epoch,
-    produce,
-    remove_raft_voter,
-    renew_delegation_token,
-    sasl_authenticate,
-    sasl_handshake,
-    share_acknowledge,
-    share_fetch,
-    share_group_describe,
-    share_group_heartbeat,
-    streams_group_describe,
-    streams_group_heartbeat,
-    streams_group_topology_description_update,
-    sync_group,
-    txn_offset_commit,
-    unregister_broker,
-    unregister_controller,
-    update_features,
-    write_txn_markers,
-)
-from protocol.schema import declared_messages, find_message
+from __future__ import annotations
 
-__all__ = [
-    "add_offsets_to_txn",
-    "add_partitions_to_txn",
-    "add_raft_voter",
-    "alter_client_quotas",
-    "alter_configs",
-    "alter_partition_reassignments",
-    "alter_replica_log_dirs",
-    "alter_share_group_offsets",
-    "alter_user_scram_credentials",
-    "api_versions",
-    "consumer_group_describe",
-    "consumer_group_heartbeat",
-    "create_acls",
-    "create_delegation_token",
-    "create_partitions",
-    "create_topics",
-    "declared_messages",
-    "delete_acls",
-    "delete_groups",
-    "delete_records",
-    "delete_share_group_offsets",
-    "delete_topics",
-    "describe_acls",
-    "describe_client_quotas",
-    "describe_cluster",
-    "describe_configs",
-    "describe_delegation_token",
-    "describe_groups",
-    "describe_log_dirs",
-    "describe_producers",
-    "describe_quorum",
-    "describe_share_group_offsets",
-    "describe_topic_partitions",
-    "describe_transactions",
-    "describe_user_scram_credentials",
-    "elect_leaders",
-    "end_txn",
-    "expire_delegation_token",
-    "fetch",
-    "find_coordinator",
-    "find_message",
-    "heartbeat",
-    "incremental_alter_configs",
-    "init_producer_id",
-    "join_group",
-    "leave_group",
-    "list_config_resources",
-    "list_groups",
-    "list_offsets",
-    "list_partition_reassignments",
-    "list_transactions",
-    "metadata",
-    "offset_commit",
-    "offset_delete",
-    "offset_fetch",
-    "offset_for_leader_epoch",
-    "produce",
-    "remove_raft_voter",
-    "renew_delegation_token",
-    "sasl_authenticate",
-    "sasl_handshake",
-    "share_acknowledge",
-    "share_fetch",
-    "share_group_describe",
-    "share_group_heartbeat",
-    "streams_group_describe",
-    "streams_group_heartbeat",
-    "streams_group_topology_description_update",
-    "sync_group",
-    "txn_offset_commit",
-    "unregister_broker",
-    "unregister_controller",
-    "update_features",
-    "write_txn_markers",
-]
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from protocol.api_keys import ApiKey
+from protocol.schema import Direction, MessageSchema, loaded_message, loaded_messages
+
+_KEYS = frozenset(map(int, ApiKey))
+
+
+def find_message(api_key: int, direction: Direction) -> MessageSchema | None:
+    """Return the schema of an API's request or response, None if no module declares it. The first call for an API may
+    take some milliseconds, because it loads the API's module."""
+    found = loaded_message(api_key, direction)
+    if found is None and api_key in _KEYS:
+        _load(ApiKey(api_key))
+        found = loaded_message(api_key, direction)
+    return found
+
+
+def declared_messages() -> tuple[MessageSchema, ...]:
+    """Return every declared message, by API key, request first. This loads every module."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return loaded_messages()
+
+
+@cache
+def _load(api_key: ApiKey) -> None:
+    name = f"{__name__}.{api_key.name.lower()}"
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        # Kafka has keys that Sluice declares no message for, for instance those of telemetry.
+        if error.name != name:
+            raise

@@ -146,12 +146,12 @@ order by t.name;
 
 -- name: console_partitions
 -- The partitions of a topic with the bounds and sizes of their logs and the last stable offset, at most $2.
-select p.partition, p.log_start_offset, p.log_end_offset, p.size_bytes,
-    (extract(epoch from p.newest_record_at) * 1000)::bigint as newest_ms,
+select p.partition_index as partition, p.log_start_offset, p.next_offset as log_end_offset, p.size_bytes,
+    nullif(p.max_timestamp_ms, -1) as newest_ms,
     (select min(o.first_offset) from open_transaction o where o.partition_key = p.partition_key) as undecided_offset
-from topic_partition p
-where p.topic = $1
-order by p.partition
+from topic t join partition_log p using (topic_id)
+where t.name = $1 and t.deleted_at is null
+order by p.partition_index
 limit $2;
 
 -- name: console_consumers

@@ -37,15 +37,16 @@ select setval('staged_awake', $1::bigint);
 
 -- name: staged_commits
 -- Those of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits, with how
--- much each has staged. And in the same snapshot: every transaction below xmin has ended, and transactions from xmax on
--- had not begun. Without any such transaction there is one row, whose seq is null. Two branches, because the index serves
--- no "or".
+-- much each has staged, and whether a topic may have to be created for it. Of a transaction with more than $4 records,
+-- $4 + 1 are counted, so that this takes no longer for a very large one. And in the same snapshot: every transaction
+-- below xmin has ended, and transactions from xmax on had not begun. Without any such transaction there is one row, whose
+-- seq is null. Two branches, because the index serves no "or".
 select
     pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
-    found.seq, found.xid, found.record_count, found.size_bytes
+    found.seq, found.xid, found.record_count, found.size_bytes, found.creates
 from (select pg_current_snapshot() as snapshot) s
 left join (
-    select c.seq, c.xid, sized.record_count, sized.size_bytes
+    select c.seq, c.xid, sized.record_count, sized.size_bytes, sized.creates
     from (
         (select c.seq, c.xid from staged_commit c where c.seq = any ($2::bigint[]))
         union all
@@ -56,35 +57,72 @@ left join (
             count(*) as record_count,
             coalesce(sum(
                 coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
-                + coalesce(pg_column_size(r.headers), 0) + 100
-            ), 0)::bigint as size_bytes
-        from staged_record r where r.xid = c.xid
+                + coalesce(octet_length(r.headers::text), 0) + 100
+            ), 0)::bigint as size_bytes,
+            coalesce(bool_or(r.topic_id is null), false) as creates
+        from (select * from staged_record r where r.xid = c.xid limit $4 + 1) r
     ) sized
 ) found on true
 order by found.seq;
 
+-- name: staged_new_topics
+-- Topics that did not exist when the transactions $1 staged records for them. $2 records of each transaction are looked at.
+select distinct x.xid, r.topic
+from unnest($1::bigint[]) x (xid)
+cross join lateral (select s.topic_id, s.topic from staged_record s where s.xid = x.xid limit $2) r
+where r.topic_id is null;
+
+-- name: staged_records
+-- The records of the transactions $1, in the order of each transaction. Postgres writes the headers as text, because a
+-- parser in a node could refuse a number or a depth that Postgres accepts.
+select
+    r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.timestamp_ms,
+    case when r.headers is not null then array(select h.key from jsonb_each_text(r.headers) h) end as header_names,
+    case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
+from staged_record r where r.xid = any ($1::bigint[]) order by r.xid, r.position;
+
 -- name: take_staged
--- Delete the records of the transactions $1, whose places are $2, and return them in the order of each transaction.
-with placed as (
-    delete from staged_commit c where c.seq = any ($2::bigint[])
+-- Delete the records of the transactions $1, whose places are $2 and whose records are $3.
+select take_staged($1, $2, $3);
+
+-- name: append_staged
+-- The same, and append what was built of them as append_chunks does. One statement, so that no round trip begins or ends
+-- its transaction.
+select decided.*
+from take_staged($1, $2, $3)
+cross join append_chunks(
+    $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20
+) decided;
+
+-- name: take_staged_piece
+-- Delete the next records of the transaction $1 behind the position $2, and return them in their order: at most $3, and
+-- none behind the one with which they reach $4 bytes.
+with sized as (
+    select n.position, sum(n.bytes) over (order by n.position) - n.bytes as bytes_before
+    from (
+        select
+            r.position,
+            coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
+                + coalesce(octet_length(r.headers::text), 0) + 100 as bytes
+        from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3
+    ) n
 ),
 taken as (
-    delete from staged_record r where r.xid = any ($1::bigint[]) returning r.*
+    delete from staged_record r using sized s
+    where r.xid = $1 and r.position = s.position and s.bytes_before < $4
+    returning r.*
 )
-select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
-from taken r order by r.xid, r.position;
+select
+    r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.timestamp_ms,
+    case when r.headers is not null then array(select h.key from jsonb_each_text(r.headers) h) end as header_names,
+    case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
+from taken r order by r.position;
 
--- name: staged_records_behind
--- At most $3 records of one transaction behind a position.
-select r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.headers, r.timestamp_ms
-from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3;
-
--- name: delete_staged
--- Delete one transaction and its place.
-with placed as (
-    delete from staged_commit c where c.seq = $2
-)
-delete from staged_record r where r.xid = $1;
+-- name: delete_staged_place
+-- Delete the place $1 of the transaction $2 if it has no record behind the position $3, and return the place.
+delete from staged_commit c
+where c.seq = $1 and not exists (select from staged_record r where r.xid = $2 and r.position > $3)
+returning c.seq;
 
 -- name: staged_horizon
 -- Every transaction below the first number has ended; transactions from the second on had not begun. And the last place

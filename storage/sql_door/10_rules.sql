@@ -226,7 +226,9 @@ begin
             message = format('%L is no legal topic name', left(p_topic, 300)),
             hint = 'A name has 1 to 249 of the characters a-z, A-Z, 0-9, ".", "_" and "-", and is neither "." nor "..".';
     end if;
-    if not (select d.auto_create from sql_door d) or p_topic in ('__consumer_offsets', '__transaction_state') then
+    if not (select d.auto_create from sql_door d)
+        or p_topic in ('__consumer_offsets', '__transaction_state', '__share_group_state', '__cluster_metadata')
+    then
         raise exception using
             errcode = '42704',
             message = format('topic %s does not exist', p_topic),

@@ -78,7 +78,7 @@ begin
         where t.name = produce.topic and t.deleted_at is null and not t.internal and not d.authorizer
             and coalesce(jsonb_typeof(produce.headers) = 'object', true)
             and coalesce(octet_length(produce.key), 0) + coalesce(octet_length(produce.value), 0)
-                + coalesce(pg_column_size(produce.headers), 0) * 2 + 100
+                + coalesce(octet_length(produce.headers::text), 0) + 100
                 <= coalesce((t.configs ->> 'max.message.bytes')::bigint, d.max_message_bytes)
             and (produce.key is not null or not coalesce(t.configs ->> 'cleanup.policy' like '%compact%', d.compacts));
         if found then
@@ -218,7 +218,7 @@ begin
     for worst in
         select each.key is null as keyless, jsonb_typeof(each.headers) as kind,
             case when coalesce(octet_length(each.key), 0) + coalesce(octet_length(each.value), 0)
-                + coalesce(pg_column_size(each.headers), 0) * 2 + 100 > size_limit
+                + coalesce(octet_length(each.headers::text), 0) + 100 > size_limit
             then door_batch_bytes(each.key, each.value, each.headers) else 0 end as bytes
         from unnest(produce_many."values", produce_many.keys, produce_many.headers) each (value, key, headers)
     loop

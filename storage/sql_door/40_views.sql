@@ -32,7 +32,8 @@ select
         ), p.log_start_offset
     ) as last_stable_offset,
     p.size_bytes as bytes,
-    case when p.max_timestamp_ms >= 0 then to_timestamp(p.max_timestamp_ms / 1000.0) end as newest_record_at
+    case when p.max_timestamp_ms between 0 and 9224318015999999 then to_timestamp(p.max_timestamp_ms / 1000.0) end
+        as newest_record_at
 from sluice.topic t
 join sluice.partition_log p using (topic_id)
 where t.deleted_at is null and kafka.may_describe('topic', t.name);
@@ -135,6 +136,13 @@ as $$
 -- A big-endian integer.
     select ('x' || encode(substr(p_bytes, p_at + 1, p_size), 'hex'))::bit(64)::bigint
         >> 64 - 8 * p_size
+$$;
+
+create or replace function sluice.door_time(p_ms bigint) returns timestamptz
+language sql immutable
+as $$
+-- A record's timestamp, or null: a client may have chosen one that Postgres cannot hold, for example in nanoseconds.
+    select case when p_ms between -210866803200000 and 9224318015999999 then to_timestamp(p_ms / 1000.0) end
 $$;
 
 create or replace function kafka.records(topic text, partition integer, from_offset bigint default 0, max_records integer default 100)
@@ -240,7 +248,7 @@ begin
                 at := part.p_at + 1; -- and the attributes
                 select * into part from door_varint(batch, at);
                 at := part.p_at;
-                "timestamp" := to_timestamp(coalesce(append_ms, base_ms + part.value) / 1000.0);
+                "timestamp" := door_time(coalesce(append_ms, base_ms + part.value));
                 select * into part from door_varint(batch, at);
                 at := part.p_at;
                 "offset" := base + part.value;
@@ -302,6 +310,9 @@ declare
     wanted   bigint;
 begin
     perform door_require(8, 2, wait_for.topic);
+    if wait_for.timeout is null or wait_for."offset" is null then
+        perform door_refuse_endless('wait_for', 'offset and timeout');
+    end if;
     perform door_require_new_snapshots();
     select p.partition_key into wanted
     from topic t join partition p using (topic_id)
@@ -334,6 +345,9 @@ declare
     deadline  constant timestamptz := clock_timestamp() + flush.timeout;
     committed bigint[];
 begin
+    if flush.timeout is null then
+        perform door_refuse_endless('flush', 'timeout');
+    end if;
     perform door_require_new_snapshots();
     committed := array(select c.seq from staged_commit c);
     loop
@@ -346,6 +360,17 @@ begin
         end if;
         perform pg_sleep(0.002);
     end loop;
+end
+$$;
+
+create or replace function sluice.door_refuse_endless(p_function text, p_arguments text) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using
+        errcode = '22004',
+        message = format('%s would wait without end: %s must not be NULL', p_function, p_arguments),
+        hint = format('Leave the timeout of %s out to wait for 10 seconds.', p_function);
 end
 $$;
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,9 @@ from storage.embedded import USER, EmbeddedPostgres
 from storage.postgres_programs import bin_directory
 from tests.chaos.load import Load, assert_nothing_lost, read_all
 from tests.clients.topics import create_topic
-from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import short_directory
+from tests.steps.command import sluice
 
 PARTITIONS = 4
 DEADLINE_S = 60.0
@@ -79,8 +79,7 @@ def epochs(node: GatewayProcess) -> set[int]:
 
 def is_whole(node: GatewayProcess) -> subprocess.CompletedProcess[str]:
     """Run `sluice check` against a running node."""
-    command = [sys.executable, "-m", "gateway.cli", "check", "--data-dir", str(node.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return sluice("check", "--data-dir", str(node.data_dir))
 
 
 def loaded(gateway: GatewayProcess, count: int) -> Load:

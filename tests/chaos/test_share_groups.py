@@ -17,9 +17,9 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
 )
+from tests.frames.handoff import configure
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_handoff import configure
-from tests.frames.test_share_groups import ACCEPT, NONE, RELEASE, Reader, part_of, send
+from tests.frames.share import ACCEPT, NONE, RELEASE, Reader, part_of, send
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.steps.seeds import first_always
 from tests.wire import WireClient

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -20,14 +20,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.clients.acls import ME, TIMEOUT_S, delivered
 from tests.clients.topics import create_topic
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
-
-TIMEOUT_S = 30
-AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
-ME = "User:ANONYMOUS"
+from tests.secured import AUTHORIZER
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +44,6 @@ def binding(
 def add(admin: AdminClient, *bindings: AclBinding) -> None:
     for future in admin.create_acls(list(bindings)).values():
         future.result(TIMEOUT_S)
-
-
-def delivered(bootstrap: str, topic: str) -> KafkaError | None:
-    outcomes: list[KafkaError | None] = []
-    producer = Producer({"bootstrap.servers": bootstrap})
-    producer.produce(topic, b"value", on_delivery=lambda error, _: outcomes.append(error))
-    assert producer.flush(TIMEOUT_S) == 0
-    return outcomes[0]
 
 
 def consumed(bootstrap: str, topic: str, group: str) -> bytes | int:

@@ -25,8 +25,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.clients.consumers import ConfluentConsumer
+from tests.clients.rolling import Rolling
 from tests.clients.scoreboard import Ownership
-from tests.clients.test_migration import Rolling
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from tests.gateway_process import ROOT, free_ports
+from tests.gateway_process import ROOT, clean_environment, free_ports
 
 PATIENCE_S = 150
 
@@ -32,7 +32,7 @@ def test_the_security_quickstart_works_by_copy_and_paste(tmp_path: Path) -> None
     for port, free in zip(("9092", "9094"), free_ports(2), strict=True):
         assert port in script
         script = script.replace(port, str(free))
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    inherited = clean_environment()
     environment = {
         **inherited,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,9 +29,9 @@ from kafka.errors import KafkaError as PythonKafkaError
 from tests.clients.workers import counted, until
 from tests.conftest import gateways
 from tests.frames.members import fresh
-from tests.gateway_process import ROOT
 from tests.postgres import Databases
 from tests.secured import MECHANISMS, USERS, Secured, start_secured
+from tests.steps.command import sluice
 
 DAVE, PASSWORD = "dave,=", "päss word"
 DAN = "dan"
@@ -53,8 +52,7 @@ def nodes(postgres: Databases) -> Iterator[Nodes]:
 
 def users(node: Secured, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
     assert node.gateway.database_url is not None
-    command = [sys.executable, "-m", "gateway.cli", "users", *words, "--database-url", node.gateway.database_url]
-    return subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=60)
+    return sluice("users", *words, "--database-url", node.gateway.database_url, said=said)
 
 
 def identity(mechanism: str) -> tuple[str, str]:

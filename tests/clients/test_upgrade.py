@@ -20,8 +20,8 @@ from kafka.coordinator.assignors.abstract import (
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from tests.clients.consumers import KafkaPythonConsumer
+from tests.clients.rolling import Rolling
 from tests.clients.scoreboard import ConsumerThread, Ownership
-from tests.clients.test_migration import Rolling
 from tests.clients.workers import counted
 from tests.gateway_process import GatewayFactory, GatewayProcess
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protocol.errors import ErrorCode
-from tests.frames.test_handoff import MOVED, RECORDS, committed, given, moving
+from tests.frames.handoff import MOVED, RECORDS, committed, given, moving
 from tests.gateway_process import GatewayProcess
 
 from .conftest import Cluster, balanced

@@ -23,9 +23,9 @@ from storage.pool import Database
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import SHARDS, Cluster, balanced, metric
+from tests.cluster.coordinators import coordinator_of, goes_on, offset_of
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.cluster.readers import Readers
-from tests.cluster.test_takeover import coordinator_of, goes_on, offset_of
 from tests.frames.members import Member, fresh, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import LoopThread, short_directory

@@ -16,7 +16,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from tests.cluster.test_wakeup import produce
+from tests.cluster.records import produce
 from tests.frames.members import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.restorable_postgres import RestorablePostgres

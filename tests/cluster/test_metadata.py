@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
@@ -27,12 +26,11 @@ from tests.chaos.load import read_all
 from tests.clients.scoreboard import Scoreboard
 from tests.clients.topics import create_topic
 from tests.clients.workers import PARTITIONS, Worker, counted, produce, set_of_group, until
-from tests.closing import close
 from tests.cluster.conftest import Cluster, balanced, metric
+from tests.cluster.groups import commit, connected, consumer_of, group_coordinated_by
 from tests.cluster.proxy import proxied
-from tests.cluster.test_takeover import coordinator_of
-from tests.cluster.test_wakeup import fetch
-from tests.cluster.test_wakeup import produce as one_record
+from tests.cluster.records import fetch
+from tests.cluster.records import produce as one_record
 from tests.frames.members import create_topic as create_by_frame
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayFactory, GatewayProcess
@@ -42,16 +40,6 @@ PATIENCE_S = 30.0
 NAMES = ("first", "second")
 NO_TICK = {"reconcile.periodic.interval.ms": "30000"}
 """The periodic pass is off: a change that is known within PATIENCE_S / 3 was found another way."""
-
-
-@contextlib.asynccontextmanager
-async def connected(nodes: Sequence[GatewayProcess]) -> AsyncIterator[list[WireClient]]:
-    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
-    try:
-        yield clients
-    finally:
-        for client in clients:
-            await client.close()
 
 
 async def partitions_of(client: WireClient, topic: str) -> int:
@@ -293,13 +281,6 @@ async def refused(client: WireClient, topic_id: uuid.UUID) -> None:
         assert time.monotonic() < deadline, "the id of a deleted topic is served"
 
 
-def group_coordinated_by(node: GatewayProcess, nodes: Sequence[GatewayProcess]) -> str:
-    while True:
-        group = f"g-{uuid.uuid4().hex[:8]}"
-        if asyncio.run(coordinator_of(group, nodes)) is node:
-            return group
-
-
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
 def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: str) -> None:
     """Point 48 of the acceptance list."""
@@ -429,20 +410,6 @@ def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> 
         assert committed(a) == committed(b) == [-1001, -1001]
         commit(b, group, [TopicPartition(topic, 1, 1)])
         assert committed(a) == committed(b) == [-1001, 1]
-
-
-@contextlib.contextmanager
-def consumer_of(node: GatewayProcess, group: str) -> Iterator[Consumer]:
-    consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": group})
-    try:
-        yield consumer
-    finally:
-        close(consumer)
-
-
-def commit(node: GatewayProcess, group: str, offsets: list[TopicPartition]) -> None:
-    with consumer_of(node, group) as consumer:
-        consumer.commit(offsets=offsets, asynchronous=False)
 
 
 async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster: Cluster, database_url: str) -> None:

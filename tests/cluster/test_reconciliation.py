@@ -4,8 +4,6 @@ work."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +14,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[repor
 from gateway.cluster.jobs import Job
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, metric
-from tests.gateway_process import ROOT, GatewayProcess
+from tests.gateway_process import GatewayProcess
+from tests.steps.command import output_of
 
 PATIENCE_S = 60.0
 LEASE_OWNER = """
@@ -63,11 +62,7 @@ def content(node: GatewayProcess, topic: str, count: int) -> list[bytes | None]:
 
 
 def deleting(url: str) -> list[dict[str, object]]:
-    found = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "nodes", "--deleting", "--json", "--database-url", url],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
-    )  # fmt: skip
-    return json.loads(found.stdout)
+    return json.loads(output_of("nodes", "--deleting", "--json", "--database-url", url))
 
 
 async def test_a_failing_deletion_is_reported_retried_and_taken_over(cluster: Cluster, database_url: str) -> None:

@@ -24,7 +24,7 @@ from protocol.messages.create_topics import CreatableReplicaAssignment, Creatabl
 from protocol.messages.elect_leaders import ElectLeadersRequest
 from protocol.messages.fetch import PartitionData
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from tests.cluster.test_wakeup import fetch, produce
+from tests.cluster.records import fetch, produce
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient

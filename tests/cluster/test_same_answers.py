@@ -48,11 +48,11 @@ from tests.clients.topics import create_topic
 from tests.clients.workers import until
 from tests.closing import close
 from tests.cluster.conftest import balanced
-from tests.cluster.test_metadata import commit, connected, group_coordinated_by
-from tests.cluster.test_workers import sluice
+from tests.cluster.groups import commit, connected, group_coordinated_by
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
+from tests.steps.command import sluice
 
 PARTITIONS = 4
 RECORDS = 10

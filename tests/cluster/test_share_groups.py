@@ -14,7 +14,7 @@ from protocol.messages.alter_share_group_offsets import (
 from protocol.messages.share_fetch import FetchPartition, FetchTopic
 from tests.cluster.conftest import Cluster
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_share_groups import ACCEPT, NONE, Reader, part_of, send
+from tests.frames.share import ACCEPT, NONE, Reader, part_of, send
 from tests.wire import WireClient
 
 TAKEN_OVER_S = 30.0

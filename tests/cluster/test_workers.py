@@ -4,7 +4,6 @@ client."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,15 +20,18 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from gateway.config.settings import ConfigurationError, load
+from gateway.config.errors import ConfigurationError
+from gateway.config.settings import load
 from gateway.operate.workers import named, plan
 from tests.clients.topics import create_topic
-from tests.gateway_process import ROOT, GatewayFactory, answers
+from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment
 from tests.postgres import short_directory
+from tests.steps.command import sluice
 
 PORTS = iter(range(27000, 27490, 20))
-PATIENCE_S = 60.0
 WORKERS = 3
+
+PATIENCE_S = 60.0
 
 T = TypeVar("T")
 
@@ -41,21 +43,6 @@ def wait_for(look: Callable[[], T], what: str) -> T:
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
     return found
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if not name.startswith("SLUICE_")}
-
-
-def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
 
 
 class Host:

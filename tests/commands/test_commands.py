@@ -7,85 +7,22 @@ import json
 import socket
 import urllib.request
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from gateway.cli import main
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from tests.commands.terminal import Prompt, consume, consumer, produce
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
+from tests.frames.handoff import configure
 from tests.frames.members import topic_id_of
-from tests.frames.test_handoff import configure
-from tests.frames.test_share_groups import ACCEPT, Reader
-from tests.frames.test_streams_groups import Instance, reading
+from tests.frames.share import ACCEPT, Reader
+from tests.frames.streams import Instance, reading
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient
-
-
-class Prompt:
-    """Run commands in this process and keep their output."""
-
-    def __init__(self, bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self._bootstrap = bootstrap
-        self._capsys = capsys
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        self._capsys.readouterr()
-        assert main([*words, "-b", self._bootstrap]) == code
-        captured = self._capsys.readouterr()
-        return captured.err if code and not captured.out else captured.out
-
-    def json(self, *words: str) -> list[dict[str, Any]]:
-        return json.loads(self(*words, "--json"))
-
-
-@pytest.fixture
-def sluice(gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> Prompt:
-    return Prompt(gateway.bootstrap, capsys)
-
-
-@pytest.fixture
-def topic(sluice: Prompt) -> str:
-    name = f"orders-{uuid.uuid4().hex[:8]}"
-    sluice("topics", "create", name, "--partitions", "2", "--set", "retention.ms=3600000")
-    return name
-
-
-def produce(gateway: GatewayProcess, topic: str, partition: int, values: list[str], **more: Any) -> None:
-    producer = Producer({"bootstrap.servers": gateway.bootstrap})
-    for number, value in enumerate(values):
-        producer.produce(topic, value, key=f"k{number}", partition=partition, timestamp=1000 * (number + 1), **more)
-    assert producer.flush(30) == 0
-
-
-@contextmanager
-def consumer(gateway: GatewayProcess, group: str, topic: str) -> Iterator[Consumer]:
-    member = Consumer(
-        {
-            "bootstrap.servers": gateway.bootstrap,
-            "group.id": group,
-            "client.id": "tester",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    member.subscribe([topic])
-    try:
-        yield member
-    finally:
-        member.close()
-
-
-def consume(member: Consumer, count: int) -> list[str]:
-    found: list[str] = []
-    while len(found) < count:
-        message = member.poll(30)
-        assert message is not None, f"only {found}"
-        assert message.error() is None
-        found.append((message.value() or b"").decode())
-    return found
 
 
 def test_a_topic_is_created_shown_and_deleted(sluice: Prompt, topic: str) -> None:

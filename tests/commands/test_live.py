@@ -21,9 +21,9 @@ import pytest
 
 from gateway.commands.log import Bounds
 from gateway.commands.top import Group, Look, group_rows, topic_rows
-from tests.commands.test_commands import Prompt, consume, consumer, produce
-from tests.commands.test_commands import sluice as sluice
-from tests.commands.test_commands import topic as topic
+from tests.commands.terminal import Prompt, consume, consumer, produce
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
 from tests.gateway_process import ROOT, GatewayProcess
 
 TIMEOUT_S = 60

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import confluent_kafka
@@ -13,26 +10,12 @@ import pytest
 from gateway.cli import main
 from tests.chaos.load import read_all
 from tests.clients.topics import create_topic
-from tests.gateway_process import ROOT, GatewayFactory
+from tests.gateway_process import GatewayFactory
 from tests.postgres import Databases
+from tests.steps.command import output_of
 
 RECORDS = 200
 COMMITTED = 30
-
-
-def sluice(*words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *words],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def produce(bootstrap: str, topic: str) -> None:
@@ -66,10 +49,10 @@ def test_a_move_from_the_embedded_postgres_keeps_records_and_offsets(
     url = postgres.create(empty=True)
     backup, records = str(tmp_path / "backup"), str(tmp_path / "records")
     try:
-        sluice("backup", backup, "--data-dir", str(old.data_dir))
-        said = sluice("restore", backup, "--database-url", url, "--log-store", records)
+        output_of("backup", backup, "--data-dir", str(old.data_dir))
+        said = output_of("restore", backup, "--database-url", url, "--log-store", records)
         assert "its delegation tokens have ended" in said
-        sluice("check", "--database-url", url, "--log-store", records)
+        output_of("check", "--database-url", url, "--log-store", records)
         new = gateway_factory(database_url=url, environment={"SLUICE_LOG_STORE": records})
         assert read_all(new.bootstrap, topic, 1) == expected
         assert len(expected) == RECORDS

@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import KafkaError
 
 from gateway.cli import main
-from tests.clients.test_acls import AUTHORIZER, ME, delivered
-from tests.commands.test_commands import Prompt, produce
-from tests.commands.test_commands import topic as topic
+from tests.clients.acls import ME, delivered
+from tests.commands.terminal import Prompt, produce
+from tests.commands.terminal import topic as topic
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
-from tests.secured import USERS, Secured, start_secured
+from tests.secured import AUTHORIZER, USERS, Secured, start_secured
 
 
 @pytest.fixture(scope="module")

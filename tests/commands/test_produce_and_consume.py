@@ -8,9 +8,9 @@ import json
 import pytest
 from confluent_kafka import Producer
 
-from tests.commands.test_commands import Prompt, consume, consumer, produce
-from tests.commands.test_commands import sluice as sluice
-from tests.commands.test_commands import topic as topic
+from tests.commands.terminal import Prompt, consume, consumer, produce
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
 from tests.gateway_process import GatewayProcess
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commands.test_commands import Prompt, produce
-from tests.commands.test_commands import sluice as sluice
-from tests.commands.test_commands import topic as topic
+from tests.commands.terminal import Prompt, produce
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
 from tests.gateway_process import GatewayProcess
 
 

@@ -21,9 +21,8 @@ from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled, wait_until
 from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
-from tests.secured import Authority
+from tests.secured import AUTHORIZER, Authority
 
-AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 ORDERS = "orders"
 
 
@@ -119,12 +118,65 @@ def test_other_files_are_not_served(console: Consoled, path: str):
         ("topic/records", {"topic": ORDERS, "begin": "never"}),
         ("topic/records", {"topic": ORDERS, "form": "avro", "schema": "{"}),
         ("topic/records", {"topic": ORDERS, "text": "x" * 2_000}),
+        ("topic/records", {"topic": ORDERS, "limit": "²"}),
+        ("topic/records", {"topic": ORDERS, "next": "0:--5"}),
+        ("topic/record", {"topic": ORDERS, "partition": str(2**31), "offset": "0"}),
+        ("topics", {"search": "a\0b"}),
     ],
 )
 def test_malformed_query_is_a_bad_request(console: Consoled, path: str, query: dict[str, str]):
     answer = console.person.ask("GET", f"/api/{path}", **query)
     assert answer.status == 400, answer.body
     assert answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("login", '{"user": "\\ud800", "password": "x"}'),
+        ("login", '{"user": "a", "password": "\\ud800"}'),
+        ("login", "[" * 100_000),
+        ("action/plan", '{"a": ' + "9" * 5_000 + "}"),
+        ("produce", '{"topic": "orders", "partition": 1099511627776, "value": "x"}'),
+        (
+            "produce",
+            '{"topic": "orders", "partition": 0, "value": "x", "headers": [{"name": "\\ud800", "value": "x"}]}',
+        ),
+    ],
+)
+def test_body_that_no_page_sends_is_a_bad_request(console: Consoled, route: str, body: str):
+    person = console.person
+    connection = http.client.HTTPConnection("127.0.0.1", person.port, timeout=30)
+    headers = {"Content-Type": "application/json", "X-CSRF-Token": person.csrf, "Cookie": person.cookie}
+    try:
+        connection.request("POST", f"/api/{route}", body, headers)
+        assert connection.getresponse().status == 400
+    finally:
+        connection.close()
+    assert "the console failed to answer" not in console.gateway.log_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("Origin", "http://[", 400),
+        ("X-CSRF-Token", "\xff", 403),
+        ("Content-Type", "application/json; charset=none", 400),
+    ],
+)
+def test_header_that_cannot_be_read_is_refused(console: Consoled, name: str, value: str, status: int):
+    answer = console.person.ask("POST", "/api/action/plan", {}, {name: value})
+    assert answer.status == status
+    assert "the console failed to answer" not in console.gateway.log_text()
+
+
+def test_topic_with_a_timestamp_that_postgres_cannot_hold_is_shown(console: Consoled):
+    console.topic("nanoseconds", 1, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    producer = Producer({"bootstrap.servers": console.gateway.bootstrap})
+    producer.produce("nanoseconds", b"v", partition=0, timestamp=1_700_000_000_000_000_000)
+    assert producer.flush(10) == 0
+    (partition,) = console.person.get("topic", name="nanoseconds")["partitions"]
+    assert partition["newest"] == 1_700_000_000_000_000_000
 
 
 @pytest.mark.parametrize("body", [[], "text", 5, None])
@@ -139,6 +191,14 @@ def test_body_that_is_no_object_is_a_bad_request(console: Consoled, body: Any):
 def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/group", id="nobody").status == 404
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
+
+
+def test_open_connections_are_bounded(console: Consoled):
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(("127.0.0.1", console.port))) for _ in range(520)]
+        peers[-1].settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert peers[-1].recv(1) == b""
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------

@@ -72,12 +72,12 @@ from protocol.records import Record, build_batch
 from protocol.schema import ZERO_UUID
 from tests.conftest import gateways
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_streams_groups import Instance, counting
+from tests.frames.streams import Instance, counting
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
+from tests.secured import AUTHORIZER
 from tests.wire import WireClient
 
-AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 ME = "User:ANONYMOUS"
 OK = ErrorCode.NONE
 TOPIC, GROUP, CLUSTER, TRANSACTION = (

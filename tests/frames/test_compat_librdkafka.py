@@ -7,7 +7,7 @@ import time
 
 from protocol.records import Record, iter_records, split_batches
 from tests.frames.members import fresh
-from tests.frames.test_peer_defects import batch, create, fetch, produce
+from tests.frames.records import batch, create, fetch, produce
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient
 

@@ -20,9 +20,9 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from protocol.records import Record, iter_records
+from tests.frames.handoff import configure
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_handoff import configure
-from tests.frames.test_share_groups import ACCEPT, REJECT, RELEASE, Reader, reading, scene, send
+from tests.frames.share import ACCEPT, REJECT, RELEASE, Reader, reading, scene, send
 from tests.frames.transactions import batches_of, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import Databases

@@ -26,10 +26,9 @@ from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from storage.pool import SESSION_SETTINGS
 from tests.conftest import gateways
-from tests.frames.test_acls import AUTHORIZER
 from tests.gateway_process import GatewayFactory
 from tests.postgres import Databases
-from tests.secured import ScramClient, Secured, authenticate, plain_token, start_secured
+from tests.secured import AUTHORIZER, ScramClient, Secured, authenticate, plain_token, start_secured
 from tests.wire import WireClient
 
 KEY = "secret-of-this-cluster"

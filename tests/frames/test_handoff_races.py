@@ -18,8 +18,7 @@ from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from protocol.messages.sync_group import SyncGroupResponse
-from tests.frames.members import Member, fresh, leader_of, member
-from tests.frames.test_handoff import (
+from tests.frames.handoff import (
     MOVED,
     NONE,
     REBALANCING,
@@ -32,6 +31,7 @@ from tests.frames.test_handoff import (
     joining,
     moving,
 )
+from tests.frames.members import Member, fresh, leader_of, member
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 

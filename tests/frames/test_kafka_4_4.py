@@ -23,7 +23,7 @@ from protocol.messages.txn_offset_commit import (
 )
 from protocol.messages.unregister_controller import UnregisterControllerRequest
 from tests.frames.members import create_topic, fresh
-from tests.frames.test_streams_groups import at_once, client_of, reading, tasks
+from tests.frames.streams import at_once, client_of, reading, tasks
 from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.end_txn import EndTxnRequest
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -26,16 +24,11 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
-from protocol.messages.produce import (
-    PartitionProduceData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    TopicProduceData,
-)
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
-from protocol.records import Record, build_batch, iter_records, split_batches
+from protocol.records import Record, iter_records, split_batches
 from tests.frames.members import create_topic, fresh, join_all, member, settle
+from tests.frames.records import batch, create, fetch, produce
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
@@ -44,46 +37,12 @@ LATEST, EARLIEST = -1, -2
 TOPIC, APPEND, SUBTRACT = 2, 2, 3
 
 
-def batch(*records: Record, **head: Any) -> bytes:
-    return build_batch(records or (Record(0, int(time.time() * 1000), b"k", b"v"),), **head)
-
-
-async def produce(
-    client: WireClient, topic: str, records: bytes, version: int = 9, *, of: str | None = None
-) -> PartitionProduceResponse:
-    """Produce a batch. `of` is the transactional id, if the batch belongs to a transaction."""
-    data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
-    asked = ProduceRequest(transactional_id=of, acks=-1, timeout_ms=10_000, topic_data=(data,))
-    response = await client.send(asked, version)
-    return response.responses[0].partition_responses[0]
-
-
-async def fetch(client: WireClient, topic: str, offset: int, *, max_wait_ms: int = 0, **fields: Any) -> PartitionData:
-    asked = FetchTopic(
-        topic=topic, partitions=(FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20),)
-    )
-    response = await client.send(FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, topics=(asked,), **fields), 12)
-    return response.responses[0].partitions[0]
-
-
 async def list_offset(client: WireClient, topic: str, timestamp: int) -> int:
     asked = ListOffsetsTopic(name=topic, partitions=(ListOffsetsPartition(partition_index=0, timestamp=timestamp),))
     response = await client.send(ListOffsetsRequest(replica_id=-1, topics=(asked,)), 7)
     partition = response.topics[0].partitions[0]
     assert partition.error_code == ErrorCode.NONE
     return partition.offset
-
-
-async def create(client: WireClient, name: str, **configs: str) -> str:
-    topic = CreatableTopic(
-        name=name,
-        num_partitions=1,
-        replication_factor=1,
-        configs=tuple(CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()),
-    )
-    response = await client.send(CreateTopicsRequest(topics=(topic,), timeout_ms=10_000), 7)
-    assert response.topics[0].error_code == ErrorCode.NONE, response.topics[0].error_message
-    return name
 
 
 async def emptied(client: WireClient, topic: str) -> None:

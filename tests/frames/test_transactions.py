@@ -18,11 +18,10 @@ from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.records import Record, build_batch
 from tests.frames.members import create_topic, fresh
-from tests.frames.transactions import Transactional, batches_of, delivered, fetch, produce
+from tests.frames.transactions import OK, Transactional, batches_of, delivered, fetch, produce, producer_of
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
-OK = ErrorCode.NONE
 LATEST = -1
 
 
@@ -30,12 +29,6 @@ LATEST = -1
 async def client(gateway: GatewayProcess) -> AsyncIterator[WireClient]:
     async with await WireClient.connect(gateway.bootstrap) as connected:
         yield connected
-
-
-async def producer_of(client: WireClient, name: str | None = None) -> Transactional:
-    producer = Transactional(client, name or fresh("producer"))
-    assert await producer.initialize() is OK
-    return producer
 
 
 def plain(value: bytes) -> bytes:

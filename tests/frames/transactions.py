@@ -8,7 +8,10 @@ from typing import Any
 
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from protocol.messages.init_producer_id import InitProducerIdRequest
@@ -24,6 +27,7 @@ from protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
 )
 from protocol.records import ControlType, Record, build_batch, control_type_of, iter_records, read_head, split_batches
+from tests.frames.members import fresh
 from tests.wire import WireClient
 
 Partition = tuple[str, int]
@@ -176,3 +180,12 @@ def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, byte
         elif not (head.is_transactional and head.producer_id in leaving_out):
             found += [(record.offset, record.value) for record in iter_records(batch) if record.offset >= from_offset]
     return found
+
+
+OK = ErrorCode.NONE
+
+
+async def producer_of(client: WireClient, name: str | None = None) -> Transactional:
+    producer = Transactional(client, name or fresh("producer"))
+    assert await producer.initialize() is OK
+    return producer

@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from gateway.apis.acls import create_acls, delete_acls, describe_acls
+from gateway.apis.alter_configs import alter_configs, incremental_alter_configs
 from gateway.apis.api_versions import api_versions
 from gateway.apis.brokers import unregister_broker
 from gateway.apis.client_quotas import alter_client_quotas, describe_client_quotas
-from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.config_resources import list_config_resources
+from gateway.apis.describe_configs import describe_configs
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
 from gateway.apis.internal_topics import InternalTopics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import confluent_kafka
 from gateway.commands import groups
 from gateway.commands.client import Cluster
 from gateway.commands.groups import Commit, commit_offsets
-from tests.gateway_process import ROOT, GatewayProcess
+from tests.gateway_process import ROOT, GatewayProcess, clean_environment
 
 TIMEOUT_S = 120
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -41,7 +40,7 @@ def words(source: str, target: GatewayProcess, *more: str) -> list[str]:
 
 
 def start(source: str, target: GatewayProcess, *more: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    environment = clean_environment()
     return subprocess.Popen(
         words(source, target, *more),
         cwd=ROOT,

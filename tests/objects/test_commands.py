@@ -14,8 +14,8 @@ from tests.chaos.load import read_all
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory
 from tests.objects.conftest import StartGateway
+from tests.objects.records import moved, produce
 from tests.objects.s3_server import S3Server
-from tests.objects.test_gateway import moved, produce
 from tests.postgres import Databases
 
 

@@ -8,7 +8,7 @@ import pytest
 from storage.pool import Database
 from tests.objects.conftest import MakeStore
 from tests.storage.conftest import MakeTopic
-from tests.storage.test_crash import KILLS, kill_again_and_again
+from tests.storage.crashes import KILLS, kill_again_and_again
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)

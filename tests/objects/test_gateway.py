@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import asyncpg
-import confluent_kafka
 import pytest
 
 from protocol.errors import ErrorCode
@@ -19,10 +17,10 @@ from tests.clients.topics import create_topic
 from tests.cluster.conftest import metric
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.objects.conftest import StartGateway
+from tests.objects.records import PATIENCE_S, moved, produce
 from tests.objects.s3_server import Fault, FaultyRoad, S3Server
 from tests.wire import WireClient
 
-PATIENCE_S = 60.0
 AWAY_S = float(os.environ.get("SLUICE_TEST_AWAY_S", "5"))
 """Seconds of the store's outage; a long run uses 60 and more."""
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12")) // 3
@@ -33,38 +31,6 @@ ANSWER_S = 15.0
 def road(s3: S3Server) -> Iterator[FaultyRoad]:
     with FaultyRoad(s3.port) as road:
         yield road
-
-
-def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first: int = 0) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "batch.size": 20_000})
-    failed: list[object] = []
-
-    def delivered(error: object, _: object) -> None:
-        if error is not None:
-            failed.append(error)
-
-    for number in range(first, first + count):
-        value = f"{number:09d}".encode() * 50
-        producer.produce(topic, value, partition=partition, on_delivery=delivered)
-        producer.poll(0)
-    assert producer.flush(60) == 0
-    assert not failed, failed[:3]
-
-
-async def moved(database_url: str) -> None:
-    """Wait until every chunk lies in the store, and no inline byte is left."""
-    connection = await asyncpg.connect(database_url, server_settings={"search_path": "sluice"})
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                if await connection.fetchval(
-                    "select exists (select from chunk) and not exists (select from inline_records)"
-                    " and not exists (select from chunk where object_id is null)"
-                ):
-                    return
-                await asyncio.sleep(0.05)
-    finally:
-        await connection.close()
 
 
 async def fetch(client: WireClient, *topics: str, offset: int = 0) -> list[PartitionData]:

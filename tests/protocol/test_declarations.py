@@ -15,6 +15,7 @@ import pytest
 from protocol import schema as declarations
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import find_message
 from protocol.schema import (
     Direction,
     Field,
@@ -213,7 +214,7 @@ def test_every_dataclass_is_made_of_its_defaults(schema: MessageSchema):
 def test_each_api_has_its_own_module(api: str):
     module = importlib.import_module(f"protocol.messages.{snake_case(api)}")
     for end in (Direction.REQUEST, Direction.RESPONSE):
-        found = declarations.find_message(ApiKey[snake_case(api).upper()], end)
+        found = find_message(ApiKey[snake_case(api).upper()], end)
         assert found is not None
         assert found.struct_type is getattr(module, api + end.value.capitalize())
 

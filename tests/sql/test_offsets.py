@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.gateway_process import GatewayProcess
+from tests.sql.offsets import COMMIT, Connection, fence
 from tests.sql.reading import error
 
-Connection = asyncpg.Connection
 DEADLINE_S = 20
 
 
@@ -53,21 +53,6 @@ def poll_until(consumers: list[Consumer], met: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline_s
         for consumer in consumers:
             consumer.poll(0.1)
-
-
-async def fence(sql: Connection, group: str, member_id: str) -> int:
-    """Return the generation, or the member's epoch, as Postgres has it."""
-    found: Any = await sql.fetchval(
-        """select case g.group_type when 'classic' then g.generation_id else m.member_epoch end
-        from sluice.consumer_group g join sluice.group_member m using (group_id)
-        where g.group_id = $1 and m.member_id = $2""",
-        group,
-        member_id,
-    )
-    return found
-
-
-COMMIT = "select kafka.commit_offset($1, $2, $3, $4, generation => $5, member => $6)"
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

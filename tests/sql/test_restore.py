@@ -16,12 +16,12 @@ from confluent_kafka import Consumer
 from storage.embedded import USER, EmbeddedPostgres
 from storage.postgres_programs import bin_directory
 from tests.closing import close
-from tests.commands.test_moving import sluice
 from tests.gateway_process import GatewayFactory
 from tests.postgres import Databases, LoopThread, short_directory
 from tests.sql.conftest import create_topic
+from tests.sql.offsets import COMMIT, fence
 from tests.sql.reading import read
-from tests.sql.test_offsets import COMMIT, fence
+from tests.steps.command import output_of
 
 Connection = asyncpg.Connection
 GROUP = "billing"
@@ -174,7 +174,7 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
     await order(sql, 30, 20)
     backup, dump, records = tmp_path / "backup", tmp_path / "tables.dump", tmp_path / "records"
     log_store = ("--log-store", str(gateway.data_dir / "log"))
-    sluice("backup", str(backup), "--database-url", gateway.database_url, *log_store)
+    output_of("backup", str(backup), "--database-url", gateway.database_url, *log_store)
     subprocess.run(
         [bin_directory() / "pg_dump", "-Fc", "-n", "public", "-f", dump, gateway.database_url], check=True, timeout=60
     )
@@ -183,7 +183,7 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
     gateway.stop()
     url = postgres.create(empty=True)
     try:
-        sluice("restore", str(backup), "--database-url", url, "--log-store", str(records))
+        output_of("restore", str(backup), "--database-url", url, "--log-store", str(records))
         subprocess.run(
             [bin_directory() / "pg_restore", "--clean", "--if-exists", "-d", url, dump], check=True, timeout=60
         )

@@ -39,6 +39,20 @@ async def test_records_names_the_range_that_it_cannot_read(sql: Connection, gate
     assert "offsets 0 to 0 are compressed" in row["note"]
 
 
+async def test_timestamps_that_postgres_cannot_hold_hide_nothing(
+    sql: Connection, gateway: GatewayProcess, producer: Producer
+) -> None:
+    create_topic(gateway, "nanoseconds", 1, message_timestamp_after_max_ms=str(2**63 - 1))
+    producer.produce("nanoseconds", b"v", timestamp=1_700_000_000_000_000_000, partition=0)
+    assert producer.flush(10) == 0
+    row = await sql.fetchrow("select * from kafka.partitions where topic = 'nanoseconds'")
+    assert row is not None
+    assert (row["end_offset"], row["newest_record_at"]) == (1, None)
+    row = await sql.fetchrow("select * from kafka.records('nanoseconds', 0)")
+    assert row is not None
+    assert (row["value"], row["timestamp"]) == (b"v", None)
+
+
 async def test_flush_waits_for_what_was_committed(sql: Connection, topic: str) -> None:
     for number in range(20):
         await sql.execute("select kafka.produce($1, 'v', partition => 0)", topic)

@@ -23,8 +23,8 @@ from storage.topics import TopicStore
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
+from tests.storage.groups import group, load, member, save
 from tests.storage.pages import pages_touched
-from tests.storage.test_groups import group, load, member, save
 
 DAY_MS = 24 * 60 * 60 * 1000
 

@@ -35,7 +35,7 @@ from tests.disks import Disk, mounted
 from tests.postgres import short_directory
 from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import SEGMENT_BYTES, Work, at_every_step
-from tests.storage.test_crash import KILLS, LAST_STEP, collected, verify
+from tests.storage.crashes import KILLS, LAST_STEP, collected, verify
 
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 FULL_ROUNDS = max(3, KILLS // 4)

@@ -22,7 +22,7 @@ from storage.retention import RetentionPolicy
 from storage.types import Appended, CoordinatorLease, OffsetCommit, PartitionKey, ReadRequest, Refusal
 from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
-from tests.storage.test_groups import group, whole
+from tests.storage.groups import group, whole
 
 DAY_MS = 24 * 60 * 60 * 1000
 

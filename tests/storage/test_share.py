@@ -15,7 +15,7 @@ from storage.share import ShareKey, ShareRow, ShareStand, ShareStore, StoredRang
 from storage.topics import TopicStore
 from storage.types import CoordinatorLease, Topic
 from tests.storage.conftest import MakeTopic
-from tests.storage.test_groups import group, member, save
+from tests.storage.groups import group, member, save
 
 SETTLED = (2, 4)
 RANGES = (StoredRange(1, 0, 2), StoredRange(3, 2, 1), StoredRange(1, 4, 5), StoredRange(1, 0, 1))

@@ -19,7 +19,7 @@ from storage.transactions import EndedTransaction, ProducerRecord, TransactionSt
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
-from tests.storage.test_groups import group, load, member, save
+from tests.storage.groups import group, load, member, save
 
 T = "transactional"
 PRODUCER, EPOCH = 4_000, 7

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_wheel import installed, run, wheel
+from tests.wheels import installed, run, wheel
 
 __all__ = ["installed", "wheel"]
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from gateway.config.broker import find_broker_config
+from gateway.config.broker_table import find_broker_config
 from gateway.config.definition import ConfigError
 from gateway.security.scram import DEFAULT_ITERATIONS, MECHANISMS, SALT_BYTES, credential, salted_password
 from storage.migrate import migrate

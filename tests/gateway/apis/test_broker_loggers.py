@@ -10,18 +10,18 @@ import pytest
 import structlog
 
 from gateway.apis.broker_loggers import Operation
-from gateway.apis.configs import ResourceType
+from gateway.apis.config_resources import ResourceType
 from gateway.config.definition import ConfigSource
 from gateway.operate import logs
 from protocol.errors import ErrorCode
 from tests.gateway.admin import admin_node
-from tests.gateway.apis.test_configs import alter, describe, replace
+from tests.gateway.apis.configs import alter, describe, replace
 
 Capture = pytest.CaptureFixture[str]
 
 LOGGERS = ResourceType.BROKER_LOGGER
 SET, DELETE, APPEND, SUBTRACT = Operation
-OURS = "gateway.apis.configs"
+OURS = "gateway.apis.alter_configs"
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import asyncpg
 import pytest
 import structlog.testing
 
-from gateway.apis.configs import Operation, ResourceType
+from gateway.apis.broker_loggers import Operation
+from gateway.apis.config_resources import ResourceType
 from gateway.apis.topics import plan_internal
-from gateway.config.broker import BROKER_CONFIGS, UNLISTED
+from gateway.config.broker_table import BROKER_CONFIGS, UNLISTED
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
 from gateway.config.without_effect import WITHOUT_EFFECT
@@ -25,6 +26,7 @@ from protocol.messages import incremental_alter_configs as incremental
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.list_config_resources import ListConfigResourcesRequest
 from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node
+from tests.gateway.apis.configs import alter, describe, replace
 from tests.storage.batches import until_blocked
 
 TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
@@ -32,40 +34,9 @@ SET, DELETE, APPEND, SUBTRACT = Operation
 MAP = "listener.security.protocol.map"
 
 
-async def describe(node: AdminNode, kind: int, name: str, *keys: str, version: int = 4, **flags):
-    request = DescribeConfigsRequest(
-        resources=(DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys or None),),
-        **flags,
-    )
-    (result,) = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, version)).results
-    assert (result.resource_type, result.resource_name) == (kind, name)
-    return result
-
-
 async def value_of(node: AdminNode, kind: int, name: str, key: str) -> tuple[str | None, int]:
     (entry,) = (await describe(node, kind, name, key)).configs
     return entry.value, entry.config_source
-
-
-async def replace(node: AdminNode, kind: int, name: str, configs, *, version: int = 2, validate_only: bool = False):
-    entries = tuple(legacy.AlterableConfig(name=key, value=value) for key, value in configs)
-    resource = legacy.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
-    request = legacy.AlterConfigsRequest(resources=(resource,), validate_only=validate_only)
-    (response,) = (await node.ask(ApiKey.ALTER_CONFIGS, request, version)).responses
-    assert (response.resource_type, response.resource_name) == (kind, name)
-    return response
-
-
-async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 1, validate_only: bool = False):
-    entries = tuple(
-        incremental.AlterableConfig(name=key, config_operation=operation, value=value)
-        for operation, key, value in changes
-    )
-    resource = incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
-    request = incremental.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=validate_only)
-    (response,) = (await node.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, request, version)).responses
-    assert (response.resource_type, response.resource_name) == (kind, name)
-    return response
 
 
 @contextlib.asynccontextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
 import pytest_asyncio
@@ -16,18 +14,11 @@ from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    TopicPartitions,
 )
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_groups import ListGroupsRequest
-from protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-)
 from protocol.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
@@ -35,10 +26,9 @@ from protocol.messages.offset_delete import (
 )
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from storage.errors import StorageError
+from tests.gateway.apis.consumer_groups import G, beat, commit, join, rows, told
 from tests.gateway.group_node import GroupNode, forget_everything, group_node
 from tests.postgres import Databases
-
-G = "g"
 
 
 @pytest.fixture(scope="module")
@@ -54,50 +44,6 @@ async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
     async with group_node(database_url) as started:
         ClusterFeed(started.services.catalog, started.groups)
         yield started
-
-
-async def beat(
-    node: GroupNode,
-    member_id: str,
-    epoch: int,
-    owned: dict[UUID, tuple[int, ...]] | None = None,
-    *,
-    version: int = 1,
-    **more: Any,
-) -> ConsumerGroupHeartbeatResponse:
-    listed = None
-    if owned is not None:
-        listed = tuple(TopicPartitions(topic_id=each, partitions=held) for each, held in owned.items())
-    request = ConsumerGroupHeartbeatRequest(
-        group_id=G,
-        member_id=member_id,
-        member_epoch=epoch,
-        topic_partitions=listed,
-        **more,
-    )
-    return await node.ask(request, version)
-
-
-async def join(node: GroupNode, member_id: str, *topics: str, **more: Any) -> ConsumerGroupHeartbeatResponse:
-    given: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": topics or ("t",)}
-    answer = await beat(node, member_id, 0, {}, **(given | more))
-    assert answer.error_code == ErrorCode.NONE, answer
-    return answer
-
-
-def told(answer: ConsumerGroupHeartbeatResponse) -> tuple[int, dict[UUID, tuple[int, ...]] | None]:
-    assert answer.error_code == ErrorCode.NONE, answer
-    if answer.assignment is None:
-        return answer.member_epoch, None
-    return answer.member_epoch, {each.topic_id: each.partitions for each in answer.assignment.topic_partitions}
-
-
-async def rows(node: GroupNode) -> dict[str, tuple[int, Any, str]]:
-    """Return, per member: epoch, document, and the version of its row."""
-    found = await node.database.hot.fetch(
-        "select member_id, member_epoch, document, xmin::text as xmin from group_member"
-    )
-    return {row["member_id"]: (row["member_epoch"], json.loads(row["document"]), row["xmin"]) for row in found}
 
 
 async def test_two_members_share_and_each_acknowledgement_is_one_row(node: GroupNode) -> None:
@@ -190,23 +136,6 @@ async def test_heartbeat_errors_have_messages(node: GroupNode) -> None:
     assert bad.error_message == "SubscribedTopicRegex `a(b` is not a valid regular expression: missing )."
     good = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex=r"\pL" * 20)
     assert good.error_code == ErrorCode.NONE
-
-
-async def commit(node: GroupNode, topic: UUID, member_id: str, epoch: int, version: int = 10) -> int:
-    request = OffsetCommitRequest(
-        group_id=G,
-        member_id=member_id,
-        generation_id_or_member_epoch=epoch,
-        topics=(
-            OffsetCommitRequestTopic(
-                name="t" if version < 10 else "",
-                topic_id=topic if version >= 10 else UUID(int=0),
-                partitions=(OffsetCommitRequestPartition(partition_index=0, committed_offset=7),),
-            ),
-        ),
-    )
-    answer = await node.ask(request, version)
-    return answer.topics[0].partitions[0].error_code
 
 
 async def test_offsets_are_committed_and_fetched_under_the_member_epoch(node: GroupNode) -> None:

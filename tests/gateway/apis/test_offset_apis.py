@@ -16,7 +16,6 @@ from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
-    OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
 from protocol.messages.offset_delete import (
@@ -33,6 +32,7 @@ from protocol.messages.offset_fetch import (
 from storage.errors import StorageError, StorageUnavailable
 from storage.pool import Pool
 from storage.types import OffsetCommit, Refusal, Topic
+from tests.gateway.apis.offsets import NONE, G, codes, commit_request, fetched, partition
 from tests.gateway.group_node import (
     GroupNode,
     forget_everything,
@@ -45,10 +45,8 @@ from tests.gateway.group_node import (
 )
 from tests.postgres import Databases
 
-G = "g"
 COMMIT_VERSIONS = range(2, 11)
 FETCH_VERSIONS = range(1, 11)
-NONE = ErrorCode.NONE
 
 
 @pytest.fixture(scope="module")
@@ -63,66 +61,6 @@ async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
     await forget_everything(database_url)
     async with group_node(database_url) as started:
         yield started
-
-
-def partition(index: int, offset: int, *, epoch: int = 3, metadata: str | None = "m") -> OffsetCommitRequestPartition:
-    return OffsetCommitRequestPartition(
-        partition_index=index,
-        committed_offset=offset,
-        committed_leader_epoch=epoch,
-        committed_metadata=metadata,
-    )
-
-
-def commit_request(
-    topic: Topic, *partitions: OffsetCommitRequestPartition, group_id: str = G, **given: Any
-) -> OffsetCommitRequest:
-    return OffsetCommitRequest(
-        group_id=group_id,
-        topics=(OffsetCommitRequestTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions),),
-        **given,
-    )
-
-
-def codes(answer: Any) -> list[tuple[int, int]]:
-    return [(part.partition_index, part.error_code) for topic in answer.topics for part in topic.partitions]
-
-
-async def fetched(
-    node: GroupNode, version: int, topics: list[tuple[Topic, tuple[int, ...]]] | None, group_id: str = G
-) -> dict[tuple[str | uuid.UUID, int], tuple[int, int, str | None, int]]:
-    """Return offset, leader epoch, metadata and code by topic (name, or id if the version has ids) and partition."""
-    if version >= 8:
-        asked = None
-        if topics is not None:
-            asked = tuple(
-                OffsetFetchRequestTopics(name=t.name, topic_id=t.topic_id, partition_indexes=indexes)
-                for t, indexes in topics
-            )
-        groups = (OffsetFetchRequestGroup(group_id=group_id, topics=asked),)
-        answer = await node.ask(OffsetFetchRequest(groups=groups, require_stable=True), version)
-        (group,) = answer.groups
-        assert (group.group_id, group.error_code) == (group_id, NONE)
-        answered = group.topics
-    else:
-        only = (
-            None
-            if topics is None
-            else tuple(OffsetFetchRequestTopic(name=t.name, partition_indexes=indexes) for t, indexes in topics)
-        )
-        answer = await node.ask(OffsetFetchRequest(group_id=group_id, topics=only), version)
-        assert answer.error_code == NONE
-        answered = answer.topics
-    return {
-        (topic.topic_id if version >= 10 else topic.name, part.partition_index): (
-            part.committed_offset,
-            part.committed_leader_epoch,
-            part.metadata,
-            part.error_code,
-        )
-        for topic in answered
-        for part in topic.partitions
-    }
 
 
 # --- OffsetCommit and OffsetFetch -----------------------------------------------------------------------------------

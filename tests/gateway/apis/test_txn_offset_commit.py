@@ -32,7 +32,7 @@ from protocol.records import ControlType, end_marker
 from storage.errors import StorageUnavailable
 from storage.transactions import ProducerRecord, TransactionStore
 from storage.types import Topic
-from tests.gateway.apis.test_offset_apis import codes, commit_request, fetched, partition
+from tests.gateway.apis.offsets import codes, commit_request, fetched, partition
 from tests.gateway.group_node import (
     GroupNode,
     forget_everything,

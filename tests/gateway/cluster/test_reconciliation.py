@@ -220,6 +220,14 @@ async def test_1_a_removal_that_must_wait_counts_as_work_until_it_is_confirmed(
     assert await passes.run()
 
 
+@pytest.mark.parametrize("payload", ["9" * 15, "9" * 5_000])
+async def test_an_announced_revision_that_does_not_exist_is_forgotten(node: DataPlane, payload: str) -> None:
+    passes = Passes(node)
+    passes.reconciler.revision_heard(payload)
+    await passes.run()
+    assert passes.reconciler.revision_lag == 0
+
+
 async def test_2_another_incarnation_under_the_name_replaces_the_one_that_is_held(
     node: DataPlane, other: DataPlane
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ip_overrides
+from gateway.config.broker import BrokerConfig, ip_overrides
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import BROKER_CONFIGS, broker_layers
 from gateway.config.definition import ConfigError, ConfigSource, Update, render
 
 KAFKA_DEFAULTS = {
@@ -184,12 +185,12 @@ def test_a_fixed_setting_may_be_given_its_value() -> None:
 def test_finer_layer_overrides_a_coarser_one() -> None:
     config = parse_broker_configs({"message.max.bytes": "10"}, {"message.max.bytes": "20"})
     assert config.message_max_bytes == 20
-    assert config.layers("message.max.bytes") == [
+    assert broker_layers(config, "message.max.bytes") == [
         (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, "20"),
         (ConfigSource.STATIC_BROKER_CONFIG, "10"),
         (ConfigSource.DEFAULT_CONFIG, "1048588"),
     ]
-    assert config.layers("log.retention.ms") == []
+    assert broker_layers(config, "log.retention.ms") == []
     assert parse_broker_configs(config.static, {}).message_max_bytes == 10
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.secret_files import MAX_SECRET_BYTES
-from gateway.config.settings import ConfigurationError, load
+from gateway.config.settings import load
 
 URL = "postgresql://me:secret@host/db"
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="x,b=y" user_c="z";'

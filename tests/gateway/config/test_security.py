@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.definition import HIDDEN
+from gateway.config.errors import ConfigurationError
 from gateway.config.jaas import parse_jaas
 from gateway.config.security import ListenerSecurity, listener_security
-from gateway.config.settings import Configuration, ConfigurationError, load
+from gateway.config.settings import Configuration, load
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+from gateway.config.errors import ConfigurationError
+from gateway.config.settings import OPTIONS, Configuration, load
 from storage.types import Roles
 
 MAP = "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"

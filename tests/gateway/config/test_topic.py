@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BrokerConfig, find_broker_config
+from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import find_broker_config
 from gateway.config.definition import ConfigSource, render
 from gateway.config.topic import (
     REPLICATION_FACTOR,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED
 from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_table import BROKER_CONFIGS, NODE_CONFIGS, UNLISTED, broker_layers
 from gateway.config.definition import ConfigError, ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.settings import load
 from gateway.config.without_effect import WITHOUT_EFFECT
@@ -98,7 +98,7 @@ def test_setting_without_effect_is_accepted_at_start_with_a_warning() -> None:
         "num.io.threads (from flag --set) has no effect here",
         "offsets.topic.replication.factor (from flag --set) has no effect here",
     ]
-    layers = configuration.settings.broker.layers("num.io.threads")
+    layers = broker_layers(configuration.settings.broker, "num.io.threads")
     assert layers == [(ConfigSource.STATIC_BROKER_CONFIG, "8"), (ConfigSource.DEFAULT_CONFIG, "1")]
 
 

@@ -24,7 +24,7 @@ from gateway.security.acls import Acls
 from gateway.security.authorizer import Describing
 from protocol.errors import ErrorCode
 from storage.types import CoordinatorLease, NodeId
-from tests.gateway.groups.test_many_groups import Record, Records
+from tests.gateway.groups.records import Record, Records
 
 WIDE = 2 * MANY
 TOPICS = tuple(f"t{number}" for number in range(WIDE))

@@ -14,7 +14,7 @@ from gateway.net.server import Server
 from gateway.operate.metrics import Metrics
 from protocol.buffer import Buffer
 from protocol.framing import Frame
-from tests.gateway.net.test_connection import Node, Words, framed
+from tests.gateway.net.words import Node, Words, framed
 
 MOST = 100
 

@@ -15,7 +15,7 @@ import gateway
 import storage
 from gateway.operate import loggers, logs
 from tests.gateway.data_plane import data_plane
-from tests.gateway.operate.test_maintenance import EAGER, compact, send_pairs
+from tests.gateway.operate.compaction import EAGER, compact, send_pairs
 
 CLEANER, COMPACTOR = "kafka.log.LogCleaner", "gateway.log.compactor"
 

@@ -20,7 +20,6 @@ from gateway.coordinator.facts import MemberId
 from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from gateway.security.delegation import DelegationTokens
-from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from storage.chunks import Chunk
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
@@ -33,6 +32,7 @@ from storage.roller import Roller
 from storage.tokens import TokenStore
 from storage.types import CoordinatorLease, GroupChange, LeaseKind, NodeId, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
+from tests.gateway.operate.compaction import EAGER, compact, now_ms, send_pairs
 
 HOUR_MS = 3_600_000
 
@@ -62,10 +62,6 @@ LEASE = CoordinatorLease(Job.DELETION, NodeId(1), 1, LeaseKind.JOBS)
 
 def deletions(node: DataPlane) -> Deletions:
     return Deletions(DeletionStore(node.database), lambda: LEASE)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -146,21 +142,6 @@ async def count_rows(url: str, table: str) -> int:
 
 
 # --- compaction ------------------------------------------------------------------------------------------------------
-
-EAGER = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
-
-
-async def compact(node: DataPlane) -> None:
-    await Compaction(node.database, node.log, node.catalog).run()
-
-
-async def send_pairs(node: DataPlane, topic: Topic, *pairs: tuple[bytes, bytes | None], age_ms: int = 1000) -> None:
-    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-    answer = await node.send(
-        topic,
-        batch_of(*values, keys=keys, timestamps=[now_ms() - age_ms] * len(pairs), compression=Compression.LZ4),
-    )
-    assert answer.error_code == ErrorCode.NONE, answer
 
 
 async def test_compaction_keeps_the_newest_of_each_key(node: DataPlane) -> None:

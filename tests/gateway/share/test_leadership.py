@@ -13,7 +13,7 @@ from gateway.share.partitions import SharePartitions
 from protocol.errors import ErrorCode, KafkaError
 from storage.pool import Database
 from storage.share import ShareKey, ShareRow, ShareStore
-from tests.gateway.share.test_partitions import (
+from tests.gateway.share.partitions import (
     LONG,
     SETTLED,
     A,
@@ -26,8 +26,8 @@ from tests.gateway.share.test_partitions import (
     nowhere,
     refused,
 )
-from tests.gateway.share.test_partitions import database as database
-from tests.gateway.share.test_partitions import keys as keys
+from tests.gateway.share.partitions import database as database
+from tests.gateway.share.partitions import keys as keys
 
 
 async def test_leadership_that_left_and_returned_causes_a_new_read(database: Database, keys: list[ShareKey]) -> None:

@@ -1,0 +1,68 @@
+"""The parts of the program that a command loads before its first answer: only those that it uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from tests.gateway_process import GatewayProcess
+
+COMMANDS: list[tuple[tuple[str, ...], set[str]]] = [
+    (("topics", "list"), set()),
+    (("topics", "create", "started-{pid}"), {"create_topics"}),
+    (("groups", "list"), {"list_groups"}),
+    (("configs", "describe", "broker"), {"describe_configs"}),
+    (("transactions", "list"), {"list_transactions", "describe_transactions"}),
+    (("cluster", "info"), {"describe_cluster"}),
+]
+"""Commands, and the declarations of messages that each loads besides those of every command."""
+
+EVERY_COMMAND = {"api_versions", "metadata"}
+NEEDLESS = {"aiohttp", "aiokafka", "asyncio", "asyncpg", "rich", "storage", "structlog", "uvloop"}
+MOST_CPU_S = 0.4
+"""A command takes 0.12 s of CPU on an idle core. A core that it shares with another thread is up to twice as slow."""
+
+_PROGRAM = """
+import resource, sys
+from gateway.cli import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, *sys.modules, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+class Run(NamedTuple):
+    cpu_s: float
+    modules: set[str]
+
+
+def run(gateway: GatewayProcess, *words: str) -> Run:
+    arguments = [word.format(pid=os.getpid()) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments, "-b", gateway.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    cpu_s, *modules = done.stderr.split()
+    return Run(float(cpu_s), set(modules))
+
+
+@pytest.mark.parametrize(("words", "messages"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+def test_a_command_loads_only_the_messages_that_it_uses(
+    gateway: GatewayProcess, words: tuple[str, ...], messages: set[str]
+) -> None:
+    modules = run(gateway, *words).modules
+    room = "protocol.messages."
+    assert {name.removeprefix(room) for name in modules if name.startswith(room)} == messages | EVERY_COMMAND
+    assert not {name.partition(".")[0] for name in modules} & NEEDLESS
+
+
+def test_a_command_that_asks_a_broker_starts_soon(gateway: GatewayProcess) -> None:
+    assert min(run(gateway, "topics", "list").cpu_s for _ in range(5)) < MOST_CPU_S

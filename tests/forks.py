@@ -1,0 +1,193 @@
+"""Start commands of `sluice` by forks of a process that has imported the gateway once.
+
+An import of the gateway takes a second of CPU, which is more than everything else at a gateway's start. A parent
+process, `python -m tests.forks DESCRIPTOR`, imports the gateway and then forks for each request. A request is one
+packet on a socket: JSON with the arguments, the directory and the environment, and two descriptors, of the log and of a
+pipe. The answer is the child's process id. When the child has ended, its wait status is written into the pipe. The
+parent process ends with the process that started it, because the socket then closes. Its children go on.
+
+A child has what a new process has: its own arguments, directory, environment, standard streams and session of signals.
+It differs in two ways: all children share one seed of hashes, and settings of the interpreter (PYTHON…, LD_…) have no
+effect. So a process whose environment a test sets is not started here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[1]
+IMPORTED = ("gateway.cli", "gateway.serve", "gateway.operate.http", "gateway.operate.workers")
+"""Modules that `sluice serve` imports, with all that these import."""
+MAX_PACKET_BYTES = 128 * 1024
+_STATUS = struct.Struct("i")
+
+
+class Fork:
+    """A child of the parent process, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, pid: int, arguments: Sequence[str], ended: int) -> None:
+        """`ended` is the reading end of the pipe that receives the wait status."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._arguments = arguments
+        self._ended = ended
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, or minus the number of the signal that ended the process. Raise
+        subprocess.TimeoutExpired after `timeout` seconds."""
+        with self._lock:
+            if self.returncode is None:
+                if not select.select([self._ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(list(self._arguments), timeout or 0)
+                packet = os.read(self._ended, _STATUS.size)
+                os.close(self._ended)
+                assert packet, "the parent process of all forks has ended"
+                self.returncode = os.waitstatus_to_exitcode(_STATUS.unpack(packet)[0])
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """The parent process of all forks of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(other.fileno())],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+            )
+
+    @property
+    def parent_pid(self) -> int:
+        return self._process.pid
+
+    def start(
+        self, arguments: Sequence[str], *, directory: Path, environment: Mapping[str, str], log: IO[bytes]
+    ) -> Fork:
+        """Start `sluice` with arguments; `log` receives both output streams."""
+        ended, written = os.pipe()
+        try:
+            request = {"arguments": list(arguments), "directory": str(directory), "environment": dict(environment)}
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [log.fileno(), written])
+                answer = self._socket.recv(MAX_PACKET_BYTES)
+        finally:
+            os.close(written)
+        assert answer, "the parent process of all forks has ended"
+        return Fork(int(answer), arguments, ended)
+
+
+@functools.cache
+def forks() -> Forks:
+    """Return this process's Forks. It is made at the first call."""
+    return Forks()
+
+
+# --- the parent process -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+    status: int
+    """Descriptor of the pipe that receives the wait status."""
+
+
+def _serve(requests: socket.socket) -> Sequence[str]:
+    """Fork for each request until the socket closes. Return the arguments in each child; exit in the parent."""
+    waiting = selectors.DefaultSelector()
+    waiting.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if isinstance(key.data, _Child):
+                waiting.unregister(key.fd)
+                os.close(key.fd)
+                _report(key.data)
+                continue
+            packet, descriptors, _, _ = socket.recv_fds(requests, MAX_PACKET_BYTES, 2)
+            if not packet:
+                sys.exit(0)
+            log, status = descriptors
+            pid = os.fork()
+            if not pid:
+                _close_inherited(waiting)
+                return _become(json.loads(packet), log, status)
+            os.close(log)
+            waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, _Child(pid, status))
+            requests.send(str(pid).encode())
+
+
+def _report(child: _Child) -> None:
+    _, status = os.waitpid(child.pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(child.status, _STATUS.pack(status))
+    os.close(child.status)
+
+
+def _close_inherited(waiting: selectors.BaseSelector) -> None:
+    for key in list(waiting.get_map().values()):
+        if isinstance(key.data, _Child):
+            os.close(key.data.status)
+            os.close(key.fd)
+        elif isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+    waiting.close()
+
+
+def _become(request: dict[str, object], log: int, status: int) -> Sequence[str]:
+    os.close(status)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    directory, environment, arguments = request["directory"], request["environment"], request["arguments"]
+    assert isinstance(directory, str)
+    assert isinstance(environment, dict)
+    assert isinstance(arguments, list)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    sys.argv[1:] = arguments
+    return sys.argv[1:]
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    from gateway.cli import main
+
+    sys.exit(main(_serve(socket.socket(fileno=int(sys.argv[1])))))

@@ -1,0 +1,162 @@
+"""A server whose requests are words, and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+
+from gateway.net.connection import ConnectionLimits
+from gateway.net.context import ConnectionInfo
+from gateway.net.requests import Admission, Order
+from gateway.net.server import Server
+from gateway.operate.metrics import Metrics
+from protocol.buffer import Buffer
+from protocol.errors import ProtocolError
+from protocol.framing import Frame
+
+ADMISSIONS = {
+    b"p": Admission(Order.PARKED),
+    b"b": Admission(Order.PARKED, bulky=True),
+    b"r": Admission(Order.ALONE, bulky=True),
+    b"l": Admission(Order.PIPELINED),
+}
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+
+
+class Words:
+    """Frames of the form `<admission letter><verb>:<rest>`. The test decides when and how a frame is answered, with
+    itself.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []
+        self.cancelled: list[bytes] = []
+        self.finished: list[bytes] = []
+        self.gates: dict[bytes, asyncio.Event] = {}
+        self.arrival = asyncio.Event()
+        self.cancellation = asyncio.Event()
+        self.mute_s = 0.0
+
+    def admission(self, frame: Frame) -> Admission:
+        return ADMISSIONS.get(bytes(frame[:1]), Admission())
+
+    def gate(self, body: bytes) -> asyncio.Event:
+        return self.gates.setdefault(body, asyncio.Event())
+
+    async def handle(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        body = bytes(frame)
+        name = body[:40]
+        self.started.append(name)
+        self.arrival.set()
+        verb = body[1:].partition(b":")[0]
+        if verb == b"wait":
+            try:
+                await self.gate(name).wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(name)
+                self.cancellation.set()
+                raise
+        self.finished.append(name)
+        self.arrival.set()
+        if verb == b"mute":
+            connection.muted_until_s = asyncio.get_running_loop().time() + self.mute_s
+        if verb == b"silent":
+            return ()
+        if verb == b"refuse":
+            raise ProtocolError("refused")
+        if verb == b"bug":
+            raise RuntimeError("bug")
+        if verb == b"big":
+            return (struct.pack(">i", 300_000), bytes(300_000))
+        return (framed(name),)
+
+    async def until_cancelled(self) -> None:
+        await asyncio.wait_for(self.cancellation.wait(), 10)
+
+    async def until_started(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.started) < count:
+                self.arrival.clear()
+                await self.arrival.wait()
+
+
+class Node:
+    """A server of words, and the events it reported."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.words = Words()
+        self.metrics = Metrics()
+        self.server = Server(self.metrics, limits)
+        self.gone: asyncio.Queue[str] = asyncio.Queue()
+        self.forgotten: asyncio.Queue[str] = asyncio.Queue()
+        self.port = 0
+        self._settling: Peer | None = None
+
+    def connection_closed(self, connection_id: str, by_peer: bool) -> None:
+        (self.gone if by_peer else self.forgotten).put_nowait(connection_id)
+
+    async def connect(self) -> Peer:
+        return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def settle(self) -> None:
+        """Run many turns of the loop with traffic of another connection, so that all pending work is done.
+
+        That connection stays open, so that `gone` lists the test's own connections alone.
+        """
+        if self._settling is None:
+            self._settling = await self.connect()
+        for index in range(50):
+            self._settling.send(b"-echo:settle %d" % index)
+            await self._settling.answer()
+
+    @property
+    def held_bytes(self) -> float:
+        return self.metrics.registry.get_sample_value("sluice_held_bytes") or 0.0
+
+    async def until_held(self, count_bytes: int) -> None:
+        async with asyncio.timeout(10):
+            while self.held_bytes < count_bytes:
+                await self.settle()
+
+    def finished_of(self, prefix: bytes) -> list[bytes]:
+        return [name for name in self.words.finished if name.startswith(prefix)]
+
+    def closed_for(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("sluice_protocol_errors_total", {"reason": reason}) or 0.0
+
+
+class Peer:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, *bodies: bytes) -> None:
+        self.writer.write(framed(*bodies))
+
+    async def answer(self) -> bytes:
+        async with asyncio.timeout(10):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+    async def answers(self, count: int) -> list[bytes]:
+        return [await self.answer() for _ in range(count)]
+
+    def reset(self) -> None:
+        """End the connection at once, as the kernel does for bytes that a killed process has left unread: no half-open
+        end precedes it.
+        """
+        raw_socket: socket.socket = self.writer.get_extra_info("socket")
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def ended(self) -> bytes:
+        """Return the bytes that arrived before the server closed the connection."""
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                return await self.reader.read()
+        return b""
