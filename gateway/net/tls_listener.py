@@ -67,7 +67,7 @@ class TlsListener:
             except ConnectionError:
                 continue  # the peer was faster in leaving
             except OSError as error:
-                # Most probably no file descriptor is left. Whatever it is, without this task the listener is dead.
+                # The process may have run out of file descriptors. Without this task the listener is dead.
                 logger.error("connection not accepted; trying again", error=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
