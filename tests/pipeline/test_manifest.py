@@ -16,6 +16,8 @@ from pipeline.archive import job as archive_job
 from pipeline.errors import PipelineError
 from pipeline.manifest import merkle
 from pipeline.manifest.document import Block, Day, Manifest, differences
+from pipeline.progress import Progress, Stop
+from pipeline.verify import job as verify_job
 from pipeline.verify.sums import BLOCK, headers_text
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
@@ -166,3 +168,10 @@ def test_a_root_depends_on_every_leaf_and_its_place() -> None:
     # A node's content is not accepted as a leaf's.
     assert merkle.root([b"0", b"1"]) == hashlib.sha256(b"\x01" + pair).hexdigest() != merkle.root([pair])
     assert merkle.root([]) == merkle.EMPTY
+
+
+@pytest.mark.parametrize("given", [[], ["--bootstrap", "localhost:1", "--manifest", "m"]])
+def test_an_archive_is_compared_with_its_topics_or_with_a_manifest(given: list[str]) -> None:
+    arguments = jobs.parse(verify_job, ["--archive", "a", *given])
+    with pytest.raises(PipelineError, match="either with its topics or with a manifest"):
+        verify_job.run(arguments, Progress("verify"), Stop())
