@@ -32,6 +32,7 @@ from gateway.console.overview import Overview
 from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
 from gateway.console.topics import TopicViews
 from gateway.net.context import Principal
+from gateway.net.http_connections import HttpConnections
 from gateway.security.authenticator import Users
 from protocol.errors import KafkaError
 from storage.console import ConsoleStore
@@ -42,7 +43,10 @@ from storage.pool import Database
 
 logger = structlog.get_logger(__name__)
 
+MAX_CONNECTIONS = 512
 MAX_BODY_BYTES = 2 * 1024 * 1024
+BODY_S = 20.0
+"""How long a browser may take to send a body."""
 STOP_TIMEOUT_S = 0.3
 BACKLOG = 64
 MAX_TEXT_CHARS = 4_096
@@ -108,7 +112,9 @@ class Console:
 
     async def start(self) -> None:
         """Listen. Raise OSError if the address is taken."""
-        app = web.Application(middlewares=[guarded(self._rules, self._sessions)], client_max_size=MAX_BODY_BYTES)
+        connections = HttpConnections(MAX_CONNECTIONS)
+        guard = guarded(self._rules, self._sessions, connections)
+        app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
         app.add_routes(self._routes())
         # A stream ends as soon as its reader is gone, and with it everything that it asks Postgres.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
@@ -117,7 +123,7 @@ class Console:
         assert server is not None
         host, port = self._address
         bound = await asyncio.get_running_loop().create_server(
-            server, host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
+            connections.factory(server), host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
         )
         self._bound = bound
         port = bound.sockets[0].getsockname()[1]
@@ -375,11 +381,14 @@ def _dumps(data: Any) -> str:
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
-        data = json.loads(await request.text())
+        async with asyncio.timeout(BODY_S):
+            data = json.loads(await request.text())
         # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset
         raise BadRequestError("the request is not JSON that this console can read") from error
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout from error
     if not isinstance(data, dict):
         raise BadRequestError("the request is not an object")
     return cast(Mapping[str, Any], data)

@@ -193,6 +193,14 @@ def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
 
 
+def test_open_connections_are_bounded(console: Consoled):
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(("127.0.0.1", console.port))) for _ in range(520)]
+        peers[-1].settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert peers[-1].recv(1) == b""
+
+
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
