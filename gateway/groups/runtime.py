@@ -290,6 +290,11 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return frozenset(self._connections)
 
     @property
+    def under_way(self) -> frozenset[asyncio.Task[None]]:
+        """Reads from Postgres and writes to it that are in progress."""
+        return frozenset(self._tasks)
+
+    @property
     def telling(self) -> bool:
         """True while many groups are informed, in turns, of the same event."""
         return self._telling is not None or bool(self._closing)

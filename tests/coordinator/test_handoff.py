@@ -286,7 +286,8 @@ def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_olde
         rows[key] = row.document
     kept = replace(stored(scene.group), clock_lead_ms=lead_ms)
     if by_an_older_release:
-        waits = [{name: each[name] for name in each if name != "since_ms"} for each in kept.document["handoffs"]]
+        handoffs: Any = kept.document["handoffs"]
+        waits = [{name: each[name] for name in each if name != "since_ms"} for each in handoffs]
         kept = replace(kept, document={**kept.document, "handoffs": waits})
     successor = Handing()
     successor.now_ms = scene.now_ms + after_ms + (lead_ms or 0)

@@ -162,7 +162,8 @@ def restored(scene: Scene, *, by_a_release_without_acls: bool = False) -> Consum
     for member_id in scene.group.members:
         stored = stored_member(scene.group, member_id)
         assert stored is not None
-        document = {**stored.document, "member": dict(stored.document["member"])}
+        document: dict[str, Any] = {**stored.document}
+        document["member"] = dict(document["member"])
         if by_a_release_without_acls:
             del document["member"]["principal"]
         members[member_id] = document

@@ -340,7 +340,8 @@ async def test_produce_keeps_its_order_though_a_stage_before_it_is_slow() -> Non
     log: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 
-    async def authorize(request: ProduceRequest, context: RequestContext) -> None:
+    async def authorize(request: object, context: RequestContext) -> None:
+        assert isinstance(request, ProduceRequest)
         await gates[request.timeout_ms].wait()
         if request.timeout_ms == 2:
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
