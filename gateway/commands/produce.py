@@ -128,7 +128,9 @@ def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: 
 
     def attempt() -> ProduceResponse | None:
         leaders = log.by_leader(cluster, [(topic, partition)])
-        return cluster.ask(request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME) if leaders else None
+        if not leaders:
+            return None
+        return cluster.ask(ProduceResponse, request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME)
 
     def code(response: ProduceResponse | None) -> int:
         if response is None:

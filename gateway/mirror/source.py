@@ -107,7 +107,7 @@ class Source:
             isolation_level=log.READ_COMMITTED,
             topics=tuple(FetchTopic(topic=name, partitions=tuple(asked)) for name, asked in topics.items()),
         )
-        response: FetchResponse = self.cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
+        response = self.cluster.ask(FetchResponse, request, node_id=leader, at_most=_FETCH_BY_NAME)
         refuse(response.error_code, f"broker {leader}")
         found: list[tuple[TopicPartition, PartitionData]] = []
         for topic in response.responses:

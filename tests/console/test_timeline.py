@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.console.timeline import MAX_SPANS, duration, timeline
+from gateway.console.timeline import MAX_SPANS, Timeline, duration, timeline
 from storage.console import Stretch
 
 A, B, C = "a-1111", "b-2222", "c-3333"
@@ -41,7 +41,7 @@ class Rows:
         row = self._next(at_ms, topic="orders", partition=0, phase=phase, mode="ack", reason=reason, wait_ms=None)
         self.handoffs.append({**row, "source_member_id": source, "target_member_id": target, "mark_offset": None})
 
-    def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> dict[str, Any]:
+    def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> Timeline:
         members = {
             member: {"member_id": member, "client_id": client, "client_host": "/10.0.0.1"}
             for member, client in ((A, "ana"), (B, "bob"), (C, "bob"))
@@ -50,7 +50,7 @@ class Rows:
         return timeline(stretch, from_ms, to_ms)
 
 
-def spans(drawn: dict[str, Any], partition: int = 0) -> list[tuple[Any, ...]]:
+def spans(drawn: Timeline, partition: int = 0) -> list[tuple[Any, ...]]:
     lane = next(lane for lane in drawn["lanes"] if lane["partition"] == partition)
     return [(span["member"], span["from"], span["to"]) for span in lane["spans"]]
 
