@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from gateway.console.timeline import MAX_SPANS, Timeline, duration, timeline
+from gateway.console.timeline import MAX_SPANS, duration, timeline
 from storage.console import Stretch
 
 A, B, C = "a-1111", "b-2222", "c-3333"
@@ -41,16 +42,18 @@ class Rows:
         row = self._next(at_ms, topic="orders", partition=0, phase=phase, mode="ack", reason=reason, wait_ms=None)
         self.handoffs.append({**row, "source_member_id": source, "target_member_id": target, "mark_offset": None})
 
-    def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> Timeline:
+    def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> dict[str, Any]:
+        """Return the timeline as the page receives it."""
         members = {
             member: {"member_id": member, "client_id": client, "client_host": "/10.0.0.1"}
             for member, client in ((A, "ana"), (B, "bob"), (C, "bob"))
         }
         stretch = Stretch(self.events, self.ownership, self.before, self.handoffs, self.refusals, members, is_cut=False)
-        return timeline(stretch, from_ms, to_ms)
+        drawn: dict[str, Any] = json.loads(json.dumps(timeline(stretch, from_ms, to_ms)))
+        return drawn
 
 
-def spans(drawn: Timeline, partition: int = 0) -> list[tuple[Any, ...]]:
+def spans(drawn: dict[str, Any], partition: int = 0) -> list[tuple[Any, ...]]:
     lane = next(lane for lane in drawn["lanes"] if lane["partition"] == partition)
     return [(span["member"], span["from"], span["to"]) for span in lane["spans"]]
 
