@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from confluent_kafka.admin import ConfigResource, ResourceType
 from py4j.protocol import Py4JJavaError
@@ -25,6 +26,7 @@ from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import misdated, within
 from pipeline.errors import LOST_FILE, PipelineError, explain
 from pipeline.kafka import Cluster
+from pipeline.manifest import job as evidence
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import DATA, RESCUED
@@ -51,15 +53,28 @@ TASKS_PER_CORE = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kafka.add_arguments(parser)
+    kafka.add_arguments(parser, required=False)
     parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
     typed.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
 
+    instead = parser.add_argument_group("instead of the topics")
+    instead.add_argument("--manifest", type=Path, metavar="FILE", help="compare with what `manifest` wrote")
+    instead.add_argument("--public-key", type=Path, metavar="FILE", help="require the manifest to be signed with it")
+
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    if (arguments.bootstrap is None) == (arguments.manifest is None):
+        raise PipelineError("The archive is compared either with its topics or with a manifest.",
+                            "Give --bootstrap or --manifest.")  # fmt: skip
+    if arguments.manifest is not None:
+        spark = session.open_session(session.options_of(arguments, "sluice verify"), lines)
+        try:
+            return by_manifest(spark, arguments, lines, stop)
+        finally:
+            spark.stop()
     cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
     cluster.existing()
     spark = session.open_session(session.options_of(arguments, "sluice verify"), lines)
@@ -67,6 +82,26 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
         return Verification(spark, cluster, arguments, lines, stop).run()
     finally:
         spark.stop()
+
+
+def by_manifest(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    """0 if the archive holds what the manifest names, `DIFFERENT` if not."""
+    where = table.location(arguments.archive, arguments.format)
+    only = [name for name in arguments.topics.split(",") if name]
+    manifest = evidence.read(spark, arguments.manifest, arguments.public_key, lines)
+    manifest = manifest.only(only) if only else manifest
+    found = evidence.compare(spark, where, manifest, lines, stop)
+    for words in found[:MAX_SHOWN]:
+        lines.say(f"DIFFERS {words}", event="difference")
+    if found:
+        words = f"the archive is NOT what {arguments.manifest} names: {len(found):,} blocks differ; first: {found[0]}"
+        lines.say(words, event="different")
+        return DIFFERENT
+    if not manifest.records:
+        raise PipelineError("The manifest names no record, so it proves nothing.", "Check --topics.")
+    lines.say(f"proved: {manifest.records:,} records of {where} are those that {arguments.manifest} names",
+              event="proved", records=manifest.records)  # fmt: skip
+    return 0
 
 
 class Verification:
