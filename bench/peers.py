@@ -2,7 +2,7 @@
 
     python -m bench.peers                        all workloads, three servers, two rounds: most of an hour
     python -m bench.peers produce one-in-flight  some of it
-    python -m bench.peers --seconds 5 --rounds 1
+    python -m bench.peers --seconds 5 --rounds 1 paced-java end-to-end
     python -m bench.peers --against ../before --rounds 4 consume   beside another checkout instead of Kafka
 
 Servers take turns within a round, so that other load on the machine falls on all. Kafka is measured twice: as it is
@@ -73,16 +73,23 @@ def measure(
     return found
 
 
-def report(found: dict[tuple[str, str], dict[str, list[float]]], servers: Servers) -> str:
+def report(found: Mapping[tuple[str, str], Mapping[str, Sequence[float]]], servers: Servers) -> str:
+    """Return a table of medians with the least and greatest value of several rounds, and the ratios of medians."""
     first, *others = (server for server, *_ in servers)
     heads = ["workload", "figure", first, *others, *(f"{first} ÷ {other}" for other in others)]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for (name, figure), values in found.items():
-        shown = [" ; ".join(f"{value:.2f}" for value in values[server]) for server, *_ in servers]
+        shown = [_median_and_spread(values[server]) for server, *_ in servers]
         medians = [statistics.median(values[server]) for server, *_ in servers]
         ratios = [f"{medians[0] / median:.2f}" for median in medians[1:]]
         lines.append(f"| {' | '.join((name, figure, *shown, *ratios))} |")
     return "\n".join(lines)
+
+
+def _median_and_spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 def main() -> None:
@@ -110,7 +117,8 @@ def main() -> None:
 _ABOUT = (
     "Servers take turns, one at a time, the same stock client before each. Kafka acknowledges before a sync as it is "
     "shipped, and with one for every message where it says synced; Sluice always syncs. A ratio above 1 says that "
-    "Sluice has more, or needs more where the figure is a time or a cost. Several rounds stand in their order."
+    "Sluice has more, or needs more where the figure is a time or a cost. Several rounds show their median, and their "
+    "least and greatest value."
 )
 
 

@@ -268,7 +268,7 @@ class App:
             for listener in settings.listeners
         }
         users = Users(services.users, services.delegation)
-        console = await start_console(by_role[Role.BROKER], services, users, database, self._undo.push)
+        console = await start_console(by_role[Role.BROKER], services, users, database, metrics.health, self._undo.push)
         self.console_url = console.url if console is not None else ""
         sasl = build_sasl(settings, requests, users, metrics, self._undo)
         renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)

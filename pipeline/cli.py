@@ -23,6 +23,7 @@ from pipeline.progress import Heartbeat, Progress, Stop
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
     "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "manifest": ("pipeline.manifest.job", "hashes of an archive, which prove it after its topics have forgotten"),
     "table": ("pipeline.latest.job", "the newest row per key, from an archive"),
     "repair": ("pipeline.repair.job", "archive named offsets again, as long as their topic holds them"),
     "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),

@@ -18,6 +18,10 @@ _FETCH = {
 }
 
 
+SMALL_RECORDS = 5_000
+MANY_PER_CORE = 4
+
+
 class OffsetRange(Protocol):
     @property
     def topic(self) -> str: ...
@@ -39,8 +43,47 @@ def read(
 ) -> DataFrame:
     """The records of `ranges` with their headers.
 
-    An error, not fewer rows, if the topic has lost some of them. Ranges are cut so that every core has one.
+    An error, not fewer rows, if the topic has lost some of them. Ranges are cut so that every core has one. Many small
+    ones share a task per core: a task and a file for each of them would cost more than their records.
     """
+    cores = spark.sparkContext.defaultParallelism
+    small = [each for each in ranges if each.end - each.start <= SMALL_RECORDS]
+    if len(small) <= MANY_PER_CORE * cores:
+        return _read_all(spark, bootstrap, ranges, settings, read_committed)
+    large = [each for each in ranges if each.end - each.start > SMALL_RECORDS]
+    frames = [
+        _read_all(spark, bootstrap, some, settings, read_committed)
+        .coalesce(1)
+        .sortWithinPartitions("topic", "partition", "offset")
+        for some in shared(small, cores)
+    ]
+    return reduce(
+        DataFrame.union, [*frames, *([_read_all(spark, bootstrap, large, settings, read_committed)] if large else [])]
+    )
+
+
+def shared(ranges: Sequence[OffsetRange], groups: int) -> list[list[OffsetRange]]:
+    """Return `ranges` in at most so many groups of about as many records. A topic is in one group, if it is small."""
+    whole = sum(each.end - each.start for each in ranges)
+    found: list[list[OffsetRange]] = [[]]
+    records = 0
+    for each in sorted(ranges, key=lambda part: (part.topic, part.partition, part.start)):
+        full = records * groups >= whole * len(found)
+        another = not found[-1] or found[-1][-1].topic != each.topic or len(found[-1]) > len(ranges) // groups
+        if full and another and found[-1]:
+            found.append([])
+        found[-1].append(each)
+        records += each.end - each.start
+    return found
+
+
+def _read_all(
+    spark: SparkSession,
+    bootstrap: str,
+    ranges: Sequence[OffsetRange],
+    settings: Mapping[str, str],
+    read_committed: bool,
+) -> DataFrame:
     # The connector takes one range per partition, so further ranges of a partition are read beside it.
     rounds: list[list[OffsetRange]] = []
     seen: dict[tuple[str, int], int] = defaultdict(int)

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.widening import wider
 
 
 def name(path: str) -> str:
@@ -65,6 +66,8 @@ def append(
     frame: DataFrame, path: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
 ) -> None:
     """Append `frame` unless `application` has committed `number` or a later one."""
+    if merge_schema:
+        _widen(frame.sparkSession, path, schema(frame.sparkSession, path), frame.schema)
     (
         frame.write.format("delta")
         .mode("append")
@@ -76,27 +79,26 @@ def append(
     )
 
 
-def merge(frame: DataFrame, path: str, keys: Sequence[str], newer: str, metadata: str) -> int:
-    """Make each row of `frame` the row of its keys, or delete that row if `deleted`. Return the number of changed rows.
+def _widen(spark: SparkSession, path: str, stored: StructType, wanted: StructType) -> None:
+    """Widen the columns that are wider in `wanted`. Only then the table has a feature that its readers must know."""
+    for number, (column, kind) in enumerate(wider(stored, wanted)):
+        if not number:
+            spark.sql(f"ALTER TABLE {name(path)} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+        spark.sql(f"ALTER TABLE {name(path)} ALTER COLUMN {column} TYPE {kind.simpleString()}")
 
-    `newer` is a condition over `old` and `new`; a row that is not newer changes nothing. `metadata` is in the commit.
-    """
+
+def merge(frame: DataFrame, path: str, on: str, clauses: str, application: str, number: int, metadata: str) -> int:
     spark = frame.sparkSession
-    on = " AND ".join(f"old.`{each}` = new.`{each}`" for each in keys)
-    columns = [each for each in frame.columns if each != "deleted"]
-    name_of_metadata = "spark.databricks.delta.commitInfo.userMetadata"
+    settings = {"commitInfo.userMetadata": metadata, "write.txnAppId": application, "write.txnVersion": str(number)}
+    named = {f"spark.databricks.delta.{each}": value for each, value in settings.items()}
     frame.createOrReplaceTempView("sluice_changes")
-    spark.conf.set(name_of_metadata, metadata)
+    for each, value in named.items():
+        spark.conf.set(each, value)
     try:
-        row = spark.sql(
-            f"MERGE INTO {name(path)} AS old USING sluice_changes AS new ON {on} "
-            f"WHEN MATCHED AND ({newer}) AND new.deleted THEN DELETE "
-            f"WHEN MATCHED AND ({newer}) THEN UPDATE SET {', '.join(f'`{each}` = new.`{each}`' for each in columns)} "
-            f"WHEN NOT MATCHED AND NOT new.deleted THEN INSERT ({', '.join(f'`{each}`' for each in columns)}) "
-            f"VALUES ({', '.join(f'new.`{each}`' for each in columns)})"
-        ).first()
+        row = spark.sql(f"MERGE INTO {name(path)} AS old USING sluice_changes AS new ON {on} {clauses}").first()
     finally:
-        spark.conf.unset(name_of_metadata)
+        for each in named:
+            spark.conf.unset(each)
         spark.catalog.dropTempView("sluice_changes")
     return 0 if row is None else int(row.num_affected_rows)
 

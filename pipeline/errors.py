@@ -118,7 +118,10 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Start the job again; if it happens each time, stop the other writer.",
     ),
     (
-        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File",
+        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File|"
+        # Iceberg's reader passes on what Parquet says.
+        r"is not a Parquet file|corrupted file: the footer|can not read class org\.apache\.parquet|"
+        r"ParquetDecodingException",
         LOST_FILE,
         "Run `sluice-pipeline verify`, which names what is lost; a vacuum during a longer read takes files away, too.",
     ),

@@ -20,6 +20,8 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.schema import RECORD
+from pipeline.widening import wider
 
 PREFIX = "iceberg:"
 CATALOG = "sluice"
@@ -90,8 +92,30 @@ def drop(spark: SparkSession, where: str) -> None:
 
 def read(spark: SparkSession, where: str) -> DataFrame:
     head = _head(spark, quoted(where))
-    version = "" if head is None else f" VERSION AS OF {head}"
-    return spark.sql(f"SELECT * FROM {quoted(where)}{version}")
+    if head is None:
+        # Without a version the frame would follow the table, and a MERGE into the table could not read it.
+        return spark.createDataFrame([], schema(spark, where))
+    return spark.sql(f"SELECT * FROM {quoted(where)} VERSION AS OF {head}")
+
+
+def readable(spark: SparkSession, where: str) -> DataFrame:
+    """Return the records, without typed columns, of the files that are left.
+
+    Iceberg's reader cannot leave a file out, so Spark reads the files themselves. PipelineError if the table has files
+    of deleted rows, which Spark would not apply.
+    """
+    head = _head(spark, quoted(where))
+    rows = spark.sql(f"SELECT content, file_path FROM {quoted(where)}.files VERSION AS OF {head}").collect()
+    if any(row.content for row in rows):
+        raise PipelineError(
+            f"{where} has files of deleted rows, so it cannot be read without the file that is missing or damaged.",
+            "Restore the file, or roll the table back to an earlier snapshot.",
+        )
+    path_of = spark._jvm.org.apache.hadoop.fs.Path
+    settings = spark._jsc.hadoopConfiguration()
+    paths = [(row.file_path, path_of(row.file_path)) for row in rows]
+    there = [text for text, path in paths if path.getFileSystem(settings).exists(path)]
+    return spark.read.schema(RECORD).parquet(*there) if there else spark.createDataFrame([], RECORD)
 
 
 def schema(spark: SparkSession, where: str) -> StructType:
@@ -102,30 +126,74 @@ def append(
     frame: DataFrame, where: str, application: str, number: int, metadata: str, *, merge_schema: bool = False
 ) -> None:
     spark, name = frame.sparkSession, quoted(where)
+    head = _head_for(spark, where, application, number)
+    if head is None:
+        return
+    if merge_schema:
+        _add_columns(spark, name, schema(spark, where), frame.schema)
+        for column, kind in wider(schema(spark, where), frame.schema):
+            spark.sql(f"ALTER TABLE {name} ALTER COLUMN {column} TYPE {kind.simpleString()}")
+    frame = _filled(frame, schema(spark, where))
+    branch = _begin(spark, name, head)
+    _append_to(frame, f"{name}.branch_{branch}", application, number, metadata)
+    publish(spark, where, branch, head)
+    _drop_branches(spark, name, branch)
+
+
+def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str, number: int, metadata: str) -> None:
+    spark, name = frame.sparkSession, quoted(where)
+    head = _head_for(spark, where, application, number)
+    if head is None:
+        return
+    branch = _begin(spark, name, head)
+    target, properties = f"{name}.branch_{branch}", _properties(application, number, metadata)
+    frame.createOrReplaceTempView("sluice_changes")
+    for each, value in properties.items():
+        spark.conf.set(f"spark.sql.iceberg.{each}", value)
+    try:
+        spark.sql(f"MERGE INTO {target} AS old USING sluice_changes AS new ON {on} {clauses}").collect()
+    finally:
+        for each in properties:
+            spark.conf.unset(f"spark.sql.iceberg.{each}")
+        spark.catalog.dropTempView("sluice_changes")
+    if _reference(spark, name, branch) == head:
+        # A merge that changes nothing may commit nothing, but the progress must be committed.
+        _append_to(spark.createDataFrame([], schema(spark, where)), target, application, number, metadata)
+    publish(spark, where, branch, head)
+    _drop_branches(spark, name, branch)
+
+
+def _head_for(spark: SparkSession, where: str, application: str, number: int) -> int | None:
+    """Return the snapshot that a commit begins at, None if `application` has committed `number` or a later one."""
+    name = quoted(where)
     head = _head(spark, name)
     if head is None:
-        # An append needs a head that it can be compared with.
+        # A commit needs a head that it can be compared with.
         spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
         head = _head(spark, name)
     for snapshot in _ancestry(spark, name, head):
         if snapshot.summary.get(_APPLICATION) == application:
-            if int(snapshot.summary[_NUMBER]) >= number:
-                return
-            break
-    if merge_schema:
-        _add_columns(spark, name, schema(spark, where), frame.schema)
-    frame = _filled(frame, schema(spark, where))
+            return None if int(snapshot.summary[_NUMBER]) >= number else head
+    return head
+
+
+def _begin(spark: SparkSession, name: str, head: int) -> str:
     branch = f"{_BRANCH}{uuid.uuid4().hex}"
     spark.sql(f"ALTER TABLE {name} CREATE BRANCH {branch} AS OF VERSION {head}")
-    (
-        frame.writeTo(f"{name}.branch_{branch}")
-        .option(f"snapshot-property.{_APPLICATION}", application)
-        .option(f"snapshot-property.{_NUMBER}", str(number))
-        .option(f"snapshot-property.{_PROGRESS}", metadata)
-        .append()
-    )
-    publish(spark, where, branch, head)
-    _drop_branches(spark, name, branch)
+    return branch
+
+
+def _append_to(frame: DataFrame, target: str, application: str, number: int, metadata: str) -> None:
+    writer = frame.writeTo(target)
+    for each, value in _properties(application, number, metadata).items():
+        writer = writer.option(each, value)
+    writer.append()
+
+
+def _properties(application: str, number: int, metadata: str) -> dict[str, str]:
+    """Return a commit's properties, by the names of the options that write them into the snapshot's summary."""
+    told = {_APPLICATION: application, _NUMBER: str(number), _PROGRESS: metadata}
+    return {f"snapshot-property.{each}": value for each, value in told.items()}
 
 
 def replace(frame: DataFrame, where: str, version: int, condition: str) -> None:

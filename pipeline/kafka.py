@@ -61,9 +61,9 @@ class Log:
     end: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     group = parser.add_argument_group("Kafka")
-    group.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="any broker of the cluster")
+    group.add_argument("--bootstrap", required=required, metavar="HOST:PORT", help="any broker of the cluster")
     group.add_argument(
         "--kafka-conf", action="append", default=[], metavar="NAME=VALUE", help="for Spark's (Java) Kafka client"
     )

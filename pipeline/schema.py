@@ -59,6 +59,15 @@ CHANGE = StructType(
     ]
 )
 NEWEST = StructType([field for field in CHANGE.fields if field.name != "deleted"])
+# A version of a key's row, from the record that wrote it to the one that ended it; the current one has no end.
+HISTORY = StructType(
+    [
+        *NEWEST.fields,
+        StructField("valid_from", TimestampType()),
+        StructField("valid_to", TimestampType()),
+        StructField("valid_to_offset", LongType()),
+    ]
+)
 
 # Where a run of source offsets went: source_from + i is at target_from + i for i < records.
 OFFSET_MAP = StructType(

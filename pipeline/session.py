@@ -48,6 +48,8 @@ _ALWAYS = {
     # A few topics and days are written side by side as their records come; only what has more of them is sorted first.
     # Each has a row group in memory, hence the size of these.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
+    # Otherwise a union of frames of one partition each is one partition, and so one task.
+    "spark.sql.unionOutputPartitioning": "false",
     "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
     # A table's clean-up must not delete what another job is reading; compact states its horizon itself.

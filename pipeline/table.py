@@ -76,6 +76,17 @@ def append(
     _format(where).append(frame, where, application, number, metadata, merge_schema=merge_schema)
 
 
+def merge(
+    frame: DataFrame, where: str, on: str, clauses: str, application: str, number: int, metadata: str
+) -> int | None:
+    """Merge `frame` in one commit unless `application` has committed `number` or a later one.
+
+    `on` and `clauses` are SQL of MERGE, with the table as `old` and the frame as `new`. Return the number of changed
+    rows, None if the format does not count them.
+    """
+    return _format(where).merge(frame, where, on, clauses, application, number, metadata)
+
+
 def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str, date]]) -> None:
     """Replace the days of topics with `frame`, in one commit that fails if another writer changed them since `version`.
 
@@ -91,9 +102,17 @@ def version(spark: SparkSession, where: str) -> int:
     return next(commits(spark, where)).version
 
 
+def readable(spark: SparkSession, where: str) -> DataFrame:
+    """Return the rows of the files that are left. Read them within `ignoring_lost_files`.
+
+    Of an Iceberg table the frame has the columns of a record only.
+    """
+    return iceberg.readable(spark, where) if is_iceberg(where) else read(spark, where)
+
+
 @contextmanager
 def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
-    """Read Delta tables without their missing and damaged files. Iceberg's reader knows no such mode."""
+    """Read tables without their missing and damaged files."""
     before = {name: spark.conf.get(name) for name in _LOST_FILES}
     for name in _LOST_FILES:
         spark.conf.set(name, "true")

@@ -200,7 +200,8 @@ class Cluster:
         except CommandError as error:
             self._forget(address)
             if node_id is not None and isinstance(error, UnreachableError):
-                raise CommandError(f"{error}; broker {node_id} advertises that address") from error
+                step = "set advertised.listeners of that broker to an address that this machine reaches"
+                raise CommandError(f"{error}; broker {node_id} advertises this address: {step}") from error
             raise
 
     def ask_controller(self, request: Any) -> Any:

@@ -85,6 +85,16 @@ def _address_or_empty(text: str) -> str | None:
     return "must be HOST:PORT, or empty"
 
 
+def _http_or_empty(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        return str(error)
+    if not url or (parts.scheme in ("http", "https") and parts.hostname and parts.username is None):
+        return None
+    return "must be an http or https URL without a user, or empty"
+
+
 def _key_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url or "")
@@ -392,6 +402,21 @@ class BrokerConfig:
         "",
         "PEM file with the private key and the certificate chain of the console; empty for no TLS. Not a Kafka "
         "setting.",
+        update=_AT_START,
+    )
+
+    console_schema_registry_url: str = setting(
+        ConfigType.STRING,
+        "",
+        "URL of a Confluent-compatible schema registry by whose schemas the console decodes records; empty for none. "
+        "Not a Kafka setting.",
+        _http_or_empty,
+        update=_AT_START,
+    )
+    console_schema_registry_login: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "User and password of the console for the schema registry, as USER:PASSWORD. Not a Kafka setting.",
         update=_AT_START,
     )
 

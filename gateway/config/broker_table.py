@@ -130,7 +130,7 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("allow.everyone.if.no.acl.found", "super.users"),
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
     *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
-    "console.ssl.keystore.location",
+    *("console.ssl.keystore.location", "console.schema.registry.url", "console.schema.registry.login"),
 }
 """Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
 internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import NotRequired, Protocol, TypeAlias, TypedDict, cast
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 MAX_SHOWN_BYTES = 4 * 1024
 """Part of a key or value in a list."""
@@ -27,42 +29,83 @@ class DecodeError(Exception):
     """The bytes do not fit the format; the message says where."""
 
 
-def shown(raw: bytes | None, form: str, schema: Any = None, most: int = MAX_SHOWN_BYTES) -> dict[str, Any]:
+class Shown(TypedDict):
+    """A key, value or header as a page shows it."""
+
+    form: str
+    """The form by which it is shown, or null."""
+    text: str | None
+    size: int
+    """Bytes of the whole."""
+    cut: NotRequired[bool]
+    """True if only the first part is shown."""
+    schemaId: NotRequired[int]
+    why: NotRequired[str]
+    """Why it is shown in hex."""
+
+
+class Declared(Protocol):
+    """A schema of a registry."""
+
+    @property
+    def form(self) -> str:
+        """Form of the values: avro, json or protobuf."""
+        ...
+
+    def decode(self, body: bytes) -> Json:
+        """Return the value behind the schema's id. Raise DecodeError."""
+        ...
+
+
+Schemas = Callable[[int], Declared]
+"""Returns the schema of an id, or raises DecodeError with a sentence that says why it is missing. It may block."""
+
+
+def shown(
+    raw: bytes | None, form: str, schema: Json = None, most: int = MAX_SHOWN_BYTES, schemas: Schemas | None = None
+) -> Shown:
     """Return a key or value as `form` shows it: auto, text, json, hex, avro or protobuf. Never fails: bytes that do
     not fit the form are shown in hex, with the reason."""
     if raw is None:
         return {"form": "null", "text": None, "size": 0}
-    told: dict[str, Any] = {"size": len(raw), "cut": len(raw) > most}
     if form == "auto":
         form = _form_of(raw)
+    told: Shown = {"form": form, "text": None, "size": len(raw), "cut": len(raw) > most}
+    if (schema_id := _schema_id(raw)) is not None and form in ("avro", "protobuf", "registry"):
+        told["schemaId"] = schema_id
     try:
-        return {**told, "form": form, **_decoded(raw, form, schema, most)}
-    except (DecodeError, UnicodeDecodeError, ValueError, RecursionError, struct.error) as error:
-        return {**told, "form": "hex", "text": hexed(raw, HEX_BYTES), "why": f"not {form}: {error}"[:200]}
+        told["form"], told["text"] = _decoded(raw, form, schema, most, schemas)
+    except (DecodeError, ValueError, LookupError, RecursionError, struct.error) as error:
+        told["form"], told["text"] = "hex", hexed(raw, HEX_BYTES)
+        told["why"] = f"not {form}: {error}"[:200]
+    return told
 
 
-def _decoded(raw: bytes, form: str, schema: Any, most: int) -> dict[str, Any]:
-    registry = _schema_id(raw) if form in ("avro", "protobuf", "registry") else None
-    more = {} if registry is None else {"schemaId": registry}
-    body = raw if registry is None else raw[_REGISTRY_HEAD_BYTES:]
+def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | None) -> tuple[str, str]:
+    """Return the form in which the bytes are shown, and the text."""
+    schema_id = _schema_id(raw) if form in ("avro", "protobuf", "registry") else None
+    body = raw if schema_id is None else raw[_REGISTRY_HEAD_BYTES:]
+    if schema_id is not None and schema is None and schemas is not None:
+        declared = schemas(schema_id)
+        return declared.form, _dumped(declared.decode(body), most)
     match form:
         case "json":
             text = raw.decode()
-            if len(raw) > most:
-                return {"text": text[:most]}
-            # A list shows one line for each record.
-            indent = 2 if most == MAX_WHOLE_BYTES else None
-            return {"text": json.dumps(json.loads(text), indent=indent, ensure_ascii=False)}
+            if len(raw) <= most:
+                # A list shows one line for each record.
+                indent = 2 if most == MAX_WHOLE_BYTES else None
+                text = json.dumps(json.loads(text), indent=indent, ensure_ascii=False)
+            else:
+                text = text[:most]
         case "text":
-            return {"text": raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")}
+            text = raw[:most].decode("utf-8", "replace" if len(raw) > most else "strict")
         case "avro" if schema is not None:
-            return {**more, "text": _dumped(avro(body, schema), most)}
+            text = _dumped(avro(body, schema), most)
         case "protobuf":
-            if registry is not None:
-                body = _after_indexes(body)
-            return {**more, "text": _dumped(protobuf(body), most)}
+            text = _dumped(protobuf(body if schema_id is None else _after_indexes(body)), most)
         case _:
-            return {**more, "text": hexed(raw, min(HEX_BYTES, most))}
+            text = hexed(raw, min(HEX_BYTES, most))
+    return form, text
 
 
 def _form_of(raw: bytes) -> str:
@@ -104,27 +147,27 @@ def hexed(raw: bytes, most: int) -> str:
     return "\n".join(lines)
 
 
-def _dumped(value: Any, most: int) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=lambda raw: cast(bytes, raw).hex())
+def _dumped(value: Json, most: int) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     return text if len(text) <= most * 4 else text[: most * 4] + "…"
 
 
 # --- JSON paths -------------------------------------------------------------------------------------------------------
 
 
-def at_path(raw: bytes | None, path: Sequence[str]) -> Any:
+def at_path(raw: bytes | None, path: Sequence[str]) -> Json:
     """Return the value at a path like ("user", "ids", "0"); None if the value has no such path."""
     if raw is None or len(raw) > MAX_WHOLE_BYTES:
         return None
     try:
-        value: Any = json.loads(raw)
+        value: Json = json.loads(raw)
     except (ValueError, RecursionError):
         return None
     for step in path:
-        if isinstance(value, Mapping):
-            value = cast(Mapping[str, Any], value).get(step)
-        elif isinstance(value, list) and step.isdigit() and int(step) < len(cast(list[Any], value)):
-            value = cast(list[Any], value)[int(step)]
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
         else:
             return None
     return value
@@ -138,7 +181,7 @@ def parse_path(text: str) -> tuple[str, ...]:
 # --- Avro -------------------------------------------------------------------------------------------------------------
 
 
-class _Bytes:
+class Bytes:
     """A position in bytes."""
 
     def __init__(self, raw: bytes) -> None:
@@ -149,6 +192,13 @@ class _Bytes:
             raise DecodeError(f"the value ends at byte {len(self.raw)}, and {count} more are expected")
         self.at += count
         return self.raw[self.at - count : self.at]
+
+    def rest(self) -> bytes:
+        return self.take(len(self.raw) - self.at)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.at >= len(self.raw)
 
     def varint(self) -> int:
         value = shift = 0
@@ -171,57 +221,76 @@ class _Bytes:
             raise DecodeError(f"more than {MAX_ITEMS} items")
 
 
-def avro(raw: bytes, schema: Any) -> Any:
-    """Return the value of an Avro datum by its writer's schema. Raise DecodeError."""
-    source = _Bytes(raw)
-    return _avro(source, schema, {}, 0)
+def avro(raw: bytes, schema: Json, references: Sequence[Json] = ()) -> Json:
+    """Return the value of an Avro datum by its writer's schema. `references` are schemas whose names it uses. Raise
+    DecodeError."""
+    named: dict[str, Json] = {}
+    for each in references:
+        if isinstance(each, dict):
+            _name(each, named)
+    return _avro(Bytes(raw), schema, named, 0)
 
 
-def _avro(source: _Bytes, schema: Any, named: dict[str, Any], depth: int) -> Any:
+def _name(declared: dict[str, Json], named: dict[str, Json]) -> None:
+    """Keep a named type by its name, with and without namespace."""
+    if "name" in declared:
+        space = declared.get("namespace")
+        named[str(declared["name"])] = named[f"{space}.{declared['name']}"] = declared
+
+
+def _avro(source: Bytes, schema: Json, named: dict[str, Json], depth: int) -> Json:
     if depth > MAX_DEPTH:
         raise DecodeError("the schema is too deep")
     source.count()
     if isinstance(schema, list):
-        choices = cast(list[Any], schema)
         index = source.zigzag()
-        if not 0 <= index < len(choices):
+        if not 0 <= index < len(schema):
             raise DecodeError(f"the union has no branch {index}")
-        return _avro(source, choices[index], named, depth + 1)
+        return _avro(source, schema[index], named, depth + 1)
     if isinstance(schema, str):
         if schema in named:
             return _avro(source, named[schema], named, depth + 1)
         return _primitive(source, schema)
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         raise DecodeError("the schema is not an Avro schema")
-    declared = cast(Mapping[str, Any], schema)
-    kind = declared.get("type")
-    if kind in ("record", "enum", "fixed") and "name" in declared:
-        space = declared.get("namespace")
-        named[str(declared["name"])] = named[f"{space}.{declared['name']}"] = schema
+    kind = schema.get("type")
+    if kind in ("record", "enum", "fixed"):
+        _name(schema, named)
     match kind:
         case "record" | "error":
-            return {
-                str(each["name"]): _avro(source, each["type"], named, depth + 1) for each in declared.get("fields", ())
-            }
+            found: dict[str, Json] = {}
+            for each in _listed(schema, "fields"):
+                if not isinstance(each, dict):
+                    raise DecodeError("a field of the schema is no object")
+                found[str(each["name"])] = _avro(source, each["type"], named, depth + 1)
+            return found
         case "enum":
-            symbols, index = declared.get("symbols", ()), source.zigzag()
+            symbols, index = _listed(schema, "symbols"), source.zigzag()
             if not 0 <= index < len(symbols):
                 raise DecodeError(f"the enum has no symbol {index}")
             return symbols[index]
         case "fixed":
-            return source.take(int(declared.get("size", 0))).hex()
+            size = schema.get("size", 0)
+            return source.take(size if isinstance(size, int) else -1).hex()
         case "array":
-            return [_avro(source, declared["items"], named, depth + 1) for _ in _blocks(source)]
+            return [_avro(source, schema["items"], named, depth + 1) for _ in _blocks(source)]
         case "map":
             return {
-                source.take(source.zigzag()).decode(): _avro(source, declared["values"], named, depth + 1)
+                source.take(source.zigzag()).decode(): _avro(source, schema["values"], named, depth + 1)
                 for _ in _blocks(source)
             }
         case _:
             return _avro(source, kind, named, depth + 1)
 
 
-def _blocks(source: _Bytes) -> Any:
+def _listed(schema: dict[str, Json], name: str) -> list[Json]:
+    found = schema.get(name, [])
+    if not isinstance(found, list):
+        raise DecodeError(f"{name} of the schema is no list")
+    return found
+
+
+def _blocks(source: Bytes) -> Iterator[None]:
     while (count := source.zigzag()) != 0:
         if count < 0:
             source.zigzag()
@@ -230,7 +299,7 @@ def _blocks(source: _Bytes) -> Any:
             yield None
 
 
-def _primitive(source: _Bytes, name: str) -> Any:
+def _primitive(source: Bytes, name: str) -> Json:
     match name:
         case "null":
             return None
@@ -255,16 +324,17 @@ def _primitive(source: _Bytes, name: str) -> Any:
 
 def _after_indexes(raw: bytes) -> bytes:
     """Return the message behind the message indexes that a registry's clients write."""
-    source = _Bytes(raw)
+    source = Bytes(raw)
     for _ in range(source.zigzag()):
         source.zigzag()
     return raw[source.at :]
 
 
-def protobuf(raw: bytes, depth: int = 0) -> dict[str, Any]:
+def protobuf(raw: bytes, depth: int = 0) -> dict[str, Json]:
     """Return the fields of a Protobuf message by number, as its wire format tells them. Raise DecodeError."""
-    source, fields = _Bytes(raw), dict[str, Any]()
-    while source.at < len(raw):
+    source, fields = Bytes(raw), dict[str, Json]()
+    repeated: set[str] = set()
+    while not source.is_at_end:
         source.count()
         tag = source.varint()
         number, kind = tag >> 3, tag & 7
@@ -272,16 +342,17 @@ def protobuf(raw: bytes, depth: int = 0) -> dict[str, Any]:
             raise DecodeError(f"field number 0 at byte {source.at}")
         value = _wire_value(source, kind, depth)
         key = str(number)
-        if key not in fields:
-            fields[key] = value
-        elif isinstance(fields[key], list):
-            cast(list[Any], fields[key]).append(value)
-        else:
+        if key in repeated:
+            cast("list[Json]", fields[key]).append(value)
+        elif key in fields:
             fields[key] = [fields[key], value]
+            repeated.add(key)
+        else:
+            fields[key] = value
     return fields
 
 
-def _wire_value(source: _Bytes, kind: int, depth: int) -> Any:
+def _wire_value(source: Bytes, kind: int, depth: int) -> Json:
     match kind:
         case 0:
             return source.varint()
@@ -296,7 +367,7 @@ def _wire_value(source: _Bytes, kind: int, depth: int) -> Any:
             raise DecodeError(f"unknown wire type {kind} at byte {source.at}")
 
 
-def _text_or_message(piece: bytes, depth: int) -> Any:
+def _text_or_message(piece: bytes, depth: int) -> Json:
     try:
         text = piece.decode()
         if text.isprintable():

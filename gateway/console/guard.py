@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.console.kafka import ElsewhereError, Viewer
 from gateway.console.sessions import COOKIE, Session, Sessions
+from gateway.net.http_connections import HttpConnections
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 
@@ -65,13 +66,14 @@ _OPEN = frozenset({"/api/session", "/api/login"})
 """APIs that answer without a session."""
 
 
-def guarded(rules: Rules, sessions: Sessions) -> Middleware:
+def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> Middleware:
     """Return the middleware that enforces the rules."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            response = await _checked(request, handler)
+            with connections.busy(request.transport):
+                response = await _checked(request, handler)
         except web.HTTPException as error:
             response = failure(error.status, error.reason)
         except (BadRequestError, KafkaError, ElsewhereError, StorageError) as error:

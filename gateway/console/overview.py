@@ -50,10 +50,11 @@ class Overview:
         store: ConsoleStore,
         nodes: NodeStore,
         groups: GroupViews,
+        health: Callable[[], Sequence[tuple[str, str, float]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kafka, self._store, self._nodes, self._groups = kafka, store, nodes, groups
-        self._clock = clock
+        self._health, self._clock = health, clock
         self._reads = _Reads()
 
     async def show(self, who: Viewer) -> dict[str, Any]:
@@ -110,6 +111,14 @@ class Overview:
             }
             for report in await self._nodes.reports()
         ]
+
+    def health(self) -> dict[str, dict[str, float]]:
+        """Return the figures of this node by metric, and by label in a metric. The caller has asked `nodes` before,
+        which checks the viewer's permission."""
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, label, value in self._health():
+            found[name.removeprefix("sluice_").removesuffix("_total")][label] = value
+        return found
 
     def _rates(self, totals: Loaded) -> dict[str, Any] | None:
         """Return records and bytes per second since the previous read; None at the first one."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, cast
@@ -21,6 +22,7 @@ from aiohttp import web
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import parse_address
+from gateway.config.security import OAuthSettings
 from gateway.console.actions import Actions
 from gateway.console.asked import MAX_PARTITION, parse_record, parse_search
 from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
@@ -29,10 +31,14 @@ from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failu
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.live import Event, Streams
 from gateway.console.overview import Overview
+from gateway.console.registry import Registry
 from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
 from gateway.console.topics import TopicViews
 from gateway.net.context import Principal
+from gateway.net.http_connections import HttpConnections
 from gateway.security.authenticator import Users
+from gateway.security.jwks import KeysUnavailableError, Tokens
+from gateway.security.jwt import TokenError
 from protocol.errors import KafkaError
 from storage.console import ConsoleStore
 from storage.groups import GroupStore
@@ -42,7 +48,10 @@ from storage.pool import Database
 
 logger = structlog.get_logger(__name__)
 
+MAX_CONNECTIONS = 512
 MAX_BODY_BYTES = 2 * 1024 * 1024
+BODY_S = 20.0
+"""How long a browser may take to send a body."""
 STOP_TIMEOUT_S = 0.3
 BACKLOG = 64
 MAX_TEXT_CHARS = 4_096
@@ -69,6 +78,10 @@ class Parts:
     kafka: Kafka
     database: Database
     users: Users
+    health: Callable[[], Sequence[tuple[str, str, float]]]
+    """Returns figures of this node: a metric's name, its label, and its value."""
+    oauth: OAuthSettings | None = None
+    """Check of the access tokens by which viewers may log in; None if no listener takes any."""
 
 
 class Console:
@@ -94,11 +107,14 @@ class Console:
         self._may_produce = not broker.console_read_only and (
             broker.console_produce == "true" or (broker.console_produce == "auto" and not has_authorizer)
         )
+        self._tokens = None if parts.oauth is None else Tokens(parts.oauth)
         self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
-        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups)
+        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.health)
         self._cluster = ClusterViews(kafka, store, self._groups)
-        self._topics = TopicViews(kafka, store, self._groups, self._cluster)
+        registry = broker.console_schema_registry_url
+        self._registry = Registry(registry, broker.console_schema_registry_login or "") if registry else None
+        self._topics = TopicViews(kafka, store, self._groups, self._cluster, self._registry)
         journal = JournalStore(parts.database) if kafka.services.groups.journal is not None else None
         self._actions = Actions(kafka, self._groups, self._topics, self._cluster, journal)
         self._files = _static()
@@ -108,7 +124,9 @@ class Console:
 
     async def start(self) -> None:
         """Listen. Raise OSError if the address is taken."""
-        app = web.Application(middlewares=[guarded(self._rules, self._sessions)], client_max_size=MAX_BODY_BYTES)
+        connections = HttpConnections(MAX_CONNECTIONS)
+        guard = guarded(self._rules, self._sessions, connections)
+        app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
         app.add_routes(self._routes())
         # A stream ends as soon as its reader is gone, and with it everything that it asks Postgres.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
@@ -117,7 +135,7 @@ class Console:
         assert server is not None
         host, port = self._address
         bound = await asyncio.get_running_loop().create_server(
-            server, host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
+            connections.factory(server), host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
         )
         self._bound = bound
         port = bound.sockets[0].getsockname()[1]
@@ -132,6 +150,10 @@ class Console:
             self._bound.close()
         await self._streams.close()
         await self._runner.cleanup()
+        if self._registry is not None:
+            await self._registry.close()
+        if self._tokens is not None:
+            await self._tokens.close()
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -182,7 +204,7 @@ class Console:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> Any:
-        return {"nodes": await self._overview.nodes(who)}
+        return {"nodes": await self._overview.nodes(who), "health": self._overview.health()}
 
     async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> Any:
         from_ms, to_ms = self._window(query)
@@ -231,6 +253,7 @@ class Console:
     def _session_of(self, session: Session | None) -> dict[str, Any]:
         return {
             "needsLogin": session is None and self._rules.needs_login,
+            "takesTokens": self._tokens is not None,
             "user": str(session.principal) if session is not None and session.is_logged_in else None,
             "csrf": None if session is None else session.csrf,
             "readOnly": self._rules.is_read_only,
@@ -246,6 +269,8 @@ class Console:
 
     async def _post_login(self, request: web.Request) -> web.Response:
         given = await _body(request)
+        if "token" in given:
+            return await self._log_in_by_token(request, given["token"])
         user, password = given.get("user"), given.get("password")
         if not isinstance(user, str) or not isinstance(password, str):
             raise BadRequestError("user and password are texts")
@@ -253,23 +278,50 @@ class Console:
             raise BadRequestError("user or password is empty or too long")
         address = request.remote or ""
         keys = (f"address {address}", f"user {user}")
-        wait_s = self._attempts.wait_s(*keys)
-        if wait_s > 0:
-            response = failure(429, f"too many failed logins; try again in {int(wait_s) + 1} s")
-            response.headers["Retry-After"] = str(int(wait_s) + 1)
-            return response
+        if (refused := self._too_many(keys)) is not None:
+            return refused
         # Counted before the password is compared, so that many requests at once are many attempts.
         self._attempts.failed(*keys)
         if not await password_matches(self._users, user, password, address):
             logger.warning("a login to the console failed", user=user[:100], address=address)
             return failure(403, "user or password is wrong")
         self._attempts.forget(*keys)
+        return self._logged_in(request, user, math.inf)
+
+    def _too_many(self, keys: Sequence[str]) -> web.Response | None:
+        wait_s = self._attempts.wait_s(*keys)
+        if wait_s <= 0:
+            return None
+        response = failure(429, f"too many failed logins; try again in {int(wait_s) + 1} s")
+        response.headers["Retry-After"] = str(int(wait_s) + 1)
+        return response
+
+    def _logged_in(self, request: web.Request, user: str, lifetime_s: float) -> web.Response:
         old = request.cookies.get(COOKIE)
         if old is not None:
             self._sessions.end(old)
-        session = self._sessions.begin(Principal(user), is_logged_in=True)
-        logger.info("a user logged in to the console", user=user, address=address)
+        session = self._sessions.begin(Principal(user), is_logged_in=True, lifetime_s=lifetime_s)
+        logger.info("a user logged in to the console", user=user, address=request.remote or "")
         return self._with_cookie(self._session_of(session), session)
+
+    async def _log_in_by_token(self, request: web.Request, token: object) -> web.Response:
+        """Log the subject of an access token in, as the listener with OAUTHBEARER would."""
+        if self._tokens is None or not isinstance(token, str):
+            raise BadRequestError("this console takes no access tokens, because no listener does (OAUTHBEARER)")
+        address = request.remote or ""
+        keys = (f"address {address}",)
+        if (refused := self._too_many(keys)) is not None:
+            return refused
+        self._attempts.failed(*keys)
+        try:
+            found = await self._tokens.check(token)
+        except TokenError as error:
+            logger.warning("a login to the console failed", error=str(error)[:200], address=address)
+            return failure(403, f"the access token is refused: {error}"[:200])
+        except KeysUnavailableError as error:
+            return failure(503, str(error))
+        self._attempts.forget(*keys)
+        return self._logged_in(request, found.subject, max(found.expires_s - self._tokens.now_s(), 0.0))
 
     async def _post_logout(self, request: web.Request) -> web.Response:
         self._sessions.end(request[SESSION].key)
@@ -375,11 +427,14 @@ def _dumps(data: Any) -> str:
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
-        data = json.loads(await request.text())
+        async with asyncio.timeout(BODY_S):
+            data = json.loads(await request.text())
         # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset
         raise BadRequestError("the request is not JSON that this console can read") from error
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout from error
     if not isinstance(data, dict):
         raise BadRequestError("the request is not an object")
     return cast(Mapping[str, Any], data)

@@ -2,12 +2,14 @@
 
 The one idea: the cookie is a random name for an entry in this process, so nothing about a person is in the browser. A
 node forgets its sessions when it ends. Passwords are compared with the SCRAM credentials in Postgres and kept nowhere.
+A session that began with an access token ends with the token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -36,6 +38,8 @@ class Session:
     principal: Principal
     is_logged_in: bool
     used_s: float
+    until_s: float = math.inf
+    """End of the session even if it is used, by the monotonic clock."""
 
 
 class Sessions:
@@ -50,16 +54,20 @@ class Sessions:
         if session is None:
             return None
         now = self._clock()
-        if now > session.used_s + IDLE_S:
+        if now > min(session.used_s + IDLE_S, session.until_s):
             del self._sessions[session.key]
             return None
         session.used_s = now
         self._sessions.move_to_end(session.key)
         return session
 
-    def begin(self, principal: Principal = ANONYMOUS, *, is_logged_in: bool = False) -> Session:
+    def begin(
+        self, principal: Principal = ANONYMOUS, *, is_logged_in: bool = False, lifetime_s: float = math.inf
+    ) -> Session:
         """Begin a session with a new key. The least recently used one ends if there are too many."""
-        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), principal, is_logged_in, self._clock())
+        now = self._clock()
+        key, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        session = Session(key, csrf, principal, is_logged_in, now, now + lifetime_s)
         self._sessions[session.key] = session
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
+Health = Callable[[], Sequence[tuple[str, str, float]]]
+"""Returns figures of this node: a metric's name, its label, and its value."""
 PushUndo = Callable[[str, float, Callable[[], Awaitable[object]]], None]
 """Takes the name of a step that stopping the node runs, its limit in seconds, and the step."""
 
 
 async def start_console(
-    dispatch: Handles, services: ConsoleServices, users: Users, database: Database, undo: PushUndo
+    dispatch: Handles,
+    services: ConsoleServices,
+    users: Users,
+    database: Database,
+    health: Health,
+    undo: PushUndo,
 ) -> Console | None:
     """Start the console and push the step that stops it to `undo`; return None if the node gets no console.
 
@@ -37,14 +44,16 @@ async def start_console(
     # Only now, because importing aiohttp takes long and a node without console and metrics does not need it.
     from gateway.console.server import DEFAULT_LISTEN, STOP_TIMEOUT_S, Console, Parts
 
-    plain = frozenset(
-        listener.name
+    secured = {
+        listener.name: listener_security(listener, broker)
         for listener in settings.listeners
         if not listener.is_controller
-        and (security := listener_security(listener, broker)).sasl is None
-        and security.tls is None
+    }
+    plain = frozenset(name for name, each in secured.items() if each.sasl is None and each.tls is None)
+    oauth = next(
+        (each.sasl.oauthbearer for each in secured.values() if each.sasl is not None and each.sasl.oauthbearer), None
     )
-    console = Console(Parts(Kafka(dispatch, services, plain), database, users), broker)
+    console = Console(Parts(Kafka(dispatch, services, plain), database, users, health, oauth), broker)
     undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:
         await console.start()

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gateway.console.cluster import TOPIC_RESOURCE, ClusterViews
-from gateway.console.decode import MAX_SHOWN_BYTES, MAX_WHOLE_BYTES, at_path, hexed, shown
+from gateway.console.decode import MAX_SHOWN_BYTES, MAX_WHOLE_BYTES, Json, Schemas, at_path, hexed, shown
 from gateway.console.groups import GroupViews
 from gateway.console.guard import BadRequestError
 from gateway.console.kafka import Kafka, Viewer, refuse
+from gateway.console.registry import Registry
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
@@ -66,7 +67,7 @@ class Search:
     equals: str = ""
     """Value at the path; empty: any."""
     form: str = "auto"
-    schema: Any = None
+    schema: Json = None
     with_control: bool = False
     """True if control records and aborted records are shown too, each with its state."""
 
@@ -85,7 +86,7 @@ class Search:
         return True
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Json) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -97,8 +98,19 @@ class _Found:
 
 
 class TopicViews:
-    def __init__(self, kafka: Kafka, store: ConsoleStore, groups: GroupViews, cluster: ClusterViews) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        store: ConsoleStore,
+        groups: GroupViews,
+        cluster: ClusterViews,
+        registry: Registry | None = None,
+    ) -> None:
         self._kafka, self._store, self._groups, self._cluster = kafka, store, groups, cluster
+        self._registry = registry
+
+    def _schemas(self) -> Schemas | None:
+        return None if self._registry is None else self._registry.schemas()
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +309,7 @@ class TopicViews:
             return
         refuse(answer.error_code)
         states = await self._states(who, search, answer) if search.with_control else None
-        await asyncio.to_thread(_collect, search, answer, found, states)
+        await asyncio.to_thread(_collect, search, answer, found, states, self._schemas())
 
     async def _states(self, who: Viewer, search: Search, answer: PartitionData) -> tuple[int, list[tuple[int, int]]]:
         """Return the last stable offset and the aborted transactions, which only a reader of committed records gets."""
@@ -312,13 +324,15 @@ class TopicViews:
         (answer,) = await self._fetch(who, search, positions, 0, 0)
         refuse(answer.error_code)
 
+        schemas = self._schemas()
+
         def find() -> dict[str, Any] | None:
             for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
                 if read_head(batch).is_control:
                     continue
                 for record in iter_records(batch):
                     if record.offset == offset:
-                        told = _told(record, index, search, MAX_WHOLE_BYTES)
+                        told = _told(record, index, search, MAX_WHOLE_BYTES, schemas)
                         told["keyHex"] = hexed(record.key or b"", MAX_SHOWN_BYTES)
                         told["valueHex"] = hexed(record.value or b"", MAX_SHOWN_BYTES)
                         return told
@@ -356,7 +370,11 @@ def _bounds(row: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _collect(
-    search: Search, answer: PartitionData, found: _Found, states: tuple[int, list[tuple[int, int]]] | None
+    search: Search,
+    answer: PartitionData,
+    found: _Found,
+    states: tuple[int, list[tuple[int, int]]] | None,
+    schemas: Schemas | None,
 ) -> None:
     """Add the answer's records that the search finds, and move its position."""
     index = answer.partition_index
@@ -385,11 +403,11 @@ def _collect(
                 found.positions[index] = record.offset + 1
                 if is_control:
                     kind = control_type_of(batch)
-                    told = _told(record, index, search, MAX_SHOWN_BYTES)
+                    told = _told(record, index, search, MAX_SHOWN_BYTES, None)
                     told["state"] = "control" if kind is None else f"{kind.name.lower()} marker"
                     found.records.append(told)
                 elif search.finds(record):
-                    told = _told(record, index, search, MAX_SHOWN_BYTES)
+                    told = _told(record, index, search, MAX_SHOWN_BYTES, schemas)
                     if states is not None and head.is_transactional:
                         told["state"] = _state(record.offset, head.producer_id, stable, known_aborted)
                         told["producer"] = head.producer_id
@@ -412,13 +430,13 @@ def _state(offset: int, producer_id: int, stable: int, aborted: Sequence[tuple[i
     return "aborted" if any(each == producer_id and first <= offset for each, first in aborted) else "committed"
 
 
-def _told(record: Record, index: int, search: Search, most: int) -> dict[str, Any]:
+def _told(record: Record, index: int, search: Search, most: int, schemas: Schemas | None) -> dict[str, Any]:
     return {
         "partition": index,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        "key": shown(record.key, "auto", None, most),
-        "value": shown(record.value, search.form, search.schema, most),
+        "key": shown(record.key, "auto", None, most, schemas),
+        "value": shown(record.value, search.form, search.schema, most, schemas),
         "headers": [
             {"name": name[:MAX_SHOWN_BYTES], "value": shown(value, "auto", None, most)}
             for name, value in record.headers[:MAX_HEADERS_SHOWN]

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
+from uuid import UUID
 
 from gateway.commands import log
 from gateway.commands.errors import CommandError
@@ -70,9 +71,17 @@ class Copier:
         self._target = target
         self._warn = warn
         self.progress: dict[TopicPartition, Progress] = {}
+        self._topic_ids: dict[str, UUID] = {}
 
     async def begin(self, topics: Sequence[SourceTopic]) -> None:
-        """Take up the partitions of these topics that are not copied yet."""
+        """Take up the partitions of these topics that are not copied yet. Raise CommandError if a topic is another one
+        than the one that is copied."""
+        for topic in topics:
+            if self._topic_ids.setdefault(topic.name, topic.topic_id) != topic.topic_id:
+                raise CommandError(
+                    f"{topic.name} is another topic than the one that was copied: the source's topic was made anew. "
+                    "Delete the topic in the target and mirror it anew"
+                )
         new = {
             (topic.name, partition): topic
             for topic in topics

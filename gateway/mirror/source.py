@@ -18,15 +18,18 @@ from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse,
 FETCH_BYTES = 8 * 1024 * 1024
 """Bytes of one answer. A larger batch comes alone."""
 
-_FETCH_BY_NAME = 12
+_FETCH_BY_NAME, _FETCH_BY_ID = 12, 13
+_NO_ID = UUID(int=0)
 _MOVED_CODES = PASSING_CODES | {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.FENCED_LEADER_EPOCH,
     ErrorCode.UNKNOWN_LEADER_EPOCH,
     ErrorCode.OFFSET_NOT_AVAILABLE,
     ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.INCONSISTENT_TOPIC_ID,
 }
-"""Errors of a partition that has another leader by now, or will soon."""
+"""Errors of a partition that has another leader by now, or will soon, or of a topic that was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Source:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._leaders: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, UUID] = {}
+        """Ids that the topics had when they were looked at last. A read by id never returns records of a later topic of
+        the same name."""
         self._turn = 0
 
     def cluster_id(self) -> str:
@@ -65,6 +71,7 @@ class Source:
             found.append(SourceTopic(name, topic.topic_id, tuple(partitions)))
             leaders |= {(name, each.partition_index): each.leader_id for each in topic.partitions}
         self._leaders = leaders
+        self._topic_ids = {topic.name: topic.topic_id for topic in found}
         return sorted(found, key=lambda topic: topic.name)
 
     def read(
@@ -100,24 +107,29 @@ class Source:
                 partition=partition, fetch_offset=positions[topic, partition], partition_max_bytes=FETCH_BYTES
             )
             topics.setdefault(topic, []).append(asked)
+        ids = {name: self._topic_ids.get(name, _NO_ID) for name in topics}
+        names = {topic_id: name for name, topic_id in ids.items()}
         request = FetchRequest(
             max_wait_ms=max_wait_ms,
             min_bytes=1,
             max_bytes=FETCH_BYTES,
             isolation_level=log.READ_COMMITTED,
-            topics=tuple(FetchTopic(topic=name, partitions=tuple(asked)) for name, asked in topics.items()),
+            topics=tuple(
+                FetchTopic(topic=name, topic_id=ids[name], partitions=tuple(asked)) for name, asked in topics.items()
+            ),
         )
-        response: FetchResponse = self.cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
+        at_most = _FETCH_BY_NAME if _NO_ID in names else _FETCH_BY_ID
+        response: FetchResponse = self.cluster.ask(request, node_id=leader, at_most=at_most)
         refuse(response.error_code, f"broker {leader}")
         found: list[tuple[TopicPartition, PartitionData]] = []
         for topic in response.responses:
             for answer in topic.partitions:
-                key = (topic.topic, answer.partition_index)
+                key = (topic.topic or names.get(topic.topic_id, ""), answer.partition_index)
                 if answer.error_code in _MOVED_CODES:
                     self._leaders.pop(key, None)
                     continue
                 if answer.error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
-                    refuse(answer.error_code, f"{topic.topic}[{answer.partition_index}] cannot be read")
+                    refuse(answer.error_code, f"{key[0]}[{key[1]}] cannot be read")
                 found.append((key, answer))
         return found
 

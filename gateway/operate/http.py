@@ -10,15 +10,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from gateway.net.http_connections import HttpConnections
 from gateway.operate.metrics import Metrics
 from gateway.version import program_version
 
 CHECK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 0.5
 BACKLOG = 128
+MAX_CONNECTIONS = 256
 
 _LINKS = (
     ("/metrics", "for Prometheus"),
@@ -40,7 +43,8 @@ class HttpServer:
         self._checks: Mapping[str, Check] = {}
         self._bound: asyncio.Server | None = None
         self._checking: dict[str, asyncio.Future[str | None]] = {}
-        app = web.Application()
+        self._connections = HttpConnections(MAX_CONNECTIONS)
+        app = web.Application(middlewares=[self._counted])
         app.add_routes(
             [
                 web.get("/", self._get_links),
@@ -53,14 +57,19 @@ class HttpServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
         self._scraping = asyncio.Lock()
 
+    @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._connections.busy(request.transport):
+            return await handler(request)
+
     async def bind(self, host: str, port: int) -> None:
         """Take the address without listening on it yet. Raise OSError if that fails."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        loop = asyncio.get_running_loop()
-        self._bound = await loop.create_server(
-            server, host or None, port, reuse_address=True, backlog=BACKLOG, start_serving=False
+        make = self._connections.factory(server)
+        self._bound = await asyncio.get_running_loop().create_server(
+            make, host or None, port, reuse_address=True, backlog=BACKLOG, start_serving=False
         )
 
     async def serve(self, snapshot: Callable[[], Awaitable[Collector]], checks: Mapping[str, Check]) -> None:

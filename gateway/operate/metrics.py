@@ -395,6 +395,18 @@ class Metrics:
         """Export, as a gauge, how long ago a background pass last succeeded."""
         self._loop_age.labels(name).set_function(age_s)
 
+    def health(self) -> list[tuple[str, str, float]]:
+        """Return name, label (empty for none) and value of each figure about the cluster, the stores, and the
+        background passes of this node. Names are those of the metrics."""
+        collectors = (self._watched, self._loop_age, self.loop_failures, self.storage_errors)
+        return [
+            (sample.name, next(iter(sample.labels.values()), ""), sample.value)
+            for collector in collectors
+            for metric in collector.collect()
+            for sample in metric.samples
+            if not sample.name.endswith("_created")
+        ]
+
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"sluice_{name}", documentation, labels, registry=self.registry)
 

@@ -118,7 +118,7 @@ class Archive:
         self._dead_letters = typed.dead_letter_table(arguments)
         self._run_id = uuid.uuid4().hex
         self._read_committed = arguments.isolation == "read_committed"
-        self._typing = typed.typing_of(arguments)
+        self._typing = typed.typing_of(arguments, evolve=arguments.evolve == "add")
         self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
         self._progress = Progress()
         self._starting: dict[Partition, int] = {}

@@ -3,8 +3,8 @@
 The one idea: the record as it was is always kept, so nothing can be lost here. JSON's fields are typed strictly: a
 value goes into `data` only if the column can hold it exactly; a top-level field of which any part does not fit is
 also kept whole, as JSON, in `_rescued`. New fields become new columns, as long as Delta allows their names and
-`MAX_FIELDS` is not reached; other fields are rescued. A record that is no JSON object, or no Avro of the schema, is a
-dead letter with a reason.
+`MAX_FIELDS` is not reached; other fields are rescued. A number that needs a wider column widens it (`widening.py`). A
+record that is no JSON object, or no Avro of the schema, is a dead letter with a reason.
 
 Expressions stay flat: Spark walks them recursively, so one level per field would overflow its stack.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,13 +24,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
+    ByteType,
     DataType,
     DecimalType,
     DoubleType,
     FloatType,
+    IntegerType,
     IntegralType,
     LongType,
     NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -40,6 +43,7 @@ from pyspark.sql.types import (
 from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
+from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
 
 NO_TYPE = StructType()
 CONFLUENT_PREFIX_BYTES = 5
@@ -55,6 +59,7 @@ WHOLE_WITH_EXPONENT = r"(?<=[:\[,\s])(-?\d{1,7})[eE]\+?\d(?=[\s,}\]])"
 MAX_WHOLE_DOUBLE = 2.0**53
 # A decimal of 38 digits that covers a number's fraction at one of these scales can be compared exactly.
 COMPARED_SCALES = (18, 37)
+_HELD_DATA, _HELD_RESCUED = "_held_data", "_held_rescued"
 
 
 class Typing(Protocol):
@@ -62,18 +67,31 @@ class Typing(Protocol):
         """`records` with the columns data, _rescued and reason; `stored` is data's type in the table so far."""
         ...
 
+    def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
+        """Return the rows whose data or _rescued is not what their value becomes: topic, partition, offset, what.
+
+        `records` come from the table, with data of the type `stored`.
+        """
+        ...
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("typed")
+    add_value_arguments(group)
+    group.add_argument(
+        "--evolve", choices=("add", "none"), default="add",
+        help="new fields of JSON, and numbers that need a wider column (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
+
+
+def add_value_arguments(group: argparse._ArgumentGroup) -> None:
+    """The arguments that say how values are encoded."""
     group.add_argument("--value", choices=("raw", "json", "avro"), default="raw", help="(default %(default)s)")
     group.add_argument(
         "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
     )
-    group.add_argument(
-        "--evolve", choices=("add", "none"), default="add", help="new fields of JSON (default %(default)s)"
-    )
     group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
-    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
 
 
 def dead_letter_table(arguments: argparse.Namespace) -> str:
@@ -81,8 +99,8 @@ def dead_letter_table(arguments: argparse.Namespace) -> str:
     return table.location(arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters", arguments.format)
 
 
-def typing_of(arguments: argparse.Namespace) -> Typing | None:
-    """None for raw values."""
+def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
+    """None for raw values. Without `evolve` the table keeps its columns."""
     if arguments.value == "raw":
         return None
     text = None
@@ -91,11 +109,12 @@ def typing_of(arguments: argparse.Namespace) -> Typing | None:
             text = arguments.schema.read_text()
         except OSError as error:
             raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
+    decimals = arguments.format != "iceberg"
     if arguments.value == "json":
-        return JsonTyping(text, evolve=arguments.evolve == "add")
+        return JsonTyping(text, evolve=evolve, decimals=decimals)
     if text is None:
         raise PipelineError("Avro needs its schema.", "Name its file with --schema.")
-    return AvroTyping(text, framed=arguments.framing == "confluent")
+    return AvroTyping(text, framed=arguments.framing == "confluent", decimals=decimals)
 
 
 def stored_type(columns: StructType) -> StructType:
@@ -108,6 +127,7 @@ def stored_type(columns: StructType) -> StructType:
 class AvroTyping:
     schema: str
     framed: bool
+    decimals: bool = True
 
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
         from pyspark.sql.avro.functions import from_avro
@@ -124,11 +144,19 @@ class AvroTyping:
             empty = empty | nothing
         nulls = all_nulls(self.schema)
         bad = F.col("value").isNotNull() & empty & (F.lit(True) if nulls is None else ~value.eqNullSafe(F.lit(nulls)))
+        data = fitted(F.col(DATA), parsed.schema[DATA].dataType, stored, decimals=self.decimals)
         return (
             parsed.withColumn(RESCUED, F.lit(None).cast(StringType()))
             .withColumn("reason", F.when(bad, F.lit("the value is not Avro of the given schema")))
-            .withColumn(DATA, F.when(~bad, F.col(DATA)))
+            .withColumn(DATA, F.when(~bad, data))
         )
+
+    def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
+        """A record that is not Avro of the given schema is not compared, because it may be of an older schema."""
+        again = self.apply(_set_aside(records), stored).where(F.col("reason").isNull())
+        # As text, because maps cannot be compared. Fields that are null are left out, also those that a schema lacks.
+        alike = F.to_json(F.struct(F.col(_HELD_DATA).alias(DATA))).eqNullSafe(F.to_json(F.struct(DATA)))
+        return _what(again, F.when(F.col(_HELD_RESCUED).isNotNull() | ~alike, "its data is not what its value says"))
 
 
 def all_nulls(schema: str) -> bytes | None:
@@ -156,13 +184,51 @@ def all_nulls(schema: str) -> bytes | None:
 class JsonTyping:
     given: str | None
     evolve: bool
+    decimals: bool = True
 
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
         parsed = parse(records)
-        kind = merge(stored, _given(self.given)) if self.given else stored
+        kind = stored
+        if self.given:
+            given = _given(self.given)
+            kind = merge(_struct(widen(stored, given, decimals=self.decimals)), given)
         if self.evolve or not kind.fields:
-            kind = merge(kind, infer(parsed))
+            found = infer(parsed)
+            # Inference knows no integer narrower than 64 bits, so narrow columns are looked at one by one.
+            kind = _struct(widen(kind, found, decimals=self.decimals, only=LongType))
+            kind = merge(climb(parsed, kind, decimals=self.decimals), found)
         return to_typed(parsed, kind)
+
+    def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
+        """A record of a time when the table had fewer or narrower columns is right, too: it has them in _rescued."""
+        again = _with_rescued(parse(_set_aside(records)), stored)
+        held = F.coalesce(
+            F.map_keys(_get(F.try_parse_json(_HELD_RESCUED), "map<string,variant>")), F.array().cast("array<string>")
+        )
+        kept = F.map_filter("members", lambda name, _: F.array_contains(held, name))
+        again = again.withColumn("held", held).withColumn("kept", F.when(F.size(kept) > 0, F.to_json(kept)))
+        missing = F.exists(F.map_keys(RESCUED), lambda name: ~F.array_contains("held", name))
+        what = F.when(~F.col("kept").eqNullSafe(F.col(_HELD_RESCUED)), "its _rescued is not what its value says")
+        what = what.when(missing, "its _rescued lacks what does not fit data")
+        if stored.fields:
+            alike = [
+                F.array_contains("held", field.name)
+                | F.col(_HELD_DATA).getField(field.name).eqNullSafe(F.col(DATA).getField(field.name))
+                for field in stored.fields
+            ]
+            what = what.when(~_all(alike), "its data is not what its value says")
+        return _what(again, what)
+
+
+def _set_aside(records: DataFrame) -> DataFrame:
+    """Rename the typed columns of a table, so that they can be made again beside them."""
+    if DATA not in records.columns:
+        records = records.withColumn(DATA, F.lit(None).cast("struct<>"))
+    return records.withColumnsRenamed({DATA: _HELD_DATA, RESCUED: _HELD_RESCUED})
+
+
+def _what(frame: DataFrame, what: Column) -> DataFrame:
+    return frame.select("topic", "partition", "offset", what.alias("what")).where("what IS NOT NULL")
 
 
 def parse(records: DataFrame) -> DataFrame:
@@ -208,7 +274,7 @@ def settle(kind: DataType, depth: int = 0) -> DataType:
     if isinstance(kind, DecimalType):
         if kind.scale:
             return DoubleType()
-        return LongType() if kind.precision <= 18 else DecimalType(38, 0)
+        return LongType() if kind.precision <= 18 else DecimalType(MOST_DIGITS, 0)
     if isinstance(kind, LongType | DoubleType | BooleanType | StringType | NullType):
         return kind
     if isinstance(kind, StructType) and depth < MAX_DEPTH:
@@ -239,6 +305,70 @@ def merge(stored: StructType, found: DataType) -> StructType:
             held[field.name.lower()] = field
             fields.append(field)
             room -= needed
+    return StructType(fields)
+
+
+def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
+    """Return `kind` with its narrow numbers as wide as the values of `parsed` need them.
+
+    Only a given schema has such columns; without one the job reads nothing.
+    """
+    steps = [step for field in kind.fields for step in _steps(field.dataType, (field.name,), decimals)]
+    if not steps:
+        return kind
+    good = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull())
+    heights = good.agg(*(F.max(each.height(F.col("parsed"))).alias(str(at)) for at, each in enumerate(steps))).collect()
+    for step, height in zip(steps, heights[0], strict=True):
+        kind = _struct(_replaced(kind, step.path, step.ladder[height or 0]))
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A narrow number in `data`. `height` is the step of the ladder that a variant's value needs, null for none."""
+
+    path: tuple[str, ...]
+    """Names of fields; an empty one stands for an array's elements."""
+    ladder: tuple[DataType, ...]
+    height: Callable[[Column], Column]
+
+
+def _steps(kind: DataType, path: tuple[str, ...], decimals: bool) -> list[_Step]:
+    if isinstance(kind, StructType):
+        return [step for field in kind.fields for step in _steps(field.dataType, (*path, field.name), decimals)]
+    if isinstance(kind, ArrayType):
+        return _steps(kind.elementType, (*path, ""), decimals)
+    if not isinstance(kind, ByteType | ShortType | IntegerType | FloatType | DecimalType):
+        return []
+    found = ladder(kind, decimals=decimals)
+    return [_Step(path, found, _height(path, found))] if len(found) > 1 else []
+
+
+def _height(path: tuple[str, ...], steps: Sequence[DataType]) -> Callable[[Column], Column]:
+    if not path:
+        return lambda value: _lowest(value, steps)
+    inner = _height(path[1:], steps)
+    if path[0]:
+        return lambda value: inner(_member(value, path[0]))
+    return lambda value: F.array_max(F.transform(_get(value, "array<variant>"), inner))
+
+
+def _lowest(value: Column, steps: Sequence[DataType]) -> Column:
+    found = F.when(fits(value, steps[0]), 0)
+    for height, kind in enumerate(steps[1:], 1):
+        found = found.when(fits(value, kind), height)
+    return found
+
+
+def _replaced(kind: DataType, path: tuple[str, ...], wide: DataType) -> DataType:
+    if not path:
+        return wide
+    if isinstance(kind, ArrayType):
+        return ArrayType(_replaced(kind.elementType, path[1:], wide))
+    fields = [
+        StructField(field.name, _replaced(field.dataType, path[1:], wide)) if field.name == path[0] else field
+        for field in _struct(kind).fields
+    ]
     return StructType(fields)
 
 
@@ -276,6 +406,12 @@ def _merge_types(stored: DataType, found: DataType) -> DataType:
 
 def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
     """Columns data and _rescued from `parsed`."""
+    text = F.when(F.size(RESCUED) > 0, F.to_json(RESCUED))
+    return _with_rescued(parsed, kind).withColumn(RESCUED, text).drop("parsed", "members")
+
+
+def _with_rescued(parsed: DataFrame, kind: StructType) -> DataFrame:
+    """Columns data, `members`, the fields of the value, and _rescued, those that do not fit, both maps of variants."""
     good = F.col("parsed").isNotNull() & F.col("reason").isNull()
     # A column of its own: Spark would otherwise build the map once for every field.
     typed = parsed.withColumn("members", F.when(good, F.expr("try_variant_get(parsed, '$', 'map<string,variant>')")))
@@ -294,8 +430,7 @@ def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
     if kind.fields:
         columns = [cast(at[field.name], field.dataType).alias(field.name) for field in kind.fields]
         typed = typed.withColumn(DATA, F.when(good, F.struct(*columns)))
-    text = F.when(F.size(RESCUED) > 0, F.to_json(RESCUED))
-    return typed.withColumn(RESCUED, text).drop("parsed", "members")
+    return typed
 
 
 def _all(conditions: Sequence[Column]) -> Column:

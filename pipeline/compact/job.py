@@ -1,4 +1,4 @@
-"""Merges an archive's small files, ordered for readers, and removes files that no reader needs any more.
+"""Merges an archive's small files, clustered by partition and offset, and removes files that no reader needs any more.
 
 The one idea: topic by topic and day by day, each in a commit of its own, so that it can be stopped and started at any
 moment, and beside an archive that runs: what it rewrites are files that are committed, what the archive adds are

@@ -1,7 +1,9 @@
-"""Keep a table of the newest row per key, from an archive: upserts, tombstones as deletes, Debezium's envelope.
+"""Keep a table of the newest row per key, or of all its versions, from an archive.
+
+Upserts, tombstones as deletes, Debezium's envelope.
 
 The one idea: a batch is the archived offsets that the table has not seen yet; it is merged by key together with the
-progress it makes, in one Delta commit. Each row carries its record's place, and only a newer place changes a row, so a
+progress it makes, in one commit. Each row carries its record's place, and only a newer place changes a row, so a
 batch that is merged again changes nothing.
 """
 
@@ -12,21 +14,21 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import delta, session, table
+from pipeline import catalog, session, table
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Range, share
 from pipeline.archive.transforms import within
 from pipeline.errors import PipelineError
 from pipeline.kafka import Partition
-from pipeline.latest.transforms import debezium, newest, plain
+from pipeline.latest.transforms import debezium, newest, plain, versions
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
-from pipeline.schema import NEWEST
+from pipeline.schema import HISTORY, NEWEST
 from pipeline.ticker import Ticker
 
 ENVELOPES = {"none": plain, "debezium": debezium}
@@ -34,6 +36,30 @@ ENVELOPES = {"none": plain, "debezium": debezium}
 NEWER = (
     "CASE WHEN old.partition = new.partition THEN new.offset > old.offset "
     "ELSE (new.timestamp, new.offset) > (old.timestamp, old.offset) END"
+)
+APPLICATION = "sluice-table"
+_BY_KEY = "old.topic = new.topic AND old.key = new.key"
+_BY_VERSION = f"{_BY_KEY} AND old.partition = new.partition AND old.offset = new.offset"
+
+
+def _set(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}` = new.`{name}`" for name in names)
+
+
+def _insert(names: Sequence[str]) -> str:
+    columns = ", ".join(f"`{name}`" for name in names)
+    return f"INSERT ({columns}) VALUES ({', '.join(f'new.`{name}`' for name in names)})"
+
+
+_ENDS = ("valid_to", "valid_to_offset")
+NEWEST_CLAUSES = (
+    f"WHEN MATCHED AND ({NEWER}) AND new.deleted THEN DELETE "
+    f"WHEN MATCHED AND ({NEWER}) THEN UPDATE SET {_set(NEWEST.names)} "
+    f"WHEN NOT MATCHED AND NOT new.deleted THEN {_insert(NEWEST.names)}"
+)
+HISTORY_CLAUSES = (
+    f"WHEN MATCHED AND NOT ({' AND '.join(f'old.{name} <=> new.{name}' for name in _ENDS)}) "
+    f"THEN UPDATE SET {_set(_ENDS)} WHEN NOT MATCHED THEN {_insert(HISTORY.names)}"
 )
 
 
@@ -46,12 +72,14 @@ class Merged:
     topics: tuple[str, ...]
     batch: int = 0
     run: str = ""
+    history: bool = False
     next: Mapping[Partition, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         following = [[topic, partition, offset] for (topic, partition), offset in self.next.items()]
-        told = {"archive": self.archive, "envelope": self.envelope, "topics": self.topics, "batch": self.batch}
-        return json.dumps({"sluice_table": {**told, "run": self.run, "next": following}}, separators=(",", ":"))
+        told = {"archive": self.archive, "envelope": self.envelope, "topics": self.topics, "history": self.history}
+        told |= {"batch": self.batch, "run": self.run, "next": following}
+        return json.dumps({"sluice_table": told}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Merged | None:
@@ -65,8 +93,10 @@ class Merged:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--archive", required=True, metavar="PATH", help="the Delta table that `archive` wrote")
-    parser.add_argument("--out", required=True, metavar="PATH", help="the Delta table of the newest rows")
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    parser.add_argument("--out", required=True, metavar="TABLE", help="the table of the newest rows")
+    parser.add_argument("--history", action="store_true", help="keep every version of a row, and when it was valid")
+    catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument(
         "--envelope", choices=tuple(ENVELOPES), default="none",
@@ -76,8 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
-    if table.is_iceberg(arguments.archive) or table.is_iceberg(arguments.out):
-        raise PipelineError("The job merges Delta tables only.", "Archive with --format delta.")
     spark = session.open_session(session.options_of(arguments, "sluice table"), lines)
     try:
         merge(spark, arguments, lines, stop)
@@ -89,20 +117,21 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
     """Merge what the archive holds now. PipelineError if the table was made otherwise, or another job merges too."""
     # Read before the progress: the frame holds at least what the progress claims.
-    progress = last_progress(spark, arguments.archive) if table.exists(spark, arguments.archive) else None
-    records = table.read(spark, arguments.archive)
+    archive, out = (table.location(each, arguments.format) for each in (arguments.archive, arguments.out))
+    progress = last_progress(spark, archive) if table.exists(spark, archive) else None
+    records = table.read(spark, archive)
     if progress is None:
-        raise PipelineError(f"{arguments.archive} holds no archive yet.", "Run `sluice-pipeline archive` first.")
+        raise PipelineError(f"{archive} holds no archive yet.", "Run `sluice-pipeline archive` first.")
     topics = tuple(sorted(name for name in arguments.topics.split(",") if name)) or tuple(sorted(progress.topic_ids))
     unknown = sorted(set(topics) - progress.topic_ids.keys())
     if unknown:
         raise PipelineError(f"The archive does not hold the topic {unknown[0]}.", "Check --topics.")
-    asked = Merged(arguments.archive, arguments.envelope, topics if arguments.topics else ())
-    table.create(spark, arguments.out, NEWEST, ("topic",))
-    done = last_merged(spark, arguments.out) or asked
+    asked = Merged(archive, arguments.envelope, topics if arguments.topics else (), history=arguments.history)
+    table.create(spark, out, HISTORY if asked.history else NEWEST, ("topic",))
+    done = last_merged(spark, out) or asked
     if replace(done, batch=0, run="", next={}) != asked:
         raise PipelineError(
-            f"{arguments.out} was made with another --archive, --envelope or --topics.",
+            f"{out} was made with another --archive, --envelope, --topics or --history.",
             "Give the same ones to go on with it, or name another --out.",
         )
     own = uuid.uuid4().hex
@@ -123,18 +152,26 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         offsets = sum(each.records for each in ranges)
         lines.say(f"batch {after.batch}: merges {offsets:,} offsets", event="merging", batch=after.batch)
         with Ticker(spark, lines):
-            changes = newest(ENVELOPES[arguments.envelope](within(records, ranges)))
-            changed = delta.merge(changes, arguments.out, ("topic", "key"), NEWER, after.to_json())
-        if last_merged(spark, arguments.out) != after:
-            raise PipelineError(f"Another job merges into {arguments.out}.", "Stop one of the two.")
+            changed = merge_batch(ENVELOPES[arguments.envelope](within(records, ranges)), out, after)
+        if last_merged(spark, out) != after:
+            raise PipelineError(f"Another job merges into {out}.", "Stop one of the two.")
         done = after
         left = sum(each.records for each in backlog) - offsets
+        told = "" if changed is None else f" changed {changed:,} rows"
         lines.step(
-            f"batch {after.batch} changed {changed:,} rows", offsets, time.monotonic() - started, left,
-            event="committed", batch=after.batch, changed=changed,
+            f"batch {after.batch}{told}", offsets, time.monotonic() - started, left, event="committed",
+            batch=after.batch, changed=changed,
         )  # fmt: skip
     words = "stopped; start it again to go on" if stop.asked else "done"
-    lines.say(f"{words}: {arguments.out} is behind batch {done.batch}", event="end")
+    lines.say(f"{words}: {out} is behind batch {done.batch}", event="end")
+
+
+def merge_batch(changes: DataFrame, out: str, after: Merged) -> int | None:
+    """Merge a batch, and commit the progress with it. Return the number of changed rows if the format counts them."""
+    if after.history:
+        rows = versions(changes, table.read(changes.sparkSession, out))
+        return table.merge(rows, out, _BY_VERSION, HISTORY_CLAUSES, APPLICATION, after.batch, after.to_json())
+    return table.merge(newest(changes), out, _BY_KEY, NEWEST_CLAUSES, APPLICATION, after.batch, after.to_json())
 
 
 def last_merged(spark: SparkSession, path: str) -> Merged | None:

@@ -1,11 +1,11 @@
-"""From archived records to the newest row of each key: pure functions of frames."""
+"""From archived records to the newest row of each key, or to all its versions: pure functions of frames."""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pipeline.schema import CHANGE, conform
+from pipeline.schema import CHANGE, HISTORY, conform
 
 # Debezium: c (create), u (update) and r (read, of its first snapshot) have `after`; d (delete) has only `before`.
 DELETE = "d"
@@ -51,4 +51,33 @@ def newest(changes: DataFrame) -> DataFrame:
         .withColumn("_place", F.row_number().over(last))
         .where("_place = 1")
         .drop("_place")
+    )
+
+
+def versions(changes: DataFrame, held: DataFrame) -> DataFrame:
+    """Return the rows of `HISTORY` that `changes` make or end, from those that the table holds already.
+
+    The versions of a key follow each other by offset within a partition. Between partitions their times decide, so a
+    record of an earlier time than its predecessor's is valid from the predecessor's.
+    """
+    key = ["topic", "key"]
+    since = changes.groupBy(*key).agg(F.min("timestamp").alias("_since"))
+    # An earlier version that ended before all changes of its key is not touched.
+    touched = held.join(since, key).where("valid_to IS NULL OR valid_to >= _since").drop("_since")
+    fresh = changes.join(touched.select(*key, "partition", "offset"), [*key, "partition", "offset"], "left_anti")
+    events = touched.withColumns({"deleted": F.lit(False), "_reach": F.greatest("valid_from", "valid_to")}).unionByName(
+        fresh.withColumn("_reach", F.col("timestamp")), allowMissingColumns=True
+    )
+    so_far = Window.partitionBy(*key, "partition").orderBy("offset")
+    events = events.withColumn("valid_from", F.coalesce("valid_from", F.max("_reach").over(so_far)))
+    following = Window.partitionBy(*key).orderBy("valid_from", "partition", "offset")
+    ended = events.withColumns(
+        {"_next": F.lead("valid_from").over(following), "_next_offset": F.lead("offset").over(following)}
+    ).where(~F.col("deleted"))
+    earlier = F.col("valid_to").isNull() | (F.col("_next") < F.col("valid_to"))
+    return conform(
+        ended.withColumn(
+            "valid_to_offset", F.when(earlier, F.col("_next_offset")).otherwise(F.col("valid_to_offset"))
+        ).withColumn("valid_to", F.least("valid_to", "_next")),
+        HISTORY,
     )

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -23,7 +25,7 @@ from pipeline.archive import typed
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range, without
 from pipeline.archive.transforms import to_records, within
-from pipeline.errors import PipelineError
+from pipeline.errors import LOST_FILE, PipelineError, explain
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
     catalog.add_arguments(parser)
-    typed.add_arguments(parser)
+    typed.add_value_arguments(parser.add_argument_group("typed"))
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
@@ -101,25 +103,38 @@ def repair(
             "Give --value and its options as the archive was given them.",
         )
     readable = [part for each in ranges for part in without(each, progress.skipped)]
+    stored = table.schema(spark, where)
     with Ticker(spark, lines, stop), table.ignoring_lost_files(spark):
-        fresh = _fresh(spark, arguments, readable, table.schema(spark, where), read_committed)
-        inside = within(archive, ranges)
-        days = {
-            (row.topic, row.date)
-            for frame in (inside, fresh)
-            for row in frame.select("topic", "date").distinct().collect()
-        }
-        kept = archive.join(
-            F.broadcast(spark.createDataFrame(sorted(days), "topic string, date date")), ["topic", "date"], "left_semi"
-        ).join(inside.select("topic", "partition", "offset").distinct(), ["topic", "partition", "offset"], "left_anti")
-        rows = kept.unionByName(fresh, allowMissingColumns=True)
-        table.replace(rows, where, version, sorted(days))
+        fresh = _fresh(spark, arguments, readable, stored, read_committed)
+        try:
+            days = _replace(archive, fresh, ranges, where, version)
+        except (PySparkException, Py4JJavaError) as error:
+            cause = explain(error).cause
+            if not cause.startswith(LOST_FILE) or not table.is_iceberg(where):
+                raise
+            lines.say(f"{cause} The days are made of the files that are left.", event="damaged")
+            left = _typed(arguments, table.readable(spark, where), stored)
+            days = _replace(left, fresh, ranges, where, version)
     records = sum(each.records for each in ranges)
     lines.step(
-        f"archived {records:,} offsets again, in {len(days)} days of topics", records, time.monotonic() - started,
-        event="repaired", days=len(days),
+        f"archived {records:,} offsets again, in {days} days of topics", records, time.monotonic() - started,
+        event="repaired", days=days,
     )  # fmt: skip
     lines.say("run `sluice-pipeline verify` to prove the result", event="end")
+
+
+def _replace(archive: DataFrame, fresh: DataFrame, ranges: Sequence[Range], where: str, version: int) -> int:
+    """Replace the days that hold `ranges` with the other rows of `archive` and `fresh`. Return the number of days."""
+    inside = within(archive, ranges)
+    days = {
+        (row.topic, row.date) for frame in (inside, fresh) for row in frame.select("topic", "date").distinct().collect()
+    }
+    named = archive.sparkSession.createDataFrame(sorted(days), "topic string, date date")
+    kept = archive.join(F.broadcast(named), ["topic", "date"], "left_semi").join(
+        inside.select("topic", "partition", "offset").distinct(), ["topic", "partition", "offset"], "left_anti"
+    )
+    table.replace(kept.unionByName(fresh, allowMissingColumns=True), where, version, sorted(days))
+    return len(days)
 
 
 def check(ranges: Sequence[Range], progress: Progress, cluster: Cluster, *, read_committed: bool) -> None:
@@ -157,11 +172,13 @@ def _fresh(
     records = to_records(
         connector.read(spark, arguments.bootstrap, ranges, settings=settings, read_committed=read_committed)
     )
-    typing = typed.typing_of(arguments)
-    if typing is None:
-        return records
-    # New fields are left to archive: the table keeps its columns.
-    return typing.apply(records, typed.stored_type(stored)).drop("reason")
+    return _typed(arguments, records, stored)
+
+
+def _typed(arguments: argparse.Namespace, records: DataFrame, stored: StructType) -> DataFrame:
+    """Return `records` with the columns of the archive if it is typed."""
+    typing = typed.typing_of(arguments, evolve=False)
+    return records if typing is None else typing.apply(records, typed.stored_type(stored)).drop("reason")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from confluent_kafka.admin import ConfigResource, ResourceType
 from py4j.protocol import Py4JJavaError
@@ -19,13 +20,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import catalog, kafka, session, table
+from pipeline.archive import typed
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import misdated, within
 from pipeline.errors import LOST_FILE, PipelineError, explain
 from pipeline.kafka import Cluster
+from pipeline.manifest import job as evidence
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.schema import DATA, RESCUED
 from pipeline.ticker import Ticker
 from pipeline.verify.compare import (
     Scope,
@@ -49,14 +53,28 @@ TASKS_PER_CORE = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kafka.add_arguments(parser)
+    kafka.add_arguments(parser, required=False)
     parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
+    typed.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
+
+    instead = parser.add_argument_group("instead of the topics")
+    instead.add_argument("--manifest", type=Path, metavar="FILE", help="compare with what `manifest` wrote")
+    instead.add_argument("--public-key", type=Path, metavar="FILE", help="require the manifest to be signed with it")
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    if (arguments.bootstrap is None) == (arguments.manifest is None):
+        raise PipelineError("The archive is compared either with its topics or with a manifest.",
+                            "Give --bootstrap or --manifest.")  # fmt: skip
+    if arguments.manifest is not None:
+        spark = session.open_session(session.options_of(arguments, "sluice verify"), lines)
+        try:
+            return by_manifest(spark, arguments, lines, stop)
+        finally:
+            spark.stop()
     cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
     cluster.existing()
     spark = session.open_session(session.options_of(arguments, "sluice verify"), lines)
@@ -64,6 +82,26 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
         return Verification(spark, cluster, arguments, lines, stop).run()
     finally:
         spark.stop()
+
+
+def by_manifest(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    """0 if the archive holds what the manifest names, `DIFFERENT` if not."""
+    where = table.location(arguments.archive, arguments.format)
+    only = [name for name in arguments.topics.split(",") if name]
+    manifest = evidence.read(spark, arguments.manifest, arguments.public_key, lines)
+    manifest = manifest.only(only) if only else manifest
+    found = evidence.compare(spark, where, manifest, lines, stop)
+    for words in found[:MAX_SHOWN]:
+        lines.say(f"DIFFERS {words}", event="difference")
+    if found:
+        words = f"the archive is NOT what {arguments.manifest} names: {len(found):,} blocks differ; first: {found[0]}"
+        lines.say(words, event="different")
+        return DIFFERENT
+    if not manifest.records:
+        raise PipelineError("The manifest names no record, so it proves nothing.", "Check --topics.")
+    lines.say(f"proved: {manifest.records:,} records of {where} are those that {arguments.manifest} names",
+              event="proved", records=manifest.records)  # fmt: skip
+    return 0
 
 
 class Verification:
@@ -74,6 +112,7 @@ class Verification:
         self._path = table.location(arguments.archive, arguments.format)
         self._only = [name for name in arguments.topics.split(",") if name]
         self._read_committed = arguments.isolation == "read_committed"
+        self._typing = typed.typing_of(arguments, evolve=False)
         self._reader = TopicReader(cluster.settings, self._read_committed)
 
     def run(self) -> int:
@@ -96,18 +135,19 @@ class Verification:
             differences = self._differences(records, progress, told, compacted)
         except (PySparkException, Py4JJavaError) as error:
             cause = explain(error).cause
-            if not cause.startswith(LOST_FILE) or table.is_iceberg(self._path):
+            if not cause.startswith(LOST_FILE):
                 raise
             self._lines.say(f"{cause} It is read as if it were empty.", event="damaged")
             with table.ignoring_lost_files(self._spark):
-                differences = [cause, *self._differences(records, progress, told, compacted)]
+                left = table.readable(self._spark, self._path)
+                differences = [cause, *self._differences(left, progress, told, compacted)]
         return self._report(told, compacted, differences)
 
     def _differences(
         self, records: DataFrame, progress: Progress, told: Sequence[Scope], compacted: set[str]
     ) -> list[str]:
         found = self._unclaimed(records, progress) if not self._only else []
-        found += self._misdated(records, told)
+        found += self._misdated(records, told) + self._mistyped(records, told)
         found += self._compare(records, [each for each in told if each.topic not in compacted], self._by_block)
         return found + self._compare(records, [each for each in told if each.topic in compacted], self._by_record)
 
@@ -120,6 +160,23 @@ class Verification:
             f"{row.topic}-{row.partition} {_offsets(row)}: the date is {row.date}, not the day of the timestamp"
             for row in rows
         ]
+
+    def _mistyped(self, records: DataFrame, told: Sequence[Scope]) -> list[str]:
+        """Name the records whose columns are not what their value becomes, as far as the job knows how to type it."""
+        if RESCUED not in records.columns:
+            return []
+        if self._typing is None:
+            self._lines.say(
+                f"{DATA} and {RESCUED} are not compared; give --value and its options as `archive` was given them",
+                event="untyped",
+            )
+            return []
+        mine = records.where(F.col("topic").isin(sorted({each.topic for each in told})))
+        self._lines.say(f"types all values again, and compares {DATA} and {RESCUED}", event="types")
+        with Ticker(self._spark, self._lines, self._stop):
+            wrong = self._typing.mistyped(mine, typed.stored_type(records.schema))
+            rows = unequal_ranges(wrong).orderBy("topic", "partition", "first").limit(MAX_SHOWN).collect()
+        return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _compacted(self, topics: set[str]) -> set[str]:
         """Those whose cleanup policy is or contains compaction."""

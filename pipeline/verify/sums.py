@@ -51,7 +51,7 @@ def record_sums(records: DataFrame) -> DataFrame:
         _time_column().alias("timestamp_sum"),
         _crc(F.col("key")).alias("key_sum"),
         _crc(F.col("value")).alias("value_sum"),
-        _crc(_headers_column()).alias("headers_sum"),
+        _crc(headers_column()).alias("headers_sum"),
     )
 
 
@@ -98,7 +98,9 @@ def _time_column() -> Column:
     return F.pmod(F.unix_millis("timestamp"), F.lit(TIME_MODULUS).cast(LongType())) * 4 + number
 
 
-def _headers_column() -> Column:
+def headers_column() -> Column:
+    """Return `headers_text` as bytes, null without headers."""
+
     def text(header: Column) -> Column:
         value = F.coalesce(F.hex(header["value"]), F.lit("-"))
         return F.concat(F.length(header["key"]).cast(StringType()), F.lit(":"), header["key"], F.lit("="), value)

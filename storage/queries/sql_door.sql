@@ -72,20 +72,27 @@ from unnest($1::bigint[]) x (xid)
 cross join lateral (select s.topic_id, s.topic from staged_record s where s.xid = x.xid limit $2) r
 where r.topic_id is null;
 
--- name: take_staged
--- Delete the records of the transactions $1, whose places are $2, and return them in the order of each transaction.
--- Postgres writes the headers as text, because a parser in a node could refuse a number or a depth that Postgres accepts.
-with placed as (
-    delete from staged_commit c where c.seq = any ($2::bigint[])
-),
-taken as (
-    delete from staged_record r where r.xid = any ($1::bigint[]) returning r.*
-)
+-- name: staged_records
+-- The records of the transactions $1, in the order of each transaction. Postgres writes the headers as text, because a
+-- parser in a node could refuse a number or a depth that Postgres accepts.
 select
     r.xid, r.position, r.topic_id, r.topic, r.partition_index, r.key, r.value, r.timestamp_ms,
     case when r.headers is not null then array(select h.key from jsonb_each_text(r.headers) h) end as header_names,
     case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
-from taken r order by r.xid, r.position;
+from staged_record r where r.xid = any ($1::bigint[]) order by r.xid, r.position;
+
+-- name: take_staged
+-- Delete the records of the transactions $1, whose places are $2 and whose records are $3.
+select take_staged($1, $2, $3);
+
+-- name: append_staged
+-- The same, and append what was built of them as append_chunks does. One statement, so that no round trip begins or ends
+-- its transaction.
+select decided.*
+from take_staged($1, $2, $3)
+cross join append_chunks(
+    $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20
+) decided;
 
 -- name: take_staged_piece
 -- Delete the next records of the transaction $1 behind the position $2, and return them in their order: at most $3, and

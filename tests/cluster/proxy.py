@@ -161,6 +161,11 @@ class PostgresProxy:
 
         self._loop.run(self._call(cut))
 
+    def move(self, database_url: str) -> None:
+        """Lead to another server from now on, as after a failover, and cut the connections to the former one."""
+        self._upstream = _address(database_url)
+        self.reset()
+
     def close(self) -> None:
         self.heal()
         self.reset()

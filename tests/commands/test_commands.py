@@ -21,7 +21,7 @@ from tests.frames.handoff import configure
 from tests.frames.members import topic_id_of
 from tests.frames.share import ACCEPT, Reader
 from tests.frames.streams import Instance, reading
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
 
@@ -394,6 +394,21 @@ def test_an_unreachable_broker_is_named_with_the_next_step(capsys: pytest.Captur
     said = capsys.readouterr().err
     assert f"127.0.0.1:{port} cannot be reached" in said
     assert said.endswith("; name a broker that runs with --bootstrap HOST:PORT\n")
+
+
+def test_an_unreachable_advertised_address_names_the_listener_to_correct(
+    gateway_factory: GatewayFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    gateway = gateway_factory({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"})
+    assert main(["groups", "list", "-b", gateway.bootstrap]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sluice: 127.0.0.1:{port} cannot be reached: ")
+    assert line.endswith(
+        "; broker 1 advertises this address: set advertised.listeners of that broker to an address that this machine "
+        "reaches"
+    )
 
 
 def test_a_port_of_another_protocol_is_named_as_such(

@@ -1,4 +1,4 @@
-"""The cost of a console: the statements that it sends to Postgres."""
+"""The cost of a console: the statements that it sends to Postgres, and the memory that it holds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from types import FrameType
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.app import App
 from gateway.config.settings import load
 from storage.pool import Pool
-from tests.gateway_process import free_ports
+from tests.console.consoles import start_consoled
+from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
 
 LOOK_S = 4.0
 """Longer than the interval of every page that is kept up to date."""
+
+
+MOST_BYTES = 5 * 1024 * 1024
+"""Bound of the memory of an unused console (1.9 MB measured beside metrics, which use aiohttp too)."""
 
 
 def calls_of_console(frame: FrameType | None) -> Iterator[str]:
@@ -92,3 +98,17 @@ async def test_console_asks_postgres_only_while_someone_looks(
         await app.stop()
         sys.setswitchinterval(interval)
         postgres.drop(url)
+
+
+def held_bytes(process: GatewayProcess) -> int:
+    """Return the memory of a node that is its own: what it shares with other processes does not count."""
+    return psutil.Process(process.pid).memory_full_info().uss
+
+
+def test_console_that_nobody_opens_holds_little_memory(gateway_factory: GatewayFactory):
+    """Two nodes with metrics, each a process of its own, one of them with a console."""
+    own = {"PYTHONHASHSEED": "0"}
+    without = gateway_factory(environment=own)
+    consoled = start_consoled(gateway_factory, environment=own)
+    assert consoled.gateway.log_text().count('"event": "console"') == 1
+    assert held_bytes(consoled.gateway) - held_bytes(without) < MOST_BYTES

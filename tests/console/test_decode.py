@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import pytest
 
 from gateway.console.decode import MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
-
-ORDER = {
-    "type": "record",
-    "name": "Order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "note", "type": ["null", "string"]},
-        {"name": "tags", "type": {"type": "array", "items": "string"}},
-        {"name": "price", "type": "double"},
-        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
-    ],
-}
-DATUM = b"\x54" + b"\x02\x04hi" + b"\x04\x02a\x02b\x00" + struct.pack("<d", 2.5) + b"\x02"
-EXPECTED = {"id": 42, "note": "hi", "tags": ["a", "b"], "price": 2.5, "kind": "OLD"}
+from tests.console.orders import DATUM, EXPECTED, ORDER
 
 
 def test_avro_datum_is_decoded_by_its_schema():
@@ -30,8 +16,8 @@ def test_avro_datum_is_decoded_by_its_schema():
 
 def test_avro_value_of_a_registry_is_decoded_behind_its_head():
     told = shown(b"\0\0\0\0\x07" + DATUM, "avro", ORDER, MAX_WHOLE_BYTES)
-    assert json.loads(told["text"]) == EXPECTED
-    assert told["schemaId"] == 7
+    assert json.loads(told["text"] or "") == EXPECTED
+    assert told.get("schemaId") == 7
 
 
 @pytest.mark.parametrize("cut", range(len(DATUM)))
@@ -73,8 +59,8 @@ def test_binary_value_is_shown_in_hex(raw: bytes):
 def test_long_value_is_cut_and_says_its_size():
     told = shown(b"x" * 1_000_000, "auto")
     assert told["size"] == 1_000_000
-    assert told["cut"]
-    assert len(told["text"]) <= 4096
+    assert told.get("cut")
+    assert len(told["text"] or "") <= 4096
 
 
 def test_deep_json_is_shown_as_text():
@@ -84,7 +70,7 @@ def test_deep_json_is_shown_as_text():
 def test_value_that_is_not_json_says_why():
     told = shown(b"{oops", "json", None, MAX_WHOLE_BYTES)
     assert told["form"] == "hex"
-    assert "not json" in told["why"]
+    assert "not json" in told.get("why", "")
 
 
 def test_null_differs_from_empty():

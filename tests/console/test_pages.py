@@ -24,9 +24,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, start_consoled
-from tests.gateway_process import GatewayFactory
+from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
 from tests.steps.waiting import wait_for
+from tests.tokens import Issuer, key_set, oauth_settings, published
 
 ORDERS, BILLING = "orders", "billing"
 PAGES = (
@@ -266,6 +267,12 @@ def test_closed_dialog_changes_nothing(busy: Consoled, browser: Browser):
     assert busy.person.get("group", id=BILLING)["memberCount"] == 3
 
 
+def test_nodes_page_shows_the_background_work_of_its_node(busy: Consoled, browser: Browser):
+    with opened(browser, busy, "/#/nodes") as page:
+        row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="compaction", exact=True))
+        expect(row.get_by_role("cell").last).to_have_text("0")
+
+
 def test_records_are_searched_opened_produced_and_followed(busy: Consoled, browser: Browser):
     with opened(browser, busy, f"/#/topic?name={ORDERS}") as page:
         records = page.get_by_label("Records", exact=True)
@@ -359,6 +366,36 @@ def test_person_logs_in_sees_a_page_and_logs_out(postgres: Databases, browser: B
             assert "secret" not in page.content()
             page.get_by_role("button", name="Log out").click()
             expect(page.locator("h1")).to_have_text("Log in")
+
+
+def test_person_logs_in_by_access_token(gateway_factory: GatewayFactory, browser: Browser, tmp_path: Path):
+    issuer = Issuer(tmp_path)
+    first, second = free_ports(2)
+    with published() as place:
+        place.answers["/keys"] = key_set(issuer.jwk())
+        settings = {
+            "listeners": f"OPEN://127.0.0.1:{first},ASKING://127.0.0.1:{second}",
+            "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
+            **oauth_settings(f"{place.url}/keys"),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:alice;User:ANONYMOUS",
+        }
+        console = start_consoled(gateway_factory, settings)
+        with opened(browser, console, "/") as page:
+            demand_accessible(page)
+            page.get_by_label("Or an access token (OAUTHBEARER)").fill(issuer.token())
+            page.get_by_role("button", name="Log in by token").click()
+            expect(page.locator("h1")).to_have_text("Overview")
+            expect(page.locator(".who")).to_contain_text("alice")
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(console.url)
+        token = page.get_by_label("Or an access token (OAUTHBEARER)")
+        token.fill("wrong")
+        page.get_by_role("button", name="Log in by token").click()
+        expect(page.get_by_text("the access token is refused")).to_be_visible()
+        expect(token).to_have_value("")
+        context.close()
 
 
 def test_wrong_password_is_told_on_the_page(postgres: Databases, browser: Browser):

@@ -10,6 +10,7 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
 from tests.secured import AUTHORIZER, Authority
 from tests.steps.waiting import wait_for
+from tests.tokens import Issuer, key_set, oauth_settings, published
 
 ORDERS = "orders"
 
@@ -192,6 +194,14 @@ def test_body_that_is_no_object_is_a_bad_request(console: Consoled, body: Any):
 def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/group", id="nobody").status == 404
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
+
+
+def test_open_connections_are_bounded(console: Consoled):
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(("127.0.0.1", console.port))) for _ in range(520)]
+        peers[-1].settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert peers[-1].recv(1) == b""
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------
@@ -520,6 +530,21 @@ def test_login_gives_another_cookie_than_before(guarded: Consoled):
     assert "chosen-by-an-attacker" not in person.cookie
 
 
+def test_nodes_page_has_the_figures_of_its_node(console: Consoled):
+    health = console.person.get("nodes")["health"]
+    assert health["leases_moved"] == {"groups": 0, "jobs": 0}
+    assert {"wakeups_sent", "wakeups_heard", "wakeups_missed", "wakeups_late", "damaged_chunks"} <= health.keys()
+    ages = health["background_last_success_age_seconds"]
+    assert {"retention", "compaction", "leases"} <= ages.keys()
+    assert all(0 <= age < 600 for age in ages.values())
+
+
+def test_viewer_who_may_not_describe_the_cluster_sees_no_figures(guarded: Consoled):
+    alice = Person(guarded.port)
+    alice.log_in("alice", "alice-secret")
+    assert alice.ask("GET", "/api/nodes").status == 403
+
+
 def test_secrets_are_in_no_answer(guarded: Consoled):
     bob = Person(guarded.port)
     bob.log_in("bob", "bob-secret")
@@ -537,3 +562,33 @@ def test_guessing_passwords_is_slowed_down(gateway_factory: GatewayFactory):
     answer = person.log_in("mallory", "guess")
     assert answer.status == 429
     assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: GatewayFactory, tmp_path: Path):
+    issuer = Issuer(tmp_path)
+    open_port, asking_port = free_ports(2)
+    with published() as place:
+        place.answers["/keys"] = key_set(issuer.jwk())
+        settings = {
+            "listeners": f"OPEN://127.0.0.1:{open_port},ASKING://127.0.0.1:{asking_port}",
+            "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
+            **oauth_settings(f"{place.url}/keys"),
+            **AUTHORIZER,
+            "super.users": "User:alice;User:ANONYMOUS",
+        }
+        console = start_consoled(gateway_factory, settings)
+        person = Person(console.port)
+        assert person.get("session")["takesTokens"]
+        for refused in (issuer.token(aud="another"), issuer.token(exp=int(time.time()) - 60), "no token"):
+            answer = person.post("login", {"token": refused})
+            assert (answer.status, "the access token is refused" in answer.json["error"]) == (403, True)
+        answer = person.post("login", {"token": issuer.token(exp=int(time.time()) + 10)})
+        assert (answer.status, answer.json["user"]) == (200, "User:alice")
+        assert person.get("overview")["nodes"]
+        wait_for(lambda: person.ask("GET", "/api/overview").status == 401, "the session ends with the token")
+        assert person.post("login", {"token": issuer.token()}).status == 200
+
+
+def test_console_without_tokens_says_that_it_takes_none(guarded: Consoled):
+    answer = Person(guarded.port).post("login", {"token": "x"})
+    assert (answer.status, "OAUTHBEARER" in answer.json["error"]) == (400, True)

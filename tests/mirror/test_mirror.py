@@ -123,6 +123,25 @@ def test_a_topic_that_was_made_anew_in_the_source_is_refused(source: str, target
     assert "the source's topic was made anew" in said
 
 
+def test_a_topic_that_is_made_anew_while_the_mirror_follows_is_refused(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    process = start(source, target, "--topics", topic)
+    try:
+        _wait_for_end(target, topic, 10)
+        admin = AdminClient({"bootstrap.servers": source})
+        admin.delete_topics([topic])[topic].result(30)
+        create_topic(source, 1, topic)
+        fill(source, topic, 0, 20)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1
+    assert "the source's topic was made anew" in said
+    assert watermarks(target.bootstrap, topic)[1] == 10
+
+
 def test_settings_and_partitions_are_copied(source: str, target: GatewayProcess) -> None:
     topic = f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": source})

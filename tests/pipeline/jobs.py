@@ -18,6 +18,7 @@ from pipeline.archive import job as archive_job
 from pipeline.compact import job as compact_job
 from pipeline.kafka import Cluster
 from pipeline.latest import job as latest_job
+from pipeline.manifest import job as manifest_job
 from pipeline.progress import Progress, Stop
 from pipeline.repair import job as repair_job
 from pipeline.replay import job as replay_job
@@ -97,6 +98,19 @@ def verify(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outco
     stream = io.StringIO()
     code = verify_job.Verification(spark, Cluster(bootstrap), arguments, _lines("verify", stream), Stop()).run()
     return _outcome(code, stream)
+
+
+def manifest(spark: SparkSession, path: str, out: str, *given: str) -> Outcome:
+    arguments = parse(manifest_job, ["--archive", path, "--out", out, *given])
+    stream = io.StringIO()
+    manifest_job.make(spark, arguments, _lines("manifest", stream), Stop())
+    return _outcome(0, stream)
+
+
+def verify_by_manifest(spark: SparkSession, path: str, manifest: str, *given: str) -> Outcome:
+    arguments = parse(verify_job, ["--archive", path, "--manifest", manifest, *given])
+    stream = io.StringIO()
+    return _outcome(verify_job.by_manifest(spark, arguments, _lines("verify", stream), Stop()), stream)
 
 
 def latest(spark: SparkSession, path: str, out: str, *given: str) -> Outcome:

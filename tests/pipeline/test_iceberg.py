@@ -5,6 +5,7 @@ The five failures of the Iceberg sink of Kafka Connect that others met in produc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from pipeline import catalog, connector, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError, explain
+from pipeline.latest import job as latest_job
+from pipeline.schema import CHANGE
 from tests.gateway_process import GatewayProcess
-from tests.pipeline import jobs, topics
+from tests.pipeline import jobs, test_latest, topics
 from tests.pipeline.conftest import INTERPRETED
 from tests.pipeline.relay import relayed
 
@@ -141,6 +144,85 @@ def test_new_fields_of_json_become_columns_and_an_empty_batch_keeps_them(
     assert third is None
     assert [row.reason for row in rows(lake, "events_dead_letters")] == ["the value is not JSON"]
     assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
+def test_columns_widen_as_far_as_iceberg_can(lake: SparkSession, gateway: GatewayProcess, tmp_path: Path) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    (tmp_path / "schema").write_text("n int, x float, `in` struct<many:array<int>>")
+    given = ("--topics", topic, "--value", "json", "--schema", str(tmp_path / "schema"), *FORMAT)
+    for values in (
+        [b'{"n":1,"x":0.5,"in":{"many":[1]}}'],
+        [b'{"n":2147483648,"x":0.123456789,"in":{"many":[2147483648]}}', b'{"n":9223372036854775808}'],
+    ):
+        topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, []) for value in values])
+        jobs.archive(lake, gateway.bootstrap, "events", *given)
+    assert table.schema(lake, "iceberg:events")["data"].dataType.simpleString() == (
+        "struct<n:bigint,x:double,in:struct<many:array<bigint>>>"
+    )
+    found = rows(lake)
+    assert [row.data.n for row in found] == [1, 2147483648, None]
+    assert [row.data.x for row in found] == [0.5, 0.123456789, None]
+    assert [row["_rescued"] for row in found] == [None, None, '{"n":9223372036854775808}']
+    assert jobs.verify(lake, gateway.bootstrap, "events", "--value", "json", *FORMAT).code == 0
+
+
+@one_catalog
+def test_offsets_of_a_lost_and_of_a_damaged_file_are_named_and_repaired(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    values = [(n % 2, b"k", b'{"b.c":%d}' % n, topics.START_MS, []) for n in range(120)]
+    topics.fill(gateway.bootstrap, topic, values)
+    typed = ("--value", "json", *FORMAT)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, "--max-batch-records", "60", *typed)
+    name = iceberg.quoted("iceberg:events")
+    for partition, offset in ((0, 5), (1, 35)):
+        rows_of = f"partition = {partition} AND offset = {offset}"
+        [row] = lake.sql(f"SELECT DISTINCT _file FROM {name} WHERE {rows_of}").collect()
+        path = Path(row[0].removeprefix("file:"))
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        if partition:
+            path.write_bytes(b"PAR1" + bytes(path.stat().st_size - 8) + b"PAR1")
+        else:
+            path.unlink()
+    proof = jobs.verify(lake, gateway.bootstrap, "events", *FORMAT)
+    assert proof.code == 3
+    assert proof.events("damaged")
+    ranges = re.findall(rf"DIFFERS {topic}-(\d) offsets (\d+) to (\d+), 30 records: the archive does not", proof.words)
+    assert sorted(ranges) == [("0", "0", "29"), ("1", "30", "59")]
+    named = ",".join(f"{topic}-{partition}:{first}-{last}" for partition, first, last in ranges)
+    jobs.repair(lake, gateway.bootstrap, "events", "--ranges", named, *typed)
+    proof = jobs.verify(lake, gateway.bootstrap, "events", *typed)
+    assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 120)
+    assert [row.data["b.c"] for row in rows(lake)] == [*range(0, 120, 2), *range(1, 120, 2)]
+
+
+@one_catalog
+def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, test_latest.PARTITIONS)
+    records = test_latest.living(test_latest.changes(60, seed=4))
+    given = ("--max-batch-records", "40", *FORMAT)
+    for part in (records[:40], records[40:]):
+        topics.fill(gateway.bootstrap, topic, part)
+        jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+        jobs.latest(lake, "events", "newest", *given)
+        jobs.latest(lake, "events", "history", "--history", *given)
+    # A batch without a keyed record still commits its progress.
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"no key", topics.START_MS, [])])
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    told = jobs.latest(lake, "events", "newest", *given)
+    assert len(told.events("committed")) == 1
+    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
+    assert test_latest.held_versions(lake, "iceberg:history") == test_latest.lived(records)
+    done = latest_job.last_merged(lake, "iceberg:newest")
+    assert done is not None
+    # The number is committed already, so the merge is skipped, as after a lost answer.
+    frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
+    latest_job.merge_batch(frame, "iceberg:newest", done)
+    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
 
 
 def written(spark: SparkSession, where: str, head: int | None) -> int:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
-from pipeline import delta, table
+from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
+from pipeline.latest.transforms import versions
 from pipeline.partitioners import murmur2
+from pipeline.schema import CHANGE, HISTORY
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.jobs import DiedError, Record
@@ -70,12 +75,12 @@ def test_the_table_holds_what_a_client_that_applies_every_change_holds(
     more = changes(40, seed=2)
     topics.fill(gateway.bootstrap, topic, more)
     jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
-    with patch.object(delta, "merge", side_effect=DiedError), pytest.raises(DiedError):
+    with patch.object(table, "merge", side_effect=DiedError), pytest.raises(DiedError):
         jobs.latest(spark, out, latest)
     jobs.latest(spark, out, latest)
     assert held(spark, latest) == applied([*records, *more])
     assert jobs.latest(spark, out, latest).events("committed") == []
-    with pytest.raises(PipelineError, match="made with another --archive, --envelope or --topics"):
+    with pytest.raises(PipelineError, match="made with another --archive, --envelope, --topics or --history"):
         jobs.latest(spark, out, latest, "--envelope", "debezium")
 
     # A batch that is merged again, from its beginning, changes nothing and brings nothing back.
@@ -88,6 +93,100 @@ def test_the_table_holds_what_a_client_that_applies_every_change_holds(
     ):
         jobs.latest(spark, out, latest)
     assert held(spark, latest) == applied([*records, *more])
+
+
+Version = tuple[bytes, int, bytes, int, int | None, int | None]
+"""Key, offset, value, valid from, valid to, offset of the end; times in ms."""
+
+
+def lived(records: list[Record]) -> list[Version]:
+    """Return the versions that a client sees which applies every change in order."""
+    found: list[Version] = []
+    current: dict[bytes, Version] = {}
+    clock: dict[bytes, int] = {}
+    offsets = [0] * PARTITIONS
+    for partition, key, value, time_ms, _ in records:
+        offset = offsets[partition]
+        offsets[partition] += 1
+        if key is None:
+            continue
+        clock[key] = max(clock.get(key, 0), time_ms)
+        if key in current:
+            found.append((*current.pop(key)[:4], clock[key], offset))
+        if value is not None:
+            current[key] = (key, offset, value, clock[key], None, None)
+    return sorted([*found, *current.values()], key=lambda each: each[:2])
+
+
+def held_versions(spark: SparkSession, where: str) -> list[Version]:
+    def ms(column: str) -> Column:
+        return F.unix_millis(column).alias(column)
+
+    rows = table.read(spark, where).select(
+        "key", "offset", "value", ms("valid_from"), ms("valid_to"), "valid_to_offset"
+    )
+    found = [(bytes(key), offset, bytes(value), *rest) for key, offset, value, *rest in rows.collect()]
+    return sorted(found, key=lambda each: each[:2])
+
+
+def living(records: list[Record]) -> list[Record]:
+    """Leave out deletes of keys that have no row."""
+    kept: list[Record] = []
+    keys: set[bytes | None] = set()
+    for record in records:
+        if record[2] is not None or record[1] in keys:
+            kept.append(record)
+            (keys.discard if record[2] is None else keys.add)(record[1])
+    return kept
+
+
+def test_the_history_holds_every_version_and_when_it_was_valid(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic, history = topics.fresh(gateway.bootstrap, PARTITIONS), f"{out}_history"
+    records = living(changes(120, seed=3))
+    topics.fill(gateway.bootstrap, topic, records)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    jobs.latest(spark, out, history, "--history", "--max-batch-records", "60")
+    assert held_versions(spark, history) == lived(records)
+    assert any(version[4] is None for version in lived(records))
+
+    # A batch that is merged again, from its beginning, changes nothing.
+    done = latest_job.last_merged(spark, history)
+    assert done is not None
+    first = latest_job.Merged(out, "none", (), done.batch, history=True)
+    with (
+        patch.object(latest_job, "last_merged", side_effect=[first, None]),
+        pytest.raises(PipelineError, match="Another job merges"),
+    ):
+        jobs.latest(spark, out, history, "--history")
+    assert held_versions(spark, history) == lived(records)
+    with pytest.raises(PipelineError, match="or --history"):
+        jobs.latest(spark, out, history)
+
+
+def test_versions_of_a_key_that_moved_to_another_partition_follow_each_other_by_time(spark: SparkSession) -> None:
+    def change(second: int, partition: int, offset: int, *, deleted: bool = False) -> tuple[Any, ...]:
+        at = datetime(2026, 1, 31, 12, 0, second, tzinfo=UTC)
+        return ("t", b"k", deleted, None if deleted else b"%d" % second, partition, offset, at)
+
+    batches = [
+        [change(10, 0, 5), change(20, 1, 0)],
+        [change(15, 0, 6), change(5, 1, 1)],
+        [change(30, 1, 2, deleted=True)],
+    ]
+    held = spark.createDataFrame([], HISTORY)
+    for batch in batches:
+        found = versions(spark.createDataFrame(batch, CHANGE), held)
+        rest = held.join(found, ["topic", "key", "partition", "offset"], "left_anti")
+        held = spark.createDataFrame(found.unionByName(rest).collect(), HISTORY)
+    found = held.orderBy("valid_from", "partition", "offset").collect()
+    assert [(row.value.decode(), row.valid_from.second, row.valid_to.second, row.valid_to_offset) for row in found] == [
+        ("10", 10, 20, 0),
+        ("15", 20, 20, 0),
+        ("20", 20, 20, 1),
+        ("5", 20, 30, 2),
+    ]
 
 
 def test_debeziums_envelope_is_opened(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:

@@ -235,6 +235,33 @@ def test_a_typed_archive_grows_columns_and_sets_bad_rows_aside(
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
+def test_a_column_of_a_table_widens_and_verify_looks_at_it(
+    spark: SparkSession, gateway: GatewayProcess, out: str, tmp_path: Path
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    (tmp_path / "schema").write_text("n int, x float, many array<int>")
+    given = ("--topics", topic, "--value", "json", "--schema", str(tmp_path / "schema"))
+    for values in (
+        [b'{"n": 1, "x": 0.5, "many": [1]}'],
+        [b'{"n": 2147483648, "x": 0.123456789, "many": [2, 2147483648]}', b'{"n": 9223372036854775808, "x": 1}'],
+    ):
+        topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, []) for value in values])
+        jobs.archive(spark, gateway.bootstrap, out, *given)
+    table = spark.read.format("delta").load(out).orderBy("offset")
+    assert table.schema[DATA].dataType.simpleString() == "struct<n:decimal(38,0),x:double,many:array<bigint>>"
+    assert [(int(row.data.n), row.data.x, row.data.many, row[RESCUED]) for row in table.collect()] == [
+        (1, 0.5, [1], None), (2147483648, 0.123456789, [2, 2147483648], None), (9223372036854775808, 1.0, None, None),
+    ]  # fmt: skip
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert (proof.code, len(proof.events("untyped"))) == (0, 1)
+    spark.sql(f"UPDATE delta.`{out}` SET data.n = 3 WHERE offset = 1").collect()
+    proof = jobs.verify(spark, gateway.bootstrap, out, "--value", "json")
+    assert proof.code == 3
+    assert [line["say"] for line in proof.events("difference")] == [
+        f"DIFFERS {topic}-0 offset 1: its data is not what its value says"
+    ]
+
+
 def test_a_typed_batch_whose_dead_letters_are_committed_is_finished_as_it_was_planned(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:

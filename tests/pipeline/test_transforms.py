@@ -254,6 +254,99 @@ def test_nested_fields_count_towards_the_limit() -> None:
     assert merge(StructType(), found).names == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "kind", "values", "wide", "decimals"),
+    [
+        ("{}", "int", ["1", "9223372036854775808"], "decimal(38,0)", True),
+        ("{}", "int", ["1", "9223372036854775808"], "int", False),
+        ("{}", "bigint", ["1", "9223372036854775808"], "bigint", False),
+        ("{}", "bigint", ["1", "1.5"], "bigint", True),
+        ("struct<in:{}>", "bigint", ["1", "9223372036854775808"], "decimal(38,0)", True),
+        ("struct<in:{}>", "int", ["1", "2147483648", '"text"'], "bigint", False),
+        ("struct<in:{}>", "int", ["1", "2"], "int", True),
+        ("struct<in:{}>", "decimal(10,2)", ["1.25", "123456789.75"], "decimal(38,2)", False),
+        ("array<{}>", "smallint", ["1", "40000"], "int", True),
+        ("array<{}>", "float", ["1.5", "0.123456789"], "double", False),
+    ],
+)
+def test_a_column_becomes_as_wide_as_its_values_need(
+    spark: SparkSession, shape: str, kind: str, values: list[str], wide: str, decimals: bool
+) -> None:
+    text = {"{}": "%s", "struct<in:{}>": '{"in":%s}', "array<{}>": "[%s,null]"}[shape]
+    stored = StructType.fromDDL(f"v {shape.format(kind)}")
+    frame = json_records(spark, *('{"v":%s}' % (text % value) for value in values))
+    typed = JsonTyping(None, evolve=True, decimals=decimals).apply(frame, stored).orderBy("offset")
+    assert typed.schema[DATA].dataType.simpleString() == f"struct<v:{shape.format(wide)}>"
+    for value, row in zip(values, typed.select(F.to_json(DATA), RESCUED).collect(), strict=True):
+        assert (row[RESCUED] is None) is (value in row[0])
+
+
+def test_a_column_keeps_its_type_without_evolution(spark: SparkSession) -> None:
+    stored = StructType.fromDDL("v int")
+    [row] = JsonTyping(None, evolve=False).apply(json_records(spark, '{"v": 2147483648}'), stored).collect()
+    assert (row[DATA].v, row[RESCUED]) == (None, '{"v":2147483648}')
+
+
+def test_avro_of_an_older_schema_becomes_as_wide_as_the_table(spark: SparkSession) -> None:
+    stored = StructType.fromDDL("id bigint, s string")
+    schema = AVRO.replace('"long"', '"int"')
+    frame = AvroTyping(schema, framed=False).apply(json_records(spark, b"\x0e\x02x"), stored)
+    assert frame.schema[DATA].dataType.simpleString() == "struct<id:bigint,s:string>"
+    assert frame.collect()[0][DATA].asDict() == {"id": 7, "s": "x"}
+
+
+def test_data_that_is_not_what_the_value_says_is_found(spark: SparkSession) -> None:
+    typing = JsonTyping(None, evolve=False)
+    stored = StructType.fromDDL("id bigint, who struct<n:bigint>")
+    wrong_data, wrong_rescued = "its data is not what its value says", "its _rescued is not what its value says"
+    changes = [
+        ("data", "named_struct('id', 8L, 'who', data.who)", wrong_data),
+        ("data", "null", wrong_data),
+        ("data", "named_struct('id', data.id, 'who', null)", wrong_data),
+        ("_rescued", "null", "its _rescued lacks what does not fit data"),
+        ("_rescued", "'{\"new\":2}'", wrong_rescued),
+        ("_rescued", '\'{"new":1,"old":1}\'', wrong_rescued),
+        ("value", "cast('no json' as binary)", wrong_rescued),
+    ]
+    values = ['{"id": 7, "who": {"n": 1}, "new": 1}'] * len(changes)
+    values += ['{"id": 7, "who": {"n": 1}, "new": 1}', '{"id": 1e2}', "no json", None, '{"who": {"n": "x"}}']
+    frame = typing.apply(json_records(spark, *values), stored).drop("reason")
+    for offset, (name, text, _) in enumerate(changes):
+        frame = frame.withColumn(name, F.expr(f"if(offset = {offset}, {text}, {name})"))
+    found = {row.offset: row.what for row in typing.mistyped(frame, stored).collect()}
+    assert found == {offset: what for offset, (_, _, what) in enumerate(changes)}
+
+
+def test_what_was_typed_with_fewer_and_narrower_columns_is_right(spark: SparkSession) -> None:
+    typing = JsonTyping(None, evolve=False)
+    before = StructType.fromDDL("id int, who struct<n:bigint>")
+    after = StructType.fromDDL("id bigint, who struct<n:bigint,m:bigint>, new bigint")
+    values = ['{"id": 2147483648, "who": {"n": 1, "m": 2}, "new": 1}', '{"id": 1, "who": {"n": 3}}', "{}"]
+    frame = typing.apply(json_records(spark, *values), before).drop("reason")
+    grown = frame.withColumn(
+        DATA,
+        F.expr(
+            "named_struct('id', cast(data.id as bigint), "
+            "'who', if(data.who is null, null, named_struct('n', data.who.n, 'm', cast(null as bigint))), "
+            "'new', cast(null as bigint))"
+        ),
+    )
+    assert typing.mistyped(grown, after).collect() == []
+    without = frame.drop(DATA)
+    assert [row.offset for row in typing.mistyped(without, StructType()).collect()] == [1]
+
+
+def test_avro_data_that_is_not_what_the_value_says_is_found(spark: SparkSession) -> None:
+    typing = AvroTyping(AVRO, framed=False)
+    stored = StructType.fromDDL("id bigint, s string, more bigint")
+    right = typing.apply(json_records(spark, b"\x0e\x02x", b"\x0e", None), stored).drop("reason")
+    assert typing.mistyped(right, stored).collect() == []
+    wrong = right.withColumn(DATA, F.when(F.col("offset") == 0, F.struct(F.lit(8).alias("id"), F.lit("x").alias("s"))))
+    assert [(row.offset, row.what) for row in typing.mistyped(wrong, stored).collect()] == [
+        (0, "its data is not what its value says")
+    ]
+
+
 AVRO = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]}'
 
 

@@ -7,13 +7,19 @@ import time
 from itertools import count
 
 import asyncpg
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from storage.errors import StorageError
+from storage.pool import Database
+from storage.staged import StagedRecord, StagedRecords
+from storage.types import NewBatch
 from tests.cluster.conftest import Cluster, cluster
 from tests.sql.conftest import create_topic
 from tests.sql.reading import DEADLINE_S, read, values
 from tests.steps.waiting import until
+from tests.storage.batches import new_batch
 
 __all__ = ["cluster"]
 
@@ -86,3 +92,33 @@ async def test_fetches_that_wait_on_other_nodes_return_at_once(cluster: Cluster,
         consumer.close()
     # The first fetch of each partition comes when the client has found its leader.
     assert max(taken[2 * partitions :]) < WAIT_S / 2, taken
+
+
+async def test_records_that_are_gone_when_they_are_appended_are_refused(cluster: Cluster, database_url: str) -> None:
+    (node,) = cluster(1)
+    create_topic(node, "t", 1)
+    node.stop()
+    sql = await asyncpg.connect(database_url)
+    database = await Database.open(database_url)
+    relay = await StagedRecords.open(database, lambda: None)
+    try:
+        await sql.execute("select kafka.produce('t', 'value', partition => 0)")
+        assert await relay.try_own()
+        transactions = await relay.look()
+        assert [each.record_count for each in transactions] == [1]
+        key = await sql.fetchval("select p.partition_key from sluice.partition p join sluice.topic t using (topic_id)")
+
+        async def build(records: list[StagedRecord]) -> list[NewBatch]:
+            assert [record.value for record in records] == [b"value"]
+            await sql.execute("delete from sluice.staged_record")
+            return [new_batch(key)]
+
+        with pytest.raises(StorageError) as raised:
+            await relay.append(transactions, build)
+        assert "1 staged records were read and 0 are left" in str(raised.value.__cause__)
+        assert await sql.fetchval("select count(*) from sluice.chunk where partition_key = $1", key) == 0
+        assert await sql.fetchval("select count(*) from sluice.staged_commit") == 1
+    finally:
+        relay.close()
+        await database.close()
+        await sql.close()

@@ -1,7 +1,7 @@
 """Poll for a condition until a deadline.
 
-Use it for what happens in another process, on another node or in Postgres, because no event reports that to a test. A deadline is a bound for a loaded machine
-and not a measure of speed, so it is long.
+Use it for what happens in another process, on another node or in Postgres, because no event reports that to a test. A
+deadline is a bound for a loaded machine and not a measure of speed, so it is long.
 """
 
 from __future__ import annotations

@@ -41,12 +41,15 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, default=Path(".trust"), help="folder of the report and the history (.trust)"
     )
+    parser.add_argument(
+        "--standby", action=argparse.BooleanOptionalAction, help="whether Postgres has a synchronous standby (by seed)"
+    )
     parser.add_argument("--record", type=Path, help="append a line to this table of runs (docs/trust-runs.csv)")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     commit = _commit()
     _say(f"Seed {seed}, {arguments.minutes:g} minutes, commit {commit}.")
-    verdict = run(seed, arguments.minutes * 60, say=_say)
+    verdict = run(seed, arguments.minutes * 60, standby=arguments.standby, say=_say)
     for name, sentences in verdict.violations.items():
         _say(f"{'ok  ' if not sentences else 'FAIL'} {name}")
         for sentence in sentences:

@@ -198,8 +198,8 @@ MUTANTS: Sequence[Mutant] = (
         [
             Edit(
                 "gateway/coordinator/consumer/current_assignment.py",
-                "    if not any(topic_id in owners for topic_id in wanted):\n",
-                "    if wanted is not None:\n",
+                "    if owned is None or meet(owned, revoke):\n        return False\n",
+                "    if owned is None or meet(owned, revoke):\n        return True\n",
             )
         ],
         ("owners never overlap",),
@@ -222,7 +222,7 @@ MUTANTS: Sequence[Mutant] = (
             "nothing is there twice",
             "numbers never fall",
         ),
-        ("cut_a_node_off_postgres", "break_postgres_connections", "freeze_postgres"),
+        ("deliver_statements_late",),
     ),
     Mutant(
         "Postgres does not sync",
@@ -279,6 +279,7 @@ def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
         faults=mutant.faults,
         read_s=READ_S,
         segments=mutant.segments,
+        standby=False,
         postgres=mutant.postgres,
         say=lambda _: None,
     )

@@ -6,13 +6,14 @@ come, in which order and how long they last.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable, Mapping
 
 from tests.trust.links import Direction
 from tests.trust.powercut import compiler
-from tests.trust.world import CLOCK_LIBRARY, NODE_TTL_MS, World
+from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, World
 
 Nemesis = Callable[[World, random.Random], str]
 """Harms and heals; returns what it did, in words."""
@@ -140,6 +141,46 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
     return f"connections of {node.name} to Postgres {'half closed' if half else 'reset'}"
 
 
+def deliver_statements_late(world: World, chance: random.Random) -> str:
+    node, late_s = chance.choice(world.nodes), _length(chance, 1.0, 2 * TTL_S)
+    node.postgres.hold_open_connections()
+    _wait(_length(chance, 0.0, 2.0))  # statements of several kinds gather
+    asyncio.run(node.postgres.lose_held_statement())
+    _wait(late_s)
+    node.postgres.heal()
+    return f"{node.name} lost its connections to Postgres, which read their last statements {late_s:.1f} s later"
+
+
+def hold_row_locks(world: World, chance: random.Random) -> str:
+    table, held_s = chance.choice(LOCKED_TABLES), _length(chance, 0.5, 2 * TTL_S)
+    node = chance.choice(world.nodes) if chance.random() < 0.5 else None
+    with world.locked_rows(table):
+        _wait(held_s / 2)
+        if node is not None:
+            node.postgres.reset()
+        _wait(held_s / 2)
+    lost = "" if node is None else f", while connections of {node.name} to Postgres were reset"
+    return f"all rows of {table} locked for {held_s:.1f} s{lost}"
+
+
+def hold_a_snapshot(world: World, _: random.Random) -> str:
+    """Hold a snapshot, as pg_dump does, until this fault comes again: nothing is vacuumed in between."""
+    released = world.hold_snapshot()
+    return "a snapshot is held from now on" + (", and the one before it released" if released else "")
+
+
+def fail_over(world: World, _: random.Random) -> str:
+    world.fail_over()
+    return "Postgres frozen for good, its standby promoted and a new one made"
+
+
+def freeze_the_standby(world: World, chance: random.Random) -> str:
+    asleep_s = _length(chance, 0.5, 3 * TTL_S)
+    with world.sleeping_standby():
+        _wait(asleep_s)
+    return f"standby frozen by SIGSTOP for {asleep_s:.1f} s"
+
+
 def lose_notifications(world: World, chance: random.Random) -> str:
     node, length_s = chance.choice(world.nodes), _length(chance, 1.0, 2 * TTL_S)
     node.postgres.silence()
@@ -182,6 +223,11 @@ NEMESES: Mapping[str, Nemesis] = {
         cut_a_node_off_postgres,
         delay_postgres,
         break_postgres_connections,
+        deliver_statements_late,
+        hold_row_locks,
+        hold_a_snapshot,
+        fail_over,
+        freeze_the_standby,
         lose_notifications,
         cut_power,
         move_a_clock,
@@ -189,9 +235,13 @@ NEMESES: Mapping[str, Nemesis] = {
 }
 
 
-def missing() -> Mapping[str, str]:
-    """Return the faults that this machine cannot play, with the reason."""
+def missing(*, standby: bool) -> Mapping[str, str]:
+    """Return the faults that this machine, or this run with or without a standby, cannot play; with the reason."""
     found: dict[str, str] = {}
+    if not standby:
+        found |= {each.__name__: "this run has no standby" for each in (fail_over, freeze_the_standby)}
+    elif compiler() is not None:
+        found[cut_power.__name__] = "this run has a standby"
     if compiler() is None:
         found[cut_power.__name__] = "no C compiler is installed"
     if CLOCK_LIBRARY is None:

@@ -109,6 +109,7 @@ def run(
     faults: Collection[str] = NEMESES,
     read_s: float = READ_S,
     segments: bool | None = None,
+    standby: bool | None = None,
     postgres: Mapping[str, str] | None = None,
     say: Callable[[str], None] = print,
 ) -> Verdict:
@@ -116,18 +117,23 @@ def run(
 
     `root`: sources of the nodes. `faults`: names in NEMESES from which the seed chooses. `read_s`: how long groups may
     go on without progress after the faults. `segments`: whether records are in a directory instead of Postgres; None
-    leaves it to the seed. `postgres`: settings of the server. `say` receives a line for each fault.
+    leaves it to the seed, which gives one run of four a synchronous standby unless `standby` decides. `postgres`:
+    settings of the server. `say` receives a line for each fault.
     """
     chance = random.Random(seed)
     history = History()
     began_s = time.monotonic()
     by_seed = chance.random() < 0.5
     segments = by_seed if segments is None else segments
-    say(f"Records are in {'a directory of segments' if segments else 'Postgres'}.")
-    for name, reason in missing().items():
+    by_seed = random.Random(f"standby {seed}").random() < 0.25
+    standby = by_seed if standby is None else standby
+    place = "a directory of segments" if segments else "Postgres"
+    say(f"Records are in {place}. Postgres has {'a synchronous' if standby else 'no'} standby.")
+    left_out = missing(standby=standby)
+    for name, reason in left_out.items():
         say(f"{name} is left out: {reason}.")
-    names = sorted(set(faults) - missing().keys())
-    with world(NODES, root, segments=segments, postgres=postgres) as attacked:
+    names = sorted(set(faults) - left_out.keys())
+    with world(NODES, root, segments=segments, standby=standby, postgres=postgres) as attacked:
         create_topics(attacked.bootstrap, TOPICS, CONFIGS)
         work = _work(history, attacked.bootstrap, chance)
         for workload in work.all():

@@ -241,6 +241,8 @@ class _Member:
         """Per owned partition the offset to commit: one past the last processed record."""
         # The first member stays, so that the group never empties; the others live for 5 to 30 seconds.
         self._ends_s = time.monotonic() + (float("inf") if name.startswith("m0.") else chance.uniform(5, 30))
+        self._release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
+        """How long this application still works on what it has read before it releases a partition."""
         self._consumer = confluent_kafka.Consumer(dict(settings))
 
     def live(self) -> None:
@@ -299,6 +301,7 @@ class _Member:
             self._changed(partition, Change.ASSIGNED)
 
     def _revoked(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        time.sleep(self._release_s)
         self._commit([partition.partition for partition in partitions])
         for partition in partitions:
             self._positions.pop(partition.partition, None)
@@ -442,19 +445,25 @@ class Observer(Workload):
         super().__init__(f"observer-{uuid.uuid4().hex[:6]}")
         self._history, self._bootstrap = history, bootstrap
         self._topics, self._groups = topics, groups
-        self._thread(self._observe, self.name)
+        self._thread(self._observe_logs, f"{self.name}-logs")
+        self._thread(self._observe_groups, f"{self.name}-groups")
 
-    def _observe(self) -> None:
+    def _observe_logs(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._bootstrap, **PATIENT})
-        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
         while not self._stopping.is_set():
             for topic, partitions in self._topics.items():
                 parts = [TopicPartition(topic, index) for index in range(partitions)]
                 self._log_bounds(admin, parts, OffsetSpec.earliest(), Quantity.LOG_START)
                 self._log_bounds(admin, parts, OffsetSpec.latest(), Quantity.LOG_END)
+            self._stopping.wait(0.5)
+
+    def _observe_groups(self) -> None:
+        """Read committed offsets more often than members commit, because the next commit hides that an offset fell."""
+        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
+        while not self._stopping.is_set():
             for group, topic in self._groups.items():
                 self._committed(consumers[group], group, topic)
-            self._stopping.wait(0.5)
+            self._stopping.wait(0.1)
         for consumer in consumers.values():
             consumer.close()
 

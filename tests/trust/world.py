@@ -23,6 +23,7 @@ from storage.embedded import EmbeddedPostgres
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.gateway_process import ROOT, GatewayProcess, find_coordinator, free_ports
 from tests.postgres import LoopThread, short_directory
+from tests.standby import ReplicatedPostgres, running, suspend
 from tests.trust.links import Link
 from tests.trust.powercut import Disk, Lost, compiler
 
@@ -33,6 +34,8 @@ POLL_S = 0.02
 CLOCK_LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 """Moves the clock of a process; None if it is not installed."""
 NODE_TTL_MS = 5_000
+LOCKED_TABLES = ("partition", "committed_offset", "consumer_group", "transactional_producer", "coordinator_lease")
+"""Tables whose rows another session may lock, as an administrator's forgotten transaction does."""
 
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
@@ -77,15 +80,23 @@ class Node:
 
 class World:
     def __init__(
-        self, loop: LoopThread, directory: Path, root: Path, *, segments: bool, postgres: Mapping[str, str]
+        self,
+        loop: LoopThread,
+        directory: Path,
+        root: Path,
+        *,
+        segments: bool,
+        standby: bool,
+        postgres: Mapping[str, str],
     ) -> None:
         self._loop = loop
         self._directory = directory
         self._root = root
         self._stack = contextlib.ExitStack()
         self.nodes: list[Node] = []
-        self.disk = Disk(directory) if compiler() is not None else None
-        """The disk whose power can be cut; None without a C compiler."""
+        self._snapshot: asyncpg.Connection | None = None
+        self.disk = Disk(directory) if compiler() is not None and not standby else None
+        """The disk whose power can be cut; None without a C compiler, and beside a standby."""
         files = directory if self.disk is None else self.disk.watched
         programs = None if self.disk is None else self.disk.postgres_programs(directory / "programs")
         self._environment = {"SLUICE_NODE_TTL_MS": str(NODE_TTL_MS)}
@@ -95,9 +106,14 @@ class World:
         if segments:
             self._settings |= SEGMENTS
             self._environment["SLUICE_LOG_STORE"] = str(files / "log")
-        self._server = EmbeddedPostgres(files / "postgres", CONNECTIONS, programs=programs, settings=postgres)
-        self.database_url = loop.run(self._server.start())
-        self._stack.callback(lambda: loop.run(self._server.stop()))
+        self._pair = ReplicatedPostgres(loop, files, CONNECTIONS, postgres) if standby else None
+        """The server and its standby; None if there is only `_single`."""
+        self._single = EmbeddedPostgres(files / "postgres", CONNECTIONS, programs=programs, settings=postgres)
+        if self._pair is None:
+            loop.run(self._single.start())
+            self._stack.callback(lambda: loop.run(self._single.stop()))
+        else:
+            self._stack.callback(self._pair.stop)
 
     @property
     def bootstrap(self) -> str:
@@ -137,36 +153,42 @@ class World:
     # --- Postgres -----------------------------------------------------------------------------------------------
 
     @property
-    def _postmaster(self) -> psutil.Process:
-        """Wait until a postmaster runs: one that was killed is started again."""
-        deadline_s = time.monotonic() + POSTGRES_S
-        while (pid := self._server.pid) is None:
-            assert time.monotonic() < deadline_s, "Postgres does not run"
-            time.sleep(POLL_S)
-        return psutil.Process(pid)
+    def _server(self) -> EmbeddedPostgres:
+        return self._single if self._pair is None else self._pair.primary
+
+    @property
+    def database_url(self) -> str:
+        return self._server.url
 
     def kill_postgres(self) -> None:
         """Kill the postmaster by SIGKILL; the embedded server starts another, which recovers from the WAL."""
-        os.kill(self._postmaster.pid, signal.SIGKILL)
+        os.kill(running(self._server).pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def sleeping_standby(self) -> Iterator[None]:
+        assert self._pair is not None, "there is no standby"
+        with self._pair.sleeping_standby():
+            yield
+
+    def fail_over(self) -> None:
+        """Freeze the primary, promote its standby, and lead all nodes there. Then make a new standby."""
+        assert self._pair is not None, "there is no standby"
+        url = self._pair.fail_over()
+        for node in self.nodes:
+            node.postgres.move(url)
+        self._release_snapshot()
+        self._pair.retire()
 
     @contextlib.contextmanager
     def sleeping_postgres(self) -> Iterator[None]:
         """Stop every process of the server by SIGSTOP for as long as the context lasts."""
-        stopped = self._suspend_postgres()
+        stopped = suspend(self._server)
         try:
             yield
         finally:
             for process in stopped:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
-
-    def _suspend_postgres(self) -> list[psutil.Process]:
-        postmaster = self._postmaster
-        postmaster.suspend()  # first, because the children that it would fork in the meantime would answer
-        stopped = [postmaster, *postmaster.children(recursive=True)]
-        for process in stopped[1:]:
-            process.suspend()
-        return stopped
 
     def cut_power(self, chance: random.Random | None) -> Lost:
         """Kill all nodes and Postgres, and take back what they had not synced; then start Postgres.
@@ -175,7 +197,7 @@ class World:
         """
         assert self.disk is not None, "there is no C compiler"
         with self.disk.off():
-            stopped = self._suspend_postgres()
+            stopped = suspend(self._server)
             for node in self.nodes:
                 node.wake()
                 node.process.kill()
@@ -185,6 +207,46 @@ class World:
             lost = self.disk.take_back(chance)
         self._loop.run(self._until_postgres_answers())
         return lost
+
+    @contextlib.contextmanager
+    def locked_rows(self, table: str) -> Iterator[None]:
+        """Lock every row of one of LOCKED_TABLES for as long as the context lasts."""
+        assert table in LOCKED_TABLES
+        session = self._loop.run(self._begin(f"begin; select 1 from sluice.{table} for no key update"))
+        try:
+            yield
+        finally:
+            self._loop.run(_terminated(session))
+
+    def hold_snapshot(self) -> bool:
+        """Hold a snapshot of the database until the next call or the end; return whether one was held before."""
+        released = self._release_snapshot()
+        self._snapshot = self._loop.run(
+            self._begin("begin isolation level repeatable read; select 1 from sluice.cluster")
+        )
+        return released
+
+    def _release_snapshot(self) -> bool:
+        if self._snapshot is None:
+            return False
+        self._loop.run(_terminated(self._snapshot))
+        self._snapshot = None
+        return True
+
+    async def _begin(self, statements: str) -> asyncpg.Connection:
+        """Return a session with an open transaction that has run `statements`. Postgres may just be starting, and
+        may choose the transaction to end a deadlock."""
+        deadline_s = time.monotonic() + POSTGRES_S
+        while True:
+            await self._until_postgres_answers()
+            try:
+                session = await asyncpg.connect(self.database_url)
+                await session.execute(statements)
+            except (OSError, asyncpg.PostgresError):
+                if time.monotonic() > deadline_s:
+                    raise
+            else:
+                return session
 
     async def _until_postgres_answers(self) -> None:
         deadline_s = time.monotonic() + POSTGRES_S
@@ -200,7 +262,9 @@ class World:
                 return
 
     def heal(self) -> None:
-        """End every fault that lasts: wake nodes, set clocks, open links, start nodes that are down."""
+        """End every fault that lasts: wake nodes, set clocks, open links, release snapshots, start nodes that are
+        down."""
+        self._release_snapshot()
         for node in self.nodes:
             node.wake()
             node.move_clock(0)
@@ -230,7 +294,13 @@ class World:
         return {node.name: node.process.log_tail() for node in self.nodes}
 
     def close(self) -> None:
+        self._release_snapshot()
         self._stack.close()
+
+
+async def _terminated(session: asyncpg.Connection) -> None:
+    """End a session without waiting for its server process."""
+    session.terminate()
 
 
 def _with_clock(clock: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -258,17 +328,23 @@ def _until_dead(processes: Sequence[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def world(
-    nodes: int, root: Path = ROOT, *, segments: bool = False, postgres: Mapping[str, str] | None = None
+    nodes: int,
+    root: Path = ROOT,
+    *,
+    segments: bool = False,
+    standby: bool = False,
+    postgres: Mapping[str, str] | None = None,
 ) -> Iterator[World]:
     """Start Postgres and `nodes` nodes from the sources in `root`, and stop everything afterwards.
 
-    With `segments`, the nodes share a directory of segments; otherwise all records are in Postgres. `postgres` are
-    settings of the server that win over those of the embedded one.
+    With `segments`, the nodes share a directory of segments; otherwise all records are in Postgres. With `standby`,
+    commits wait for a standby to which Postgres can fail over. `postgres` are settings of the server that win over
+    those of the embedded one.
     """
     loop = LoopThread()
     try:
         with short_directory() as directory:
-            made = World(loop, directory, root, segments=segments, postgres=postgres or {})
+            made = World(*(loop, directory, root), segments=segments, standby=standby, postgres=postgres or {})
             try:
                 for _ in range(nodes):
                     made.start_node()

@@ -85,8 +85,27 @@ function login(main) {
     },
   }, h("label", null, "User", user), h("label", null, "Password", password), said, h("button", { class: "main", type: "submit" }, "Log in"));
   main.replaceChildren(h("div", { class: "login card stack" }, h("h1", null, "Log in"),
-    h("p", { class: "soft small" }, "Use the name and password with which your clients log in (SCRAM)."), form));
+    h("p", { class: "soft small" }, "Use the name and password with which your clients log in (SCRAM)."), form, session.takesTokens ? byToken() : null));
   user.focus();
+}
+
+// For a cluster whose users are an identity provider's: the access token with which a client would log in.
+function byToken() {
+  const said = h("p", { class: "bad small", role: "alert" });
+  const token = h("textarea", { rows: 4, autocomplete: "off", spellcheck: "false", required: true });
+  return h("form", {
+    onsubmit: async (event) => {
+      event.preventDefault();
+      said.replaceChildren();
+      try {
+        Object.assign(session, await post("login", { token: token.value.trim() }));
+        show();
+      } catch (error) {
+        said.replaceChildren(error.message);
+      }
+      token.value = "";
+    },
+  }, h("label", null, "Or an access token (OAUTHBEARER)", token), said, h("button", { type: "submit" }, "Log in by token"));
 }
 
 function theme() {

@@ -31,7 +31,11 @@ const PAGES = {
       { name: "Not settled", num: true, of: (row) => count(row.lag) },
     ], group.partitions)));
   }],
-  nodes: ["Nodes", 3000, async () => [card(null, nodes((await get("nodes")).nodes))]],
+  nodes: ["Nodes", 3000, async () => {
+    const data = await get("nodes");
+    const here = data.nodes.find((row) => row.here);
+    return [card(null, nodes(data.nodes)), ...(here ? health(here.id, data.health) : [])];
+  }],
   access: ["Access", 0, async () => Promise.all([acls(), users(), quotas()])],
   settings: ["Settings of this node", 0, async () => {
     const data = await get("settings");
@@ -43,6 +47,26 @@ const PAGES = {
     return [h("section", { class: "card" }, h("div", { class: "head" }, h("h2", null, `Node ${data.node}`), h("span", { class: "grow" }), h("label", { class: "row" }, changed, "only those set"), search), body)];
   }],
 };
+
+// The figures of the node that serves this page. Each node counts for itself since it began.
+function health(node, figures) {
+  const of = (name, label = "") => (figures[name] || {})[label] || 0;
+  const failed = Object.values(figures.storage_errors || {}).reduce((sum, value) => sum + value, 0);
+  const fact = (label, value, bad) => h("span", null, `${label} `, h("b", { class: bad ? "bad" : null }, count(value)));
+  const passes = Object.entries(figures.background_last_success_age_seconds || {}).map(([name, age]) => ({ name, age, failures: of("background_failures", name) }));
+  return [
+    card(`Node ${node} since it began`, h("div", { class: "facts" },
+      fact("leases of groups moved", of("leases_moved", "groups")), fact("leases of jobs moved", of("leases_moved", "jobs")),
+      fact("wake-ups sent", of("wakeups_sent")), fact("heard", of("wakeups_heard")), fact("missed", of("wakeups_missed")), fact("late", of("wakeups_late")))),
+    card("Stores", h("div", { class: "facts" },
+      fact("damaged chunks", of("damaged_chunks"), of("damaged_chunks") > 0), fact("requests that storage could not serve", failed, failed > 0))),
+    card("Background work", h("p", { class: "soft small" }, "Retention, compaction and the other passes of this node. A pass that one node does for all waits on the others."), table([
+      { name: "Pass", of: (row) => row.name },
+      { name: "Last success", num: true, of: (row) => ago(Math.round(row.age * 1000)) },
+      { name: "Failures", num: true, of: (row) => h("span", { class: row.failures ? "bad" : null }, count(row.failures)) },
+    ], passes.sort((a, b) => b.failures - a.failures || a.name.localeCompare(b.name)), "No pass runs.")),
+  ];
+}
 
 export async function show(main, parameters, page) {
   const [title, every, load] = PAGES[page];

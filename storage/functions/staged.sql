@@ -1,0 +1,28 @@
+-- The relay's side of what SQL transactions have staged.
+
+create function take_staged(
+    p_xids         bigint[],
+    p_seqs         bigint[], -- their places
+    p_record_count bigint    -- records that the caller has read and appends
+) returns boolean
+language plpgsql volatile
+set plan_cache_mode = force_generic_plan
+-- A plan may be made while the staging tables are empty, and must stay right when they are not.
+set enable_seqscan = off
+as $$
+-- Delete staged transactions. Their records were read by an earlier statement. If any of them has gone since, another
+-- relay has appended it, and this one must not.
+declare
+    taken bigint;
+begin
+    delete from staged_record r where r.xid = any (p_xids);
+    get diagnostics taken = row_count;
+    if taken <> p_record_count then
+        raise exception '% staged records were read and % are left', p_record_count, taken using
+            errcode = 'SL001',
+            hint = 'Another relay has appended them. This one must read the staged transactions again.';
+    end if;
+    delete from staged_commit c where c.seq = any (p_seqs);
+    return true;
+end
+$$;

@@ -1,0 +1,55 @@
+"""A synchronous standby that stands still: nothing is acknowledged that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from storage.errors import StorageUnavailable
+from storage.log import LogStore
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import NewTopic, Topic
+from tests.postgres import LoopThread, short_directory
+from tests.standby import ReplicatedPostgres
+from tests.storage.batches import append, new_batch
+
+STATEMENT_MS = 500
+
+
+@pytest.fixture(scope="module")
+def replicated() -> Iterator[ReplicatedPostgres]:
+    loop = LoopThread()
+    with short_directory() as directory:
+        server = ReplicatedPostgres(loop, directory)
+        loop.run(_migrate(server.primary.url))
+        yield server
+        server.stop()
+    loop.close()
+
+
+async def _migrate(url: str) -> None:
+    database = await Database.open(url)
+    try:
+        await migrate(database)
+    finally:
+        await database.close()
+
+
+async def test_batch_that_the_standby_lacks_is_not_acknowledged_as_a_duplicate(replicated: ReplicatedPostgres) -> None:
+    """Postgres ends a cancelled wait for the standby by a commit that others see. A producer that repeats its batch
+    must wait for the standby again, because a failover would lose the batch."""
+    database = await Database.open(replicated.primary.url, statement_timeout_ms=STATEMENT_MS)
+    log = LogStore(database)
+    (topic,) = await TopicStore(database).create([NewTopic("orders", 1, {})])
+    assert isinstance(topic, Topic)
+    key = topic.partitions[0].partition_key
+    await append(log, new_batch(key, producer=(7, 0, 0)))
+    with replicated.sleeping_standby():
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                await log.append([new_batch(key, producer=(7, 0, 1))])
+    assert await append(log, new_batch(key, producer=(7, 0, 1))) == [1]
+    await database.close()
