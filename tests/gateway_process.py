@@ -53,10 +53,13 @@ class GatewayProcess:
         environment: Mapping[str, str],
         root: Path = ROOT,
         forks: Forks | None = None,
+        start_s: float = START_SECONDS,
     ) -> None:
         """`root` is the directory of the sources to run, for example those of another release. `forks` may start the
-        gateway as its fork, which takes a second of CPU less. It cannot if `environment` or `root` is given."""
+        gateway as its fork, which takes a second of CPU less. It cannot if `environment` or `root` is given. `start_s`
+        is how long the gateway may take to serve."""
         self._root = root
+        self._start_s = start_s
         self._forks = forks if not environment and root == ROOT else None
         self.data_dir = directory
         self.log_path = directory / "gateway.log"
@@ -100,14 +103,14 @@ class GatewayProcess:
         assert not self.running
         with self.log_path.open("ab") as log:
             self._process = self._started(log)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_s
         while not answers(self.bootstrap):
             returncode = self._process.poll()
             if returncode is not None:
                 raise AssertionError(f"the gateway ended with {returncode}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise AssertionError(f"the gateway did not serve in {START_SECONDS:.0f} s:\n{self.log_tail()}")
+                raise AssertionError(f"the gateway did not serve in {self._start_s:.0f} s:\n{self.log_tail()}")
             time.sleep(POLL_SECONDS)
 
     def _started(self, log: IO[bytes]) -> subprocess.Popen[bytes] | Fork:

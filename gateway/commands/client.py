@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, TypeVar, cast
 
 from gateway.commands.arguments import Address
-from gateway.commands.errors import CommandError, UnreachableError
+from gateway.commands.errors import CommandError, PassingError, UnreachableError
 from gateway.commands.refusals import code_name, reason
 from gateway.commands.security import ClientSecurity
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
@@ -133,7 +133,7 @@ class _Connection:
             answer = self._receive(deadline)
         except OSError as error:
             advice = self._security.advice(error)
-            raise CommandError(f"{_shown(self._address)} did not answer {api_key.name}: {error}; {advice}") from error
+            raise PassingError(f"{_shown(self._address)} did not answer {api_key.name}: {error}; {advice}") from error
         try:
             correlation_id, position = decode_response_header(api_key, version, answer)
             response, _ = codec.decode(codec.response_class(api_key), version, answer, position)
@@ -201,7 +201,7 @@ class Cluster:
             self._forget(address)
             if node_id is not None and isinstance(error, UnreachableError):
                 step = "set advertised.listeners of that broker to an address that this machine reaches"
-                raise CommandError(f"{error}; broker {node_id} advertises this address: {step}") from error
+                raise PassingError(f"{error}; broker {node_id} advertises this address: {step}") from error
             raise
 
     def ask_controller(self, request: Any) -> Any:
@@ -315,18 +315,19 @@ class Cluster:
         if self._first is not None:
             return self._first
         reasons: list[str] = []
-        found = False
+        found, passes = False, True
         for address in self.bootstrap:
             try:
                 self._connection(address, deadline)
             except CommandError as error:
                 found = found or not isinstance(error, UnreachableError)
+                passes = passes and isinstance(error, PassingError)
                 reasons.append(str(error))
                 continue
             self._first = address
             return address
         advice = "" if found else "; name a broker that runs with --bootstrap HOST:PORT"
-        raise CommandError("; ".join(reasons) + advice)
+        raise (PassingError if passes else CommandError)("; ".join(reasons) + advice)
 
     def _connection(self, address: Address, deadline: float) -> _Connection:
         if address not in self._connections:
@@ -355,7 +356,7 @@ def refuse(code: int, what: str, *, needs: str = "") -> None:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise CommandError("no answer in time; give more time by --timeout")
+        raise PassingError("no answer in time; give more time by --timeout")
     return left
 
 

@@ -15,7 +15,11 @@ class CommandError(Exception):
         super().__init__(shown(text, None))
 
 
-class UnreachableError(CommandError):
+class PassingError(CommandError):
+    """A broker does not answer now. It may be restarting."""
+
+
+class UnreachableError(PassingError):
     """Nothing listens at an address, or no route leads there."""
 
 

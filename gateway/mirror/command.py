@@ -12,7 +12,7 @@ from typing import Any
 from gateway.commands import log
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError, remark
+from gateway.commands.errors import CommandError, PassingError, remark
 from gateway.commands.render import Row, show
 from gateway.commands.security import read_properties
 from gateway.commands.topic_changes import settings
@@ -26,13 +26,14 @@ from gateway.mirror.topics import ensure_topics
 from gateway.mirror.verify import compare
 from gateway.operate.upkeep import existing_database, require_tables
 from storage.embedded import EmbeddedPostgresError
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.migrate import migrate
 from storage.pool import Database
 from storage.topics import TopicStore
 
 LOOK_INTERVAL_S = 10.0
 """Interval at which new topics, new partitions and group offsets are looked for."""
+RETRY_S = 5.0
 EXIT_FAILED = 1
 STATEMENT_TIMEOUT_MS = 60_000
 
@@ -98,10 +99,10 @@ async def _mirror(given: argparse.Namespace, configuration: Configuration) -> in
     ):
         cluster_id = await asyncio.to_thread(Source(source).cluster_id)
         if given.produce:
-            return await _copy(given, Source(source), target, ProduceTarget(source, target, cluster_id))
+            return await _copy(given, Source(source), target, lambda: ProduceTarget(source, target, cluster_id))
         async with _database(configuration) as database:
             await _demand_one_target(target, database)
-            return await _copy(given, Source(source), target, LogTarget(database, cluster_id))
+            return await _copy(given, Source(source), target, lambda: LogTarget(database, cluster_id))
 
 
 @asynccontextmanager
@@ -133,9 +134,24 @@ async def _demand_one_target(target: Cluster, database: Database) -> None:
         )
 
 
-async def _copy(given: argparse.Namespace, source: Source, target: Cluster, into: Target) -> int:
-    copier = Copier(source, into, _warn)
+async def _copy(given: argparse.Namespace, source: Source, target: Cluster, make: Callable[[], Target]) -> int:
+    """Copy until the end if there is one. Otherwise wait for a broker or a database that is away, and begin again where
+    the target is."""
     once = bool(given.once or given.verify)
+    while True:
+        try:
+            return await _copy_from_position(given, source, target, make(), once=once)
+        except (PassingError, StorageUnavailable) as error:
+            if once:
+                raise
+            _warn(f"{' '.join(str(error).split())}; trying again in {RETRY_S:g} s")
+            await asyncio.sleep(RETRY_S)
+
+
+async def _copy_from_position(
+    given: argparse.Namespace, source: Source, target: Cluster, into: Target, *, once: bool
+) -> int:
+    copier = Copier(source, into, _warn)
     while True:
         topics = await asyncio.to_thread(source.topics, given.topics)
         if once and not topics:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from uuid import UUID
 
 from gateway.commands import log
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.log import TopicPartition
 from gateway.mirror.batches import mirrored_batches
 from gateway.mirror.source import Source, SourceTopic
@@ -93,7 +93,7 @@ class Copier:
         bounds = await asyncio.to_thread(log.bounds, self._source.cluster, sorted(new))
         for key, topic in new.items():
             if key not in bounds:
-                raise CommandError(f"{key[0]}[{key[1]}] of the source does not answer now: run this again")
+                raise PassingError(f"{key[0]}[{key[1]}] of the source does not answer now: run this again")
             position = await self._target.begin(key, topic, bounds[key].start)
             self.progress[key] = Progress(position, position)
 

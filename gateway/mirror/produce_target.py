@@ -17,7 +17,7 @@ from uuid import UUID
 
 from gateway.commands import log
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.groups import Commit, commit_offsets, committed
 from gateway.commands.log import Bounds, TopicPartition
 from gateway.commands.produce import append
@@ -57,7 +57,7 @@ class ProduceTarget:
             self._commits = committed(self._target, self._group_id)
         bounds = log.bounds(self._target, [key]).get(key)
         if bounds is None:
-            raise CommandError(f"{_shown(key)} of the target does not answer now: run this again")
+            raise PassingError(f"{_shown(key)} of the target does not answer now: run this again")
         commit = self._commits.get(key)
         if commit is None:
             runs = self._adopt(key, bounds, log_start_offset)

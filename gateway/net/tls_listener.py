@@ -8,7 +8,6 @@ the server before each handshake.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
@@ -21,9 +20,7 @@ TLS_HANDSHAKE_S = 10.0
 TLS_SHUTDOWN_S = 1.0
 """How long to wait for a peer's TLS close."""
 ACCEPT_RETRY_S = 1.0
-"""Pause if the process has no file descriptor left, as in asyncio's server."""
-
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Pause if a connection cannot be accepted, as in asyncio's server."""
 
 Permit = Callable[[str], bool]
 """Returns whether a peer of this address may begin a handshake, and counts it until `ended` is called."""
@@ -70,9 +67,8 @@ class TlsListener:
             except ConnectionError:
                 continue  # the peer was faster in leaving
             except OSError as error:
-                if error.errno not in _OUT_OF_RESOURCES:
-                    raise
-                logger.error("connection not accepted", error=str(error))
+                # The process may have run out of file descriptors. Without this task the listener is dead.
+                logger.error("connection not accepted; trying again", error=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             host = str(address[0])

@@ -108,8 +108,10 @@ with sized as (
     ) n
 ),
 taken as (
-    delete from staged_record r using sized s
-    where r.xid = $1 and r.position = s.position and s.bytes_before < $4
+    -- A range and no join: statistics of an empty table would have the planner compare each record with each other.
+    delete from staged_record r
+    where r.xid = $1 and r.position > $2
+        and r.position <= (select max(s.position) from sized s where s.bytes_before < $4)
     returning r.*
 )
 select

@@ -69,7 +69,7 @@ left join lateral (
         where o.group_id = m.group_id
         order by o.topic, o.partition, o.seq desc
     ) newest
-    where newest.member_id = m.member_id and newest.change <> 'released'
+    where newest.member_id = m.member_id and newest.change <> 'released' and kafka.may_describe('topic', newest.topic)
 ) owned on true
 where kafka.may_describe('group', m.group_id);
 
@@ -92,7 +92,7 @@ select
         from sluice.open_transaction o
         join sluice.partition l using (partition_key)
         join sluice.topic t on t.topic_id = l.topic_id
-        where o.producer_id = p.producer_id
+        where o.producer_id = p.producer_id and kafka.may_describe('topic', t.name)
     ) as partitions
 from sluice.transactional_producer p
 where kafka.may_describe('cluster', 'kafka-cluster');

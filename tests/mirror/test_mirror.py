@@ -243,6 +243,26 @@ def test_a_following_mirror_copies_what_arrives(source: str, target: GatewayProc
         process.communicate()
 
 
+def test_a_following_mirror_outlives_restarts_of_both_clusters(
+    clusters: tuple[GatewayProcess, GatewayProcess], source: str, target: GatewayProcess
+) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    process = start(source, target, "--topics", topic, "--timeout", "5")
+    try:
+        _wait_for_end(target, topic, 10)
+        for number, cluster in enumerate(clusters, 1):
+            cluster.stop()
+            cluster.restart()
+            fill(source, topic, 0, 10)
+            _wait_for_end(target, topic, 10 + 10 * number)
+        assert read_partition(target.bootstrap, topic) == read_partition(source, topic)
+    finally:
+        process.kill()
+        _, said = process.communicate()
+    assert "trying again" in said
+
+
 def test_a_waiting_consumer_receives_mirrored_records(source: str, target: GatewayProcess) -> None:
     topic = create_topic(source, 1)
     fill(source, topic, 0, 10)

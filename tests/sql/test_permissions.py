@@ -158,6 +158,13 @@ async def test_acls_decide_with_an_authorizer(
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic other"):
             await writer.execute("select kafka.produce('other', 'v')")
         assert "closed" not in [row["topic"] for row in await writer.fetch("select topic from kafka.topics")]
+        await owner.execute(
+            """insert into sluice.group_member values ('g', 'm', 1, '{}');
+            insert into sluice.journal_ownership
+            select n, now(), 1, 1, 'g', 1, null, t, 0, 'assigned', 'm'
+            from unnest(array['open', 'closed']) with ordinality names (t, n)"""
+        )
+        assert await writer.fetchval("select owns from kafka.members where group_id = 'g'") == ["open-0"]
         await owner.execute("insert into sluice.acl values ('\\xff', 2, 3, 'open', 'User:*', '*', 4, 2)")
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic open"):
             await writer.execute("select kafka.produce('open', 'v')")

@@ -33,6 +33,8 @@ POSTGRES_S = 120.0
 POLL_S = 0.02
 CLOCK_LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 """Moves the clock of a process; None if it is not installed."""
+NODE_START_S = 240.0
+"""How long a node may take to serve: the machine may be busy with other tests, and Postgres may recover."""
 NODE_TTL_MS = 5_000
 LOCKED_TABLES = ("partition", "committed_offset", "consumer_group", "transactional_producer", "coordinator_lease")
 """Tables whose rows another session may lock, as an administrator's forgotten transaction does."""
@@ -138,6 +140,7 @@ class World:
             },
             environment=self._environment | _with_clock(clock, self._environment),
             root=self._root,
+            start_s=NODE_START_S,
         )
         link = Link(self._loop, link_port, port)
         node = Node(process, link, postgres, clock)
