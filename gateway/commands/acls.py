@@ -129,7 +129,7 @@ def _filter(given: argparse.Namespace, pattern: str) -> DescribeAclsRequest:
 
 
 def _matching(cluster: Cluster, request: DescribeAclsRequest) -> list[Row]:
-    response: DescribeAclsResponse = cluster.ask(request)
+    response = cluster.ask(DescribeAclsResponse, request)
     if response.error_code:
         why = reason(response.error_code, response.error_message, needs="--operation describe --cluster")
         raise CommandError(f"ACLs: {why}")
@@ -188,7 +188,7 @@ def add_acls(cluster: Cluster, given: argparse.Namespace) -> int:
     ]
     # The new ACLs may hide the topic from this client, so the look-up comes first.
     hint = _nearest_topics(cluster, name or "") if kind is ResourceType.TOPIC and not given.prefixed else ""
-    response: CreateAclsResponse = cluster.ask_controller(CreateAclsRequest(creations=tuple(creations)))
+    response = cluster.ask_controller(CreateAclsResponse, CreateAclsRequest(creations=tuple(creations)))
     rows: list[Row] = []
     for made, result in zip(creations, response.results, strict=True):
         refused = reason(result.error_code, result.error_message, needs="--operation alter --cluster")
@@ -243,7 +243,7 @@ def _removed(cluster: Cluster, wanted: DescribeAclsRequest) -> list[Row]:
         operation=wanted.operation,
         permission_type=wanted.permission_type,
     )
-    response: DeleteAclsResponse = cluster.ask_controller(DeleteAclsRequest(filters=(condition,)))
+    response = cluster.ask_controller(DeleteAclsResponse, DeleteAclsRequest(filters=(condition,)))
     (result,) = response.filter_results
     refused = [(result.error_code, result.error_message)]
     refused += [(each.error_code, each.error_message) for each in result.matching_acls]

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from gateway.commands.arguments import Address
 from gateway.commands.errors import CommandError, PassingError, UnreachableError
@@ -33,6 +33,8 @@ from protocol.messages.metadata import (
 from protocol.schema import MessageSchema, message_schema
 
 T = TypeVar("T")
+R = TypeVar("R")
+"""Class of a response."""
 
 CLIENT_ID = "sluice-cli"
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
@@ -78,7 +80,7 @@ class _Connection:
             said = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
             advice = security.advice(error)
             raise CommandError(f"{_shown(address)}: the TLS handshake failed: {said}; {advice}") from error
-        answer: ApiVersionsResponse = self._ask(ApiVersionsRequest(), 0, deadline)
+        answer = self._ask(ApiVersionsResponse, ApiVersionsRequest(), 0, deadline)
         if answer.error_code:
             raise CommandError(f"{_shown(address)} answers ApiVersions with {code_name(answer.error_code)}")
         self._served = {line.api_key: (line.min_version, line.max_version) for line in answer.api_keys}
@@ -89,7 +91,7 @@ class _Connection:
         from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
         from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
-        handshake: SaslHandshakeResponse = self._ask(SaslHandshakeRequest(mechanism=mechanism), 1, deadline)
+        handshake = self._ask(SaslHandshakeResponse, SaslHandshakeRequest(mechanism=mechanism), 1, deadline)
         if handshake.error_code:
             file, enabled = security.file, " or ".join(handshake.mechanisms)
             step = (
@@ -98,7 +100,7 @@ class _Connection:
             raise CommandError(f"{_shown(self._address)} answers {code_name(handshake.error_code)}; {step} in {file}")
 
         def send(token: bytes) -> bytes:
-            answer: SaslAuthenticateResponse = self.ask(SaslAuthenticateRequest(auth_bytes=token), deadline, None)
+            answer = self.ask(SaslAuthenticateResponse, SaslAuthenticateRequest(auth_bytes=token), deadline, None)
             if answer.error_code:
                 said = answer.error_message or code_name(answer.error_code)
                 step = f"check username and password in {security.file}"
@@ -111,7 +113,7 @@ class _Connection:
         lowest, highest = self._served.get(api_key, (0, -1))
         return lowest <= (highest if version is None else version) <= highest
 
-    def ask(self, request: Any, deadline: float, at_most: int | None) -> Any:
+    def ask(self, response_type: type[R], request: object, deadline: float, at_most: int | None) -> R:
         schema = _schema(request)
         ours = schema.versions
         lowest, highest = self._served.get(schema.api_key, (0, -1))
@@ -120,9 +122,9 @@ class _Connection:
             raise CommandError(
                 f"{_shown(self._address)} serves no version of {schema.api_key.name} that this command knows"
             )
-        return self._ask(request, version, deadline)
+        return self._ask(response_type, request, version, deadline)
 
-    def _ask(self, request: Any, version: int, deadline: float) -> Any:
+    def _ask(self, response_type: type[R], request: object, version: int, deadline: float) -> R:
         api_key = _schema(request).api_key
         self._correlation_id += 1
         header = encode_request_header(RequestHeader(int(api_key), version, self._correlation_id, CLIENT_ID))
@@ -136,7 +138,7 @@ class _Connection:
             raise PassingError(f"{_shown(self._address)} did not answer {api_key.name}: {error}; {advice}") from error
         try:
             correlation_id, position = decode_response_header(api_key, version, answer)
-            response, _ = codec.decode(codec.response_class(api_key), version, answer, position)
+            response, _ = codec.decode(response_type, version, answer, position)
         except ProtocolError as error:
             raise CommandError(f"{_shown(self._address)} sends an unreadable answer to {api_key.name}") from error
         if correlation_id != self._correlation_id:
@@ -191,12 +193,15 @@ class Cluster:
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def ask(self, request: Any, *, node_id: int | None = None, at_most: int | None = None) -> Any:
-        """Return the response of a broker; of any broker if `node_id` is None. `at_most` bounds the version."""
+    def ask(
+        self, response_type: type[R], request: object, *, node_id: int | None = None, at_most: int | None = None
+    ) -> R:
+        """Return the response of a broker; of any broker if `node_id` is None. `at_most` bounds the version.
+        `response_type` is the class of the response to this request."""
         deadline = time.monotonic() + self._timeout_s
         address = self._any(deadline) if node_id is None else self._address(node_id)
         try:
-            return self._connection(address, deadline).ask(request, deadline, at_most)
+            return self._connection(address, deadline).ask(response_type, request, deadline, at_most)
         except CommandError as error:
             self._forget(address)
             if node_id is not None and isinstance(error, UnreachableError):
@@ -204,9 +209,9 @@ class Cluster:
                 raise PassingError(f"{error}; broker {node_id} advertises this address: {step}") from error
             raise
 
-    def ask_controller(self, request: Any) -> Any:
+    def ask_controller(self, response_type: type[R], request: object) -> R:
         """Return the response of the controller. It alone changes topics in clusters of old Kafka."""
-        return self.ask(request, node_id=self.metadata(()).controller_id)
+        return self.ask(response_type, request, node_id=self.metadata(()).controller_id)
 
     def serves(self, api_key: ApiKey, version: int | None = None) -> bool:
         """Return whether the broker that is asked first serves an API, in this version if one is given."""
@@ -215,18 +220,19 @@ class Cluster:
 
     def ask_coordinator(
         self,
+        response_type: type[R],
         key: str,
-        request: Any,
-        code: Callable[[Any], int],
+        request: object,
+        code: Callable[[R], int],
         *,
         kind: Coordinated = Coordinated.GROUP,
         at_most: int | None = None,
-    ) -> Any:
+    ) -> R:
         """Return the response of the coordinator of a group or of a transactional id. Repeat the request while
         `code(response)` is an error that passes by itself."""
 
-        def attempt() -> Any:
-            return self.ask(request, node_id=self._coordinator(key, kind), at_most=at_most)
+        def attempt() -> R:
+            return self.ask(response_type, request, node_id=self._coordinator(key, kind), at_most=at_most)
 
         return self.until_settled(attempt, code)
 
@@ -236,7 +242,7 @@ class Cluster:
         request = MetadataRequest(
             topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=False
         )
-        response: MetadataResponse = self.ask(request)
+        response = self.ask(MetadataResponse, request)
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         return response
 
@@ -274,7 +280,7 @@ class Cluster:
             return response.coordinators[0].error_code if response.coordinators else response.error_code
 
         request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=(key,))
-        response: FindCoordinatorResponse = self.until_settled(lambda: self.ask(request), code)
+        response = self.until_settled(lambda: self.ask(FindCoordinatorResponse, request), code)
         if code(response):
             what = "group" if kind is Coordinated.GROUP else "transactional id"
             option = "--group" if kind is Coordinated.GROUP else "--transactional-id"
@@ -342,8 +348,8 @@ class Cluster:
             self._first = None
 
 
-def _schema(request: Any) -> MessageSchema:
-    return message_schema(cast("type[Any]", type(request)))
+def _schema(request: object) -> MessageSchema:
+    return message_schema(type(request))
 
 
 def refuse(code: int, what: str, *, needs: str = "") -> None:

@@ -18,7 +18,7 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 
 def show_info(cluster: Cluster, given: argparse.Namespace) -> int:
-    response: DescribeClusterResponse = cluster.ask(DescribeClusterRequest())
+    response = cluster.ask(DescribeClusterResponse, DescribeClusterRequest())
     if response.error_code:
         why = reason(response.error_code, response.error_message, needs="--operation describe --cluster")
         raise CommandError(f"the cluster: {why}")

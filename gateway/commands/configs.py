@@ -82,8 +82,8 @@ def settings(cluster: Cluster, kind: str, name: str) -> list[DescribeConfigsReso
     )
 
     resource = DescribeConfigsResource(resource_type=KINDS[kind], resource_name=name, configuration_keys=None)
-    response: DescribeConfigsResponse = cluster.ask(
-        DescribeConfigsRequest(resources=(resource,)), node_id=_node_id(kind, name)
+    response = cluster.ask(
+        DescribeConfigsResponse, DescribeConfigsRequest(resources=(resource,)), node_id=_node_id(kind, name)
     )
     (result,) = response.results
     if result.error_code:
@@ -137,9 +137,10 @@ def _alter(cluster: Cluster, kind: str, name: str, changes: Mapping[str, str | N
     )
     request = IncrementalAlterConfigsRequest(resources=(resource,))
     node_id = _node_id(kind, name)
-    response: IncrementalAlterConfigsResponse = (
-        cluster.ask_controller(request) if node_id is None else cluster.ask(request, node_id=node_id)
-    )
+    if node_id is None:
+        response = cluster.ask_controller(IncrementalAlterConfigsResponse, request)
+    else:
+        response = cluster.ask(IncrementalAlterConfigsResponse, request, node_id=node_id)
     (result,) = response.responses
     if result.error_code:
         why = reason(result.error_code, result.error_message, needs=_needs("alter-configs", kind, name))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, Address, Commands, addresses
 from gateway.commands.errors import CommandError
@@ -65,11 +65,11 @@ def load() -> Contexts:
     return Contexts(named, current)
 
 
-def _table(place: Path, content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _table(place: Path, content: Mapping[str, object], key: str) -> Mapping[str, object]:
     found: object = content.get(key, {})
     if not isinstance(found, dict):
         raise CommandError(f"{place}: {key} is no table")
-    return cast("Mapping[str, Any]", found)
+    return cast("Mapping[str, object]", found)
 
 
 def _context(place: Path, name: str, values: object) -> Context:

@@ -6,9 +6,9 @@ knows the group determines its type. An API that the broker does not serve is no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, TypeVar
 
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
@@ -22,6 +22,36 @@ from protocol.errors import ErrorCode, ProtocolError
 MAX_MEMBERS_ASKED = 500
 """Most members of a classic group for which OffsetFetch is sent, one request per member."""
 _OFFSET_FETCH_NAMES_MEMBERS = 9
+
+
+class _Described(Protocol):
+    """A group in a response."""
+
+    @property
+    def error_code(self) -> int: ...
+
+
+G = TypeVar("G", bound=_Described)
+G_co = TypeVar("G_co", bound=_Described, covariant=True)
+
+
+class _Groups(Protocol[G_co]):
+    """A response about groups."""
+
+    @property
+    def groups(self) -> Sequence[G_co]: ...
+
+
+class _Member(Protocol):
+    """A member in a response."""
+
+    @property
+    def member_id(self) -> str: ...
+    @property
+    def client_id(self) -> str: ...
+    @property
+    def client_host(self) -> str: ...
+
 
 Held = Mapping[str, Iterable[int]]
 """Topic, or subtopology, to partitions."""
@@ -40,7 +70,7 @@ class GroupView:
     pending: set[TopicPartition] = field(default_factory=set[TopicPartition])
     """Partitions that their owners may not read yet, because the previous owners have not finished with them."""
 
-    def add(self, member: Any, assigned: list[str], reads: Held, instance: str | None = None) -> None:
+    def add(self, member: _Member, assigned: list[str], reads: Held, instance: str | None = None) -> None:
         self.members.append(
             {
                 "member": member.member_id,
@@ -69,7 +99,7 @@ def listed_groups(cluster: Cluster) -> list[Row]:
 
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
-        response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
+        response = cluster.ask(ListGroupsResponse, ListGroupsRequest(), node_id=node_id)
         refuse(response.error_code, f"broker {node_id} lists no groups")
         for group in response.groups:
             row = {
@@ -88,26 +118,28 @@ def no_group(group_id: str, known: Iterable[str]) -> str:
     return f"there is no group {group_id}{did_you_mean(group_id, known, SUGGESTIONS)}"
 
 
-def _asked(cluster: Cluster, api_key: ApiKey, group_id: str, request: Any) -> Any | None:
+def _asked(
+    cluster: Cluster, response_type: type[_Groups[G]], api_key: ApiKey, group_id: str, request: object
+) -> G | None:
     """Return the group as its coordinator describes it; None if it is not of the API's type."""
     if not cluster.serves(api_key):
         return None
-    group = cluster.ask_coordinator(group_id, request, _code).groups[0]
+    group = cluster.ask_coordinator(response_type, group_id, request, _code).groups[0]
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return None
     refuse(group.error_code, f"group {group_id}", needs=f"--operation describe --group {group_id}")
     return group
 
 
-def _code(response: Any) -> int:
-    code: int = response.groups[0].error_code
-    return code
+def _code(response: _Groups[_Described]) -> int:
+    return response.groups[0].error_code
 
 
 def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
-    from protocol.messages.describe_groups import DescribeGroupsRequest
+    from protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 
-    group = _asked(cluster, ApiKey.DESCRIBE_GROUPS, group_id, DescribeGroupsRequest(groups=(group_id,)))
+    request = DescribeGroupsRequest(groups=(group_id,))
+    group = _asked(cluster, DescribeGroupsResponse, ApiKey.DESCRIBE_GROUPS, group_id, request)
     if group is None or group.group_state == "Dead":
         return None
     found = GroupView(group_id, "classic", group.group_state, group.protocol_type, group.protocol_data)
@@ -130,6 +162,7 @@ def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> se
         OffsetFetchRequest,
         OffsetFetchRequestGroup,
         OffsetFetchRequestTopics,
+        OffsetFetchResponse,
     )
 
     topics = tuple(
@@ -139,7 +172,10 @@ def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> se
         return set()
     asked = OffsetFetchRequestGroup(group_id=group_id, member_id=member_id, member_epoch=-1, topics=topics)
     request = OffsetFetchRequest(groups=(asked,), require_stable=True)
-    group = cluster.ask_coordinator(group_id, request, _code, at_most=_OFFSET_FETCH_NAMES_MEMBERS).groups[0]
+    response = cluster.ask_coordinator(
+        OffsetFetchResponse, group_id, request, _code, at_most=_OFFSET_FETCH_NAMES_MEMBERS
+    )
+    group = response.groups[0]
     refuse(group.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
     return {
         (topic.name, part.partition_index)
@@ -150,10 +186,10 @@ def _pending(cluster: Cluster, group_id: str, member_id: str, reads: Held) -> se
 
 
 def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
-    from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+    from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
     request = ConsumerGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
-    group = _asked(cluster, ApiKey.CONSUMER_GROUP_DESCRIBE, group_id, request)
+    group = _asked(cluster, ConsumerGroupDescribeResponse, ApiKey.CONSUMER_GROUP_DESCRIBE, group_id, request)
     if group is None:
         return None
     found = GroupView(group_id, "consumer", group.group_state, "consumer", group.assignor_name)
@@ -167,10 +203,10 @@ def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
 
 
 def _streams(cluster: Cluster, group_id: str) -> GroupView | None:
-    from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
+    from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest, StreamsGroupDescribeResponse
 
     request = StreamsGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
-    group = _asked(cluster, ApiKey.STREAMS_GROUP_DESCRIBE, group_id, request)
+    group = _asked(cluster, StreamsGroupDescribeResponse, ApiKey.STREAMS_GROUP_DESCRIBE, group_id, request)
     if group is None:
         return None
     found = GroupView(group_id, "streams", group.group_state, "streams")
@@ -189,10 +225,10 @@ def _streams(cluster: Cluster, group_id: str) -> GroupView | None:
 
 
 def _share(cluster: Cluster, group_id: str) -> GroupView | None:
-    from protocol.messages.share_group_describe import ShareGroupDescribeRequest
+    from protocol.messages.share_group_describe import ShareGroupDescribeRequest, ShareGroupDescribeResponse
 
     request = ShareGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
-    group = _asked(cluster, ApiKey.SHARE_GROUP_DESCRIBE, group_id, request)
+    group = _asked(cluster, ShareGroupDescribeResponse, ApiKey.SHARE_GROUP_DESCRIBE, group_id, request)
     if group is None:
         return None
     found = GroupView(group_id, "share", group.group_state, "share", group.assignor_name)
@@ -212,12 +248,14 @@ def share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[
     from protocol.messages.describe_share_group_offsets import (
         DescribeShareGroupOffsetsRequest,
         DescribeShareGroupOffsetsRequestGroup,
+        DescribeShareGroupOffsetsResponse,
     )
 
     if not cluster.serves(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS):
         return {}
     asked = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)
-    group = cluster.ask_coordinator(group_id, DescribeShareGroupOffsetsRequest(groups=(asked,)), _code).groups[0]
+    request = DescribeShareGroupOffsetsRequest(groups=(asked,))
+    group = cluster.ask_coordinator(DescribeShareGroupOffsetsResponse, group_id, request, _code).groups[0]
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return {}
     refuse(group.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")

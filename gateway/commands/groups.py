@@ -154,8 +154,8 @@ def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
     failed = 0
     rows: list[Row] = []
     for group_id in dict.fromkeys(given.group):
-        response: DeleteGroupsResponse = cluster.ask_coordinator(
-            group_id, DeleteGroupsRequest(groups_names=(group_id,)), code
+        response = cluster.ask_coordinator(
+            DeleteGroupsResponse, group_id, DeleteGroupsRequest(groups_names=(group_id,)), code
         )
         result = _result(group_id, code(response))
         failed += code(response) != 0
@@ -284,8 +284,12 @@ def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
     def code(response: OffsetFetchResponse) -> int:
         return response.error_code
 
-    response: OffsetFetchResponse = cluster.ask_coordinator(
-        group_id, OffsetFetchRequest(group_id=group_id, topics=None), code, at_most=_OFFSET_FETCH_OF_ONE_GROUP
+    response = cluster.ask_coordinator(
+        OffsetFetchResponse,
+        group_id,
+        OffsetFetchRequest(group_id=group_id, topics=None),
+        code,
+        at_most=_OFFSET_FETCH_OF_ONE_GROUP,
     )
     refuse(response.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
     return {
@@ -415,8 +419,12 @@ def commit_offsets(cluster: Cluster, group_id: str, targets: Mapping[TopicPartit
     def code(response: OffsetCommitResponse) -> int:
         return next((p.error_code for topic in response.topics for p in topic.partitions if p.error_code), 0)
 
-    response: OffsetCommitResponse = cluster.ask_coordinator(
-        group_id, OffsetCommitRequest(group_id=group_id, topics=topics), code, at_most=_OFFSET_COMMIT_BY_NAME
+    response = cluster.ask_coordinator(
+        OffsetCommitResponse,
+        group_id,
+        OffsetCommitRequest(group_id=group_id, topics=topics),
+        code,
+        at_most=_OFFSET_COMMIT_BY_NAME,
     )
     if code(response) == ErrorCode.UNKNOWN_MEMBER_ID:
         raise CommandError(f"group {group_id} has members: stop its consumers, then run this again")

@@ -157,7 +157,7 @@ class _Waits:
         kind, member_id = event["kind"], event["member_id"]
         if kind not in ("member_synced", "rebalance_completed"):
             return ""
-        pending: dict[tuple[Any, ...], Record] = {}
+        pending: dict[tuple[object, ...], Record] = {}
         for each in self._handoffs:
             if each["seq"] > event["seq"]:
                 break

@@ -55,7 +55,7 @@ def _list_offsets(
             for name in sorted({topic for topic, _ in keys})
         )
         request = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=topics)
-        response: ListOffsetsResponse = cluster.ask(request, node_id=leader)
+        response = cluster.ask(ListOffsetsResponse, request, node_id=leader)
         found |= {
             (topic.name, partition.partition_index): partition.offset
             for topic in response.topics

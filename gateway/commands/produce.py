@@ -23,7 +23,6 @@ from gateway.commands.refusals import reason
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from protocol.murmur import murmur2
-from protocol.records import Record, build_batch
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 ACKS = {"1": 1, "all": -1}
@@ -57,6 +56,8 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
         if not separator:
             raise CommandError("--key-separator wants a text, e.g. --key-separator :")
     (topic,) = cluster.topics((given.topic,))
+    from protocol.records import Record, build_batch  # behind the first request, because it loads the codecs
+
     present = sorted(partition.partition_index for partition in topic.partitions)
     if given.partition is not None and given.partition not in present:
         raise CommandError(f"topic {given.topic} has partitions {present[0]} to {present[-1]}")
@@ -128,7 +129,9 @@ def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: 
 
     def attempt() -> ProduceResponse | None:
         leaders = log.by_leader(cluster, [(topic, partition)])
-        return cluster.ask(request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME) if leaders else None
+        if not leaders:
+            return None
+        return cluster.ask(ProduceResponse, request, node_id=next(iter(leaders)), at_most=_PRODUCE_BY_NAME)
 
     def code(response: ProduceResponse | None) -> int:
         if response is None:

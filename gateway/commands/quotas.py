@@ -112,7 +112,7 @@ def _described(cluster: Cluster, entity: Sequence[Component], *, strict: bool) -
         ),
         strict=strict,
     )
-    response: DescribeClientQuotasResponse = cluster.ask(request)
+    response = cluster.ask(DescribeClientQuotasResponse, request)
     if response.error_code:
         why = reason(response.error_code, response.error_message, needs="--operation describe-configs --cluster")
         raise CommandError(f"quotas: {why}")
@@ -179,8 +179,8 @@ def _alter(cluster: Cluster, entity: Sequence[Component], changes: Sequence[alte
         entity=tuple(altering.EntityData(entity_type=kind, entity_name=name) for kind, name in entity),
         ops=tuple(changes),
     )
-    response: altering.AlterClientQuotasResponse = cluster.ask_controller(
-        altering.AlterClientQuotasRequest(entries=(entry,))
+    response = cluster.ask_controller(
+        altering.AlterClientQuotasResponse, altering.AlterClientQuotasRequest(entries=(entry,))
     )
     (result,) = response.entries
     if result.error_code:

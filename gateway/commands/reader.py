@@ -59,7 +59,7 @@ class Reader:
                 isolation_level=READ_COMMITTED,
                 topics=(FetchTopic(topic=self._topic, partitions=asked),),
             )
-            response: FetchResponse = self._cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
+            response = self._cluster.ask(FetchResponse, request, node_id=leader, at_most=_FETCH_BY_NAME)
             for topic in response.responses:
                 for partition in topic.partitions:
                     yield from self._records(partition)

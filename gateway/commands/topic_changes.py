@@ -68,7 +68,7 @@ def add_partitions(cluster: Cluster, given: argparse.Namespace) -> int:
     request = CreatePartitionsRequest(
         topics=(CreatePartitionsTopic(name=given.topic, count=given.to, assignments=None),), timeout_ms=_CHANGE_WAIT_MS
     )
-    response: CreatePartitionsResponse = cluster.ask_controller(request)
+    response = cluster.ask_controller(CreatePartitionsResponse, request)
     (result,) = response.results
     if result.error_code:
         why = reason(result.error_code, result.error_message, needs=f"--operation alter --topic {given.topic}")
@@ -120,7 +120,7 @@ def delete_records(cluster: Cluster, given: argparse.Namespace) -> int:
         ),
         timeout_ms=_CHANGE_WAIT_MS,
     )
-    response: DeleteRecordsResponse = cluster.ask(request, node_id=next(iter(leaders)))
+    response = cluster.ask(DeleteRecordsResponse, request, node_id=next(iter(leaders)))
     (result,) = response.topics[0].partitions
     if result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         raise CommandError(f"{where} ends before offset {given.before}: `sluice topics describe` shows its offsets")

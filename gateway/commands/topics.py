@@ -118,7 +118,7 @@ def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
             CreatableTopicConfig(name=name, value=value) for name, value in configs.key_values(given.set).items()
         ),
     )
-    response: CreateTopicsResponse = cluster.ask_controller(CreateTopicsRequest(topics=(wanted,)))
+    response = cluster.ask_controller(CreateTopicsResponse, CreateTopicsRequest(topics=(wanted,)))
     (result,) = response.topics
     if result.error_code:
         why = reason(result.error_code, result.error_message, needs=f"--operation create --topic {given.topic}")
@@ -140,7 +140,7 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     request = DeleteTopicsRequest(
         topics=tuple(DeleteTopicState(name=name) for name in names), topic_names=names, timeout_ms=30_000
     )
-    response: DeleteTopicsResponse = cluster.ask_controller(request)
+    response = cluster.ask_controller(DeleteTopicsResponse, request)
     rows: list[Row] = []
     for result in sorted(response.responses, key=lambda result: names.index(result.name or "")):
         code = ErrorCode(result.error_code)

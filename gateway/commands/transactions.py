@@ -68,12 +68,12 @@ def _listed(cluster: Cluster) -> list[Row]:
 
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
-        response: ListTransactionsResponse = cluster.ask(ListTransactionsRequest(), node_id=node_id)
+        response = cluster.ask(ListTransactionsResponse, ListTransactionsRequest(), node_id=node_id)
         refuse(response.error_code, f"broker {node_id} lists no transactions")
         names = [listed.transactional_id for listed in response.transaction_states]
         for start in range(0, len(names), DESCRIBED_AT_A_TIME):
             request = DescribeTransactionsRequest(transactional_ids=tuple(names[start : start + DESCRIBED_AT_A_TIME]))
-            described: DescribeTransactionsResponse = cluster.ask(request, node_id=node_id)
+            described = cluster.ask(DescribeTransactionsResponse, request, node_id=node_id)
             for state in described.transaction_states:
                 if not state.error_code:  # the id may have expired or moved since
                     found.setdefault(state.transactional_id, {**_head(state), "broker": node_id})
@@ -118,7 +118,8 @@ def _described(cluster: Cluster, transactional_id: str) -> TransactionState:
     def code(response: DescribeTransactionsResponse) -> int:
         return response.transaction_states[0].error_code
 
-    response: DescribeTransactionsResponse = cluster.ask_coordinator(
+    response = cluster.ask_coordinator(
+        DescribeTransactionsResponse,
         transactional_id,
         DescribeTransactionsRequest(transactional_ids=(transactional_id,)),
         code,
@@ -143,7 +144,7 @@ def _partition_rows(cluster: Cluster, producer_id: int, keys: Sequence[TopicPart
             TopicRequest(name=name, partition_indexes=tuple(partition for topic, partition in led if topic == name))
             for name in sorted({topic for topic, _ in led})
         )
-        response: DescribeProducersResponse = cluster.ask(DescribeProducersRequest(topics=topics), node_id=leader)
+        response = cluster.ask(DescribeProducersResponse, DescribeProducersRequest(topics=topics), node_id=leader)
         since |= {
             (topic.name, partition.partition_index): producer.current_txn_start_offset
             for topic in response.topics
@@ -173,7 +174,7 @@ def abort_transaction(cluster: Cluster, given: argparse.Namespace) -> int:
         return response.error_code
 
     request = InitProducerIdRequest(transactional_id=given.id, transaction_timeout_ms=before.transaction_timeout_ms)
-    response: InitProducerIdResponse = cluster.ask_coordinator(given.id, request, code, kind=Coordinated.TRANSACTION)
+    response = cluster.ask_coordinator(InitProducerIdResponse, given.id, request, code, kind=Coordinated.TRANSACTION)
     refuse(code(response), f"transactional id {given.id}")
     row = {
         "id": given.id,

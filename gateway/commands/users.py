@@ -151,7 +151,7 @@ def list_users(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _alter(cluster: Cluster, user: str, request: AlterUserScramCredentialsRequest) -> None:
-    response: AlterUserScramCredentialsResponse = cluster.ask_controller(request)
+    response = cluster.ask_controller(AlterUserScramCredentialsResponse, request)
     for result in response.results:
         if result.error_code:
             why = reason(result.error_code, result.error_message, needs="--operation alter --cluster")
@@ -159,7 +159,7 @@ def _alter(cluster: Cluster, user: str, request: AlterUserScramCredentialsReques
 
 
 def _described(cluster: Cluster) -> list[Row]:
-    response: DescribeUserScramCredentialsResponse = cluster.ask(DescribeUserScramCredentialsRequest(users=None))
+    response = cluster.ask(DescribeUserScramCredentialsResponse, DescribeUserScramCredentialsRequest(users=None))
     if response.error_code:
         why = reason(response.error_code, response.error_message, needs="--operation describe --cluster")
         raise CommandError(f"users: {why}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import NamedTuple, NotRequired, TypedDict
 
 import structlog
 
 from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
-from gateway.console.groups import GroupViews
+from gateway.console.decode import Json
+from gateway.console.groups import GroupAnswer, GroupViews
 from gateway.console.guard import BadRequestError
 from gateway.console.kafka import Kafka, Viewer, refuse
 from gateway.console.timeline import partitions_said
@@ -52,10 +53,30 @@ _COMMIT_BY_NAME = 9
 """Last version of OffsetCommit that names topics."""
 _SET, _DELETE = 0, 1
 
-Given = Mapping[str, Any]
-Plan = dict[str, Any]
-"""`what`: one sentence. `rows`: what changes, line by line. `warnings`: why it may surprise. `blocked`: why it cannot
-be done now, or None."""
+Given = Mapping[str, Json]
+
+
+class Plan(TypedDict):
+    what: str
+    """One sentence."""
+    rows: Sequence[Mapping[str, Json]]
+    """Changes, line by line, with the names of `columns`."""
+    columns: list[str]
+    warnings: NotRequired[list[str]]
+    """Why it may surprise."""
+    blocked: str | None
+    """Why it cannot be done now, or None."""
+    digest: NotRequired[str]
+
+
+class _Committed(NamedTuple):
+    """A group's commit within the log."""
+
+    topic: str
+    partition: int
+    committed: int
+    start: int
+    end: int
 
 
 class Actions:
@@ -84,14 +105,14 @@ class Actions:
         group = await self._groups.describe(who, _text(given, "group"))
         plan = await planner(who, given, group)
         plan.setdefault("warnings", [])
-        plan.setdefault("blocked", None)
         seen = json.dumps([given.get("action"), group["id"], plan], sort_keys=True, default=str)
-        return {**plan, "digest": hashlib.sha256(seen.encode()).hexdigest()}
+        plan["digest"] = hashlib.sha256(seen.encode()).hexdigest()
+        return plan
 
-    async def carry_out(self, who: Viewer, given: Given) -> dict[str, Any]:
+    async def carry_out(self, who: Viewer, given: Given) -> dict[str, object]:
         """Do what the plan with the given digest says. Raise KafkaError if the plan is another one by now."""
         plan = await self.plan(who, given)
-        if plan["digest"] != given.get("digest"):
+        if plan.get("digest") != given.get("digest"):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "The group has changed since you looked. Look at the new plan.")
         if plan["blocked"]:
             raise KafkaError(ErrorCode.INVALID_REQUEST, plan["blocked"])
@@ -129,33 +150,35 @@ class Actions:
 
     # --- reset offsets ------------------------------------------------------------------------------------------------
 
-    async def _plan_reset(self, who: Viewer, given: Given, group: Given) -> Plan:
+    async def _plan_reset(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         self._kafka.require(who, AclOperation.READ, ResourceType.GROUP, group["id"])
         target, value = _text(given, "to"), given.get("value")
         if target in ("offset", "time", "shift") and not isinstance(value, int):
             raise BadRequestError(f"give a number to reset to {target}")
-        chosen = {(str(each["topic"]), int(each["partition"])) for each in _list(given, "partitions")}
-        rows: list[dict[str, Any]] = []
-        known = [row for row in group["offsets"] if row.get("end") is not None]
-        at_time = await self._at_time(who, known, cast(int, value)) if target == "time" else {}
+        chosen = _partitions(given)
+        known = _committed(group)
+        at_time = await self._at_time(who, known, _number(value)) if target == "time" else {}
+        rows: list[dict[str, Json]] = []
+        moves: dict[tuple[str, int], int] = {}
         for row in known:
-            key = (row["topic"], row["partition"])
+            key = row.topic, row.partition
             if chosen and key not in chosen:
                 continue
             new = _target(target, value, row, at_time.get(key))
+            if new != row.committed:
+                moves[key] = new - row.committed
             rows.append(
                 {
-                    "topic": row["topic"],
-                    "partition": row["partition"],
-                    "committed": row["committed"],
+                    "topic": row.topic,
+                    "partition": row.partition,
+                    "committed": row.committed,
                     "new": new,
-                    "moved": new - row["committed"],
-                    "lag": row["end"] - new,
+                    "moved": new - row.committed,
+                    "lag": row.end - new,
                 }
             )
-        moved = [row for row in rows if row["moved"]]
-        again = sum(-row["moved"] for row in moved if row["moved"] < 0)
-        skipped = sum(row["moved"] for row in moved if row["moved"] > 0)
+        again = sum(-moved for moved in moves.values() if moved < 0)
+        skipped = sum(moved for moved in moves.values() if moved > 0)
         warnings: list[str] = []
         if again:
             warnings.append(f"The group will read {again:,} records again.")
@@ -164,24 +187,24 @@ class Actions:
         blocked = None
         if not rows:
             blocked = "The group has committed no offset that could be reset."
-        elif not moved:
+        elif not moves:
             blocked = "Every offset is there already, so nothing would change."
         elif group["memberCount"]:
             blocked = "The group has members. Stop its consumers first, because they would commit over the new offsets."
-        where = partitions_said([(row["topic"], row["partition"]) for row in moved])
+        where = partitions_said(list(moves))
         to = {"earliest": "the beginning", "latest": "the end"}.get(target, f"{target} {value}")
         return {
-            "what": f"reset offsets of {where} to {to}" if moved else "reset offsets",
+            "what": f"reset offsets of {where} to {to}" if moves else "reset offsets",
             "rows": rows,
             "columns": ["topic", "partition", "committed", "new", "moved", "lag"],
             "warnings": warnings,
             "blocked": blocked,
         }
 
-    async def _at_time(self, who: Viewer, rows: Sequence[Given], at_ms: int) -> dict[tuple[str, int], int]:
+    async def _at_time(self, who: Viewer, rows: Sequence[_Committed], at_ms: int) -> dict[tuple[str, int], int]:
         found: dict[tuple[str, int], int] = {}
-        for topic in {row["topic"] for row in rows}:
-            partitions = [row["partition"] for row in rows if row["topic"] == topic]
+        for topic in {row.topic for row in rows}:
+            partitions = [row.partition for row in rows if row.topic == topic]
             for index, offset in (await self._topics.bounds(who, topic, partitions, at_ms)).items():
                 found[topic, index] = offset
         return found
@@ -193,17 +216,23 @@ class Actions:
                 name=name,
                 partitions=tuple(
                     OffsetCommitRequestPartition(
-                        partition_index=row["partition"], committed_offset=row["new"], committed_metadata=""
+                        partition_index=_number(row["partition"]),
+                        committed_offset=_number(row["new"]),
+                        committed_metadata="",
                     )
                     for row in moved
                     if row["topic"] == name
                 ),
             )
-            for name in sorted({row["topic"] for row in moved})
+            for name in sorted({str(row["topic"]) for row in moved})
         )
         group_id = _text(given, "group")
-        response: OffsetCommitResponse = await self._kafka.ask_coordinator(
-            group_id, OffsetCommitRequest(group_id=group_id, topics=topics), who, at_most=_COMMIT_BY_NAME
+        response = await self._kafka.ask_coordinator(
+            OffsetCommitResponse,
+            group_id,
+            OffsetCommitRequest(group_id=group_id, topics=topics),
+            who,
+            at_most=_COMMIT_BY_NAME,
         )
         for topic in response.topics:
             for partition in topic.partitions:
@@ -211,10 +240,10 @@ class Actions:
 
     # --- delete offsets, delete the group -----------------------------------------------------------------------------
 
-    async def _plan_forget(self, who: Viewer, given: Given, group: Given) -> Plan:
+    async def _plan_forget(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         self._kafka.require(who, AclOperation.DELETE, ResourceType.GROUP, group["id"])
         topic = _text(given, "topic")
-        rows = [
+        rows: list[dict[str, Json]] = [
             {"topic": topic, "partition": row["partition"], "committed": row["committed"]}
             for row in group["offsets"]
             if row["topic"] == topic and row["committed"] is not None
@@ -229,17 +258,19 @@ class Actions:
 
     async def _forget(self, who: Viewer, given: Given, plan: Plan) -> None:
         group_id, topic = _text(given, "group"), _text(given, "topic")
-        partitions = tuple(OffsetDeleteRequestPartition(partition_index=row["partition"]) for row in plan["rows"])
+        partitions = tuple(
+            OffsetDeleteRequestPartition(partition_index=_number(row["partition"])) for row in plan["rows"]
+        )
         request = OffsetDeleteRequest(
             group_id=group_id, topics=(OffsetDeleteRequestTopic(name=topic, partitions=partitions),)
         )
-        response: OffsetDeleteResponse = await self._kafka.ask_coordinator(group_id, request, who)
+        response = await self._kafka.ask_coordinator(OffsetDeleteResponse, group_id, request, who)
         refuse(response.error_code)
         for each in response.topics:
             for partition in each.partitions:
                 refuse(partition.error_code, what=lambda p=partition: f"{topic}[{p.partition_index}]")
 
-    async def _plan_delete(self, who: Viewer, given: Given, group: Given) -> Plan:
+    async def _plan_delete(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         self._kafka.require(who, AclOperation.DELETE, ResourceType.GROUP, group["id"])
         count = sum(row["committed"] is not None for row in group["offsets"])
         return {
@@ -252,14 +283,14 @@ class Actions:
 
     async def _delete(self, who: Viewer, given: Given, plan: Plan) -> None:
         group_id = _text(given, "group")
-        response: DeleteGroupsResponse = await self._kafka.ask_coordinator(
-            group_id, DeleteGroupsRequest(groups_names=(group_id,)), who
+        response = await self._kafka.ask_coordinator(
+            DeleteGroupsResponse, group_id, DeleteGroupsRequest(groups_names=(group_id,)), who
         )
         refuse(response.results[0].error_code, response.results[0].error_message)
 
     # --- remove a member ----------------------------------------------------------------------------------------------
 
-    async def _plan_remove(self, who: Viewer, given: Given, group: Given) -> Plan:
+    async def _plan_remove(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         self._kafka.require(who, AclOperation.READ, ResourceType.GROUP, group["id"])
         member = next((each for each in group["members"] if each["id"] == _text(given, "member")), None)
         if member is None:
@@ -274,13 +305,14 @@ class Actions:
             "rows": [{"topic": topic, "partition": index} for topic, index in owned],
             "columns": ["topic", "partition"],
             "warnings": warnings,
+            "blocked": None,
         }
 
     async def _remove(self, who: Viewer, given: Given, plan: Plan) -> None:
         group_id, member_id = _text(given, "group"), _text(given, "member")
         identity = MemberIdentity(member_id=member_id, reason="removed in the console")
-        response: LeaveGroupResponse = await self._kafka.ask_coordinator(
-            group_id, LeaveGroupRequest(group_id=group_id, members=(identity,)), who
+        response = await self._kafka.ask_coordinator(
+            LeaveGroupResponse, group_id, LeaveGroupRequest(group_id=group_id, members=(identity,)), who
         )
         refuse(response.error_code)
         for each in response.members:
@@ -288,10 +320,10 @@ class Actions:
 
     # --- settings of the group ----------------------------------------------------------------------------------------
 
-    async def _plan_set(self, who: Viewer, given: Given, group: Given) -> Plan:
+    async def _plan_set(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         name, value = _text(given, "name"), given.get("value")
         await self._alter(who, group["id"], name, value, validate_only=True)
-        before = {row["name"]: row for row in await self._cluster.settings(who, GROUP_RESOURCE, group["id"])}
+        before = {str(row["name"]): row for row in await self._cluster.settings(who, GROUP_RESOURCE, group["id"])}
         old = before.get(name, {}).get("value")
         shown = f"to {value}" if value not in (None, "") else "back to the node's value"
         return {
@@ -304,35 +336,51 @@ class Actions:
     async def _set(self, who: Viewer, given: Given, plan: Plan) -> None:
         await self._alter(who, _text(given, "group"), _text(given, "name"), given.get("value"), validate_only=False)
 
-    async def _alter(self, who: Viewer, group_id: str, name: str, value: Any, *, validate_only: bool) -> None:
+    async def _alter(self, who: Viewer, group_id: str, name: str, value: Json, *, validate_only: bool) -> None:
         if value is not None and (not isinstance(value, str) or len(value) > MAX_VALUE_CHARS):
             raise BadRequestError("the value is not a short text")
         config = AlterableConfig(name=name, config_operation=_SET if value else _DELETE, value=value or None)
         resource = AlterConfigsResource(resource_type=GROUP_RESOURCE, resource_name=group_id, configs=(config,))
         request = IncrementalAlterConfigsRequest(resources=(resource,), validate_only=validate_only)
-        response: IncrementalAlterConfigsResponse = await self._kafka.ask(request, who)
+        response = await self._kafka.ask(IncrementalAlterConfigsResponse, request, who)
         refuse(response.responses[0].error_code, response.responses[0].error_message)
 
 
-_Planner = Callable[[Viewer, Given, Given], Awaitable[Plan]]
+_Planner = Callable[[Viewer, Given, GroupAnswer], Awaitable[Plan]]
 _Doer = Callable[[Viewer, Given, Plan], Awaitable[None]]
 
 
-def _target(target: str, value: Any, row: Given, at_time: int | None) -> int:
+def _committed(group: GroupAnswer) -> list[_Committed]:
+    """Return the commits whose partitions are in the log."""
+    found: list[_Committed] = []
+    for row in group["offsets"]:
+        committed, start, end = row["committed"], row.get("start"), row.get("end")
+        if committed is not None and start is not None and end is not None:
+            found.append(_Committed(row["topic"], row["partition"], committed, start, end))
+    return found
+
+
+def _target(target: str, value: Json, row: _Committed, at_time: int | None) -> int:
     match target:
         case "earliest":
-            new = row["start"]
+            new = row.start
         case "latest":
-            new = row["end"]
+            new = row.end
         case "offset":
-            new = value
+            new = _number(value)
         case "shift":
-            new = row["committed"] + value
+            new = row.committed + _number(value)
         case "time":
-            new = row["end"] if at_time is None else at_time
+            new = row.end if at_time is None else at_time
         case _:
             raise BadRequestError("reset to earliest, latest, offset, time or shift")
-    return min(max(int(new), row["start"]), row["end"])
+    return min(max(new, row.start), row.end)
+
+
+def _number(value: Json) -> int:
+    if not isinstance(value, int):
+        raise BadRequestError("a number is missing")
+    return value
 
 
 def _text(given: Given, name: str) -> str:
@@ -342,8 +390,14 @@ def _text(given: Given, name: str) -> str:
     return value
 
 
-def _list(given: Given, name: str) -> Sequence[Any]:
-    value = given.get(name, [])
+def _partitions(given: Given) -> set[tuple[str, int]]:
+    """Return the chosen partitions; empty for all."""
+    value = given.get("partitions", [])
     if not isinstance(value, list):
-        raise BadRequestError(f"{name} is not a list")
-    return cast(Sequence[Any], value)
+        raise BadRequestError("partitions is not a list")
+    found: set[tuple[str, int]] = set()
+    for each in value:
+        if not isinstance(each, dict):
+            raise BadRequestError("a partition has a topic and a number")
+        found.add((_text(each, "topic"), _number(each.get("partition"))))
+    return found

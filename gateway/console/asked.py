@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, cast
 
-from gateway.console.decode import MAX_SCHEMA_CHARS, parse_path
+from gateway.console.decode import MAX_SCHEMA_CHARS, Json, parse_path
 from gateway.console.guard import BadRequestError
 from gateway.console.topics import MAX_PRODUCED_BYTES, MAX_RECORDS, Search
 from protocol.records import Record
@@ -58,11 +57,12 @@ def parse_search(query: Mapping[str, str]) -> tuple[Search, str, int | None, dic
     return search, begin, None if value in (None, "") else _number(value or ""), _positions(query.get("next"))
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> Json:
     try:
-        return json.loads(text)
+        found: Json = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the schema is not JSON: {error}") from error
+    return found
 
 
 def _number(text: str) -> int:
@@ -88,24 +88,24 @@ def _positions(text: str | None) -> dict[int, int] | None:
     return found
 
 
-def parse_record(given: Mapping[str, Any], now_ms: int) -> tuple[str, int, Record]:
+def parse_record(given: Mapping[str, Json], now_ms: int) -> tuple[str, int, Record]:
     """Return topic, partition and record of a request to produce."""
     topic, partition = given.get("topic"), given.get("partition")
     if not isinstance(topic, str) or not topic or not isinstance(partition, int) or not 0 <= partition <= MAX_PARTITION:
         raise BadRequestError("topic or partition is missing")
     headers = given.get("headers", [])
-    if not isinstance(headers, list) or len(cast(list[Any], headers)) > MAX_HEADERS:
+    if not isinstance(headers, list) or len(headers) > MAX_HEADERS:
         raise BadRequestError(f"at most {MAX_HEADERS} headers")
     pairs: list[tuple[str, bytes | None]] = []
-    for each in cast(list[Any], headers):
-        if not isinstance(each, dict) or not isinstance(cast(dict[str, Any], each).get("name"), str):
+    for each in headers:
+        name = each.get("name") if isinstance(each, dict) else None
+        if not isinstance(each, dict) or not isinstance(name, str):
             raise BadRequestError("a header has a name and a value")
-        pair = cast(dict[str, Any], each)
-        pairs.append((pair["name"], _bytes(pair.get("value"))))
+        pairs.append((name, _bytes(each.get("value"))))
     return topic, partition, Record(0, now_ms, _bytes(given.get("key")), _bytes(given.get("value")), tuple(pairs))
 
 
-def _bytes(value: Any) -> bytes | None:
+def _bytes(value: Json) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > MAX_PRODUCED_BYTES:

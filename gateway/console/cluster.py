@@ -6,10 +6,11 @@ coordinator of each shard could answer, the page reads Postgres and asks the aut
 
 from __future__ import annotations
 
-from typing import Any
+from enum import IntEnum
 
 from gateway.config.broker_table import UNLISTED
 from gateway.config.definition import ConfigSource
+from gateway.console.decode import Json
 from gateway.console.groups import GroupViews
 from gateway.console.kafka import Kafka, Viewer, refuse
 from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
@@ -41,7 +42,7 @@ class ClusterViews:
     def __init__(self, kafka: Kafka, store: ConsoleStore, groups: GroupViews) -> None:
         self._kafka, self._store, self._groups = kafka, store, groups
 
-    async def transactions(self, who: Viewer) -> dict[str, Any]:
+    async def transactions(self, who: Viewer) -> dict[str, object]:
         """Return the open transactions that the viewer may describe, the oldest first."""
         rows = await self._store.transactions(MAX_TRANSACTIONS)
         return {
@@ -70,10 +71,10 @@ class ClusterViews:
             "cut": len(rows) == MAX_TRANSACTIONS,
         }
 
-    async def share_groups(self, who: Viewer) -> dict[str, Any]:
+    async def share_groups(self, who: Viewer) -> dict[str, object]:
         """Return the positions of share groups that the viewer may describe."""
         rows = await self._store.share_groups(MAX_SHARE_ROWS)
-        groups: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[str, list[dict[str, object]]] = {}
         for row in rows:
             group_id, topic = row["group_id"], row["topic"]
             if self._groups.may_describe(who, group_id) and self._groups.may_describe_topic(who, topic):
@@ -91,7 +92,7 @@ class ClusterViews:
             "cut": len(rows) == MAX_SHARE_ROWS,
         }
 
-    async def acls(self, who: Viewer) -> dict[str, Any]:
+    async def acls(self, who: Viewer) -> dict[str, object]:
         """Return the ACLs. Raise KafkaError if the viewer may not describe the cluster or no authorizer is set."""
         if self._kafka.services.authorizer is None:
             return {"authorizer": False, "acls": []}
@@ -104,7 +105,7 @@ class ClusterViews:
             operation=_ANY,
             permission_type=_ANY,
         )
-        response: DescribeAclsResponse = await self._kafka.ask(request, who)
+        response = await self._kafka.ask(DescribeAclsResponse, request, who)
         refuse(response.error_code, response.error_message)
         rows = [
             {
@@ -121,10 +122,10 @@ class ClusterViews:
         ]
         return {"authorizer": True, "acls": rows[:MAX_ACLS], "cut": len(rows) > MAX_ACLS}
 
-    async def users(self, who: Viewer) -> dict[str, Any]:
+    async def users(self, who: Viewer) -> dict[str, object]:
         """Return the SCRAM users with their mechanisms. Raise KafkaError if the viewer may not describe the cluster."""
-        response: DescribeUserScramCredentialsResponse = await self._kafka.ask(
-            DescribeUserScramCredentialsRequest(users=None), who
+        response = await self._kafka.ask(
+            DescribeUserScramCredentialsResponse, DescribeUserScramCredentialsRequest(users=None), who
         )
         refuse(response.error_code, response.error_message)
         rows = [
@@ -139,9 +140,9 @@ class ClusterViews:
         ]
         return {"users": rows[:MAX_USERS], "cut": len(rows) > MAX_USERS}
 
-    async def quotas(self, who: Viewer) -> dict[str, Any]:
+    async def quotas(self, who: Viewer) -> dict[str, object]:
         """Return the quotas of clients. Raise KafkaError if the viewer may not describe settings of the cluster."""
-        response: DescribeClientQuotasResponse = await self._kafka.ask(DescribeClientQuotasRequest(), who)
+        response = await self._kafka.ask(DescribeClientQuotasResponse, DescribeClientQuotasRequest(), who)
         refuse(response.error_code, response.error_message)
         rows = [
             {
@@ -154,12 +155,12 @@ class ClusterViews:
 
     async def settings(
         self, who: Viewer, kind: int, name: str, keys: tuple[str, ...] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Json]]:
         """Return the settings of a topic, a group or a node, with the source of each value. A secret has no value.
         `keys`: names of settings; None for all that the API lists."""
         resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
         request = DescribeConfigsRequest(resources=(resource,), include_synonyms=True, include_documentation=True)
-        response: DescribeConfigsResponse = await self._kafka.ask(request, who)
+        response = await self._kafka.ask(DescribeConfigsResponse, request, who)
         (result,) = response.results
         refuse(result.error_code, result.error_message)
         return [
@@ -175,17 +176,17 @@ class ClusterViews:
             for each in result.configs
         ]
 
-    async def node_settings(self, who: Viewer) -> dict[str, Any]:
+    async def node_settings(self, who: Viewer) -> dict[str, object]:
         """Return the broker settings of this node."""
         node_id = str(int(self._kafka.services.membership.node_id))
         listed = await self.settings(who, BROKER_RESOURCE, node_id)
         # The API lists this gateway's own settings only to a client that names them.
         own = await self.settings(who, BROKER_RESOURCE, node_id, tuple(sorted(UNLISTED)))
-        known = {row["name"] for row in listed}
+        known = {str(row["name"]) for row in listed}
         return {"node": node_id, "settings": [*listed, *(row for row in own if row["name"] not in known)]}
 
 
-def _named(kind: Any, number: int) -> str:
+def _named(kind: type[IntEnum], number: int) -> str:
     try:
         return kind(number).name
     except ValueError:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import NotRequired, TypedDict
 from uuid import UUID
 
 from gateway.console.kafka import Kafka, Viewer
-from gateway.console.timeline import timeline
+from gateway.console.timeline import Timeline, timeline
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
 from gateway.coordinator.settings import Settings
@@ -53,6 +53,68 @@ class Topics:
         return 0 if topic is None else len(topic.partitions)
 
 
+class GroupRow(TypedDict):
+    """A group in a list."""
+
+    id: str
+    type: str
+    protocol: str
+    state: str
+    members: int
+    lag: int | None
+    changed: int | None
+
+
+class GroupList(TypedDict):
+    groups: list[GroupRow]
+    cut: bool
+
+
+class Owned(TypedDict):
+    topic: str
+    partition: int
+
+
+class MemberRow(TypedDict):
+    id: str
+    client: str
+    host: str
+    instance: str | None
+    owned: list[Owned]
+    leader: bool
+    protocol: str
+    epoch: int | None
+    heard: int | None
+
+
+class OffsetRow(TypedDict):
+    """A group's commit for a partition, or a partition that a member owns without a commit."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    lag: int | None
+    start: NotRequired[int | None]
+    end: NotRequired[int | None]
+    at: NotRequired[int | None]
+    owner: NotRequired[str | None]
+
+
+class GroupAnswer(TypedDict):
+    id: str
+    type: str
+    protocol: str
+    state: str
+    generation: int
+    assignor: str | None
+    members: list[MemberRow]
+    memberCount: int
+    offsets: list[OffsetRow]
+    coordinator: int | None
+    isHere: bool
+    journal: bool
+
+
 class GroupViews:
     def __init__(self, kafka: Kafka, store: ConsoleStore, groups: GroupStore) -> None:
         self._kafka = kafka
@@ -62,11 +124,11 @@ class GroupViews:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def list(self, who: Viewer, search: str) -> dict[str, Any]:
+    async def list(self, who: Viewer, search: str) -> GroupList:
         """Return the groups that the viewer may describe, at most MAX_GROUPS."""
         rows = await self._store.groups(search, MAX_GROUPS)
         live = self._live()
-        shown = [
+        shown: list[GroupRow] = [
             {
                 "id": row["group_id"],
                 "type": row["group_type"],
@@ -95,7 +157,7 @@ class GroupViews:
 
     # --- one group ----------------------------------------------------------------------------------------------------
 
-    async def describe(self, who: Viewer, group_id: str) -> dict[str, Any]:
+    async def describe(self, who: Viewer, group_id: str) -> GroupAnswer:
         """Return the group with members and lag. Raise KafkaError if it does not exist or the viewer may not see it."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.GROUP, group_id)
         groups, services = self._kafka.services.groups, self._kafka.services
@@ -104,7 +166,7 @@ class GroupViews:
         if not summary.exists:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id}.")
         owners: dict[tuple[str, int], str] = {}
-        members: list[dict[str, Any]] = []
+        members: list[MemberRow] = []
         now_ms = asyncio.get_running_loop().time() * 1000
         for member in list(value.members.values())[:MAX_MEMBERS]:
             owned = self._named(_held(value, member, self._topics))
@@ -130,11 +192,10 @@ class GroupViews:
         for row in offsets:
             row["owner"] = owners.get((row["topic"], row["partition"]))
         known = {(row["topic"], row["partition"]) for row in offsets}
-        offsets += [
-            {"topic": topic, "partition": index, "owner": owner, "committed": None, "lag": None}
-            for (topic, index), owner in sorted(owners.items())
-            if (topic, index) not in known and self.may_describe_topic(who, topic)
-        ]
+        for (topic, index), owner in sorted(owners.items()):
+            if (topic, index) not in known and self.may_describe_topic(who, topic):
+                row: OffsetRow = {"topic": topic, "partition": index, "owner": owner, "committed": None, "lag": None}
+                offsets.append(row)
         state = summary.state
         if not is_live:
             rows = await self._store.groups(group_id, MAX_GROUPS)
@@ -154,7 +215,7 @@ class GroupViews:
             "journal": services.groups.journal is not None,
         }
 
-    async def offsets(self, who: Viewer, group_id: str) -> list[dict[str, Any]]:
+    async def offsets(self, who: Viewer, group_id: str) -> list[OffsetRow]:
         """Return the committed offsets with their lag, of the topics that the viewer may describe."""
         return [
             {
@@ -170,7 +231,7 @@ class GroupViews:
             if self.may_describe_topic(who, row["topic"])
         ]
 
-    async def timeline(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> dict[str, Any]:
+    async def timeline(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> Timeline:
         """Return the ownership timeline between two times, without partitions that the viewer may not describe."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.GROUP, group_id)
         from_ms = max(from_ms, to_ms - WEEK_MS)
@@ -184,7 +245,7 @@ class GroupViews:
         drawn["position"] = await self._store.group_position(group_id)
         return drawn
 
-    async def lag_history(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> dict[str, Any]:
+    async def lag_history(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> dict[str, object]:
         """Return the greatest lag of each partition in 120 slots of the window, from the newest rows of the journal."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.GROUP, group_id)
         rows = await self._store.lag_history(group_id, from_ms, to_ms, MAX_LAG_POINTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -135,7 +134,7 @@ def _demand_own_page(request: web.Request) -> None:
         raise BadRequestError("the request is not JSON")
 
 
-def failure(status: int, reason: str, **more: Any) -> web.Response:
+def failure(status: int, reason: str, **more: object) -> web.Response:
     return web.json_response({"error": reason, **more}, status=status)
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Protocol, TypeVar
 
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.membership import Membership
@@ -33,6 +33,9 @@ from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.schema import message_schema
 from storage.types import Node
+
+R = TypeVar("R")
+"""Class of a response."""
 
 CLIENT_ID = "sluice-console"
 REMOTE_TIMEOUT_S = 10.0
@@ -57,7 +60,7 @@ class ElsewhereError(Exception):
 
 
 class Handles(Protocol):
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]: ...
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Awaitable[Sequence[Buffer]]: ...
 
 
 class ConsoleServices(HasAuthorizer, Protocol):
@@ -111,8 +114,8 @@ class Kafka:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: Any, who: Viewer, *, at_most: int | None = None) -> Any:
-        """Return this node's response. `at_most` bounds the version.
+    async def ask(self, response_type: type[R], request: object, who: Viewer, *, at_most: int | None = None) -> R:
+        """Return this node's response, which is of `response_type`. `at_most` bounds the version.
 
         Raise KafkaError if the node refuses the request without a response.
         """
@@ -122,17 +125,19 @@ class Kafka:
             chunks = await self.dispatch.handle(frame, connection)
         except ProtocolError as error:
             raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from error
-        return _decoded(b"".join(chunks)[4:], api_key, version)
+        return _decoded(response_type, b"".join(chunks)[4:], api_key, version)
 
-    async def ask_coordinator(self, group_id: str, request: Any, who: Viewer, *, at_most: int | None = None) -> Any:
+    async def ask_coordinator(
+        self, response_type: type[R], group_id: str, request: object, who: Viewer, *, at_most: int | None = None
+    ) -> R:
         """Return the response of the node that coordinates the group.
 
         Raise KafkaError if no node coordinates it, ElsewhereError if this node cannot ask that node.
         """
         node = await self.coordinator(group_id)
         if node.node_id == self.services.membership.node_id:
-            return await self.ask(request, who, at_most=at_most)
-        return await self._ask_remote(node, request, at_most)
+            return await self.ask(response_type, request, who, at_most=at_most)
+        return await self._ask_remote(response_type, node, request, at_most)
 
     async def coordinator(self, group_id: str) -> Node:
         """Return the node that coordinates the group. Raise KafkaError if no node does."""
@@ -141,13 +146,13 @@ class Kafka:
             raise found
         return found
 
-    def _frame(self, request: Any, at_most: int | None) -> tuple[bytes, ApiKey, int]:
-        schema = message_schema(cast("type[Any]", type(request)))
+    def _frame(self, request: object, at_most: int | None) -> tuple[bytes, ApiKey, int]:
+        schema = message_schema(type(request))
         version = schema.versions.highest if at_most is None else min(at_most, schema.versions.highest)
         header = RequestHeader(int(schema.api_key), version, next(self._numbers) & 0x7FFFFFFF, CLIENT_ID)
         return encode_request_header(header) + b"".join(codec.encode(request, version)), schema.api_key, version
 
-    async def _ask_remote(self, node: Node, request: Any, at_most: int | None) -> Any:
+    async def _ask_remote(self, response_type: type[R], node: Node, request: object, at_most: int | None) -> R:
         address = next((node.listeners[name] for name in node.listeners if name in self.plain_listeners), None)
         if address is None or self.services.authorizer is not None:
             raise ElsewhereError(
@@ -164,7 +169,7 @@ class Kafka:
                     size = int.from_bytes(await reader.readexactly(4), "big")
                     if size > MAX_REMOTE_BYTES:
                         raise ElsewhereError(f"node {node.node_id} answered with {size} bytes, which is too much")
-                    return _decoded(await reader.readexactly(size), api_key, version)
+                    return _decoded(response_type, await reader.readexactly(size), api_key, version)
                 finally:
                     writer.close()
         except (OSError, EOFError, TimeoutError) as error:
@@ -173,9 +178,9 @@ class Kafka:
             ) from error
 
 
-def _decoded(frame: bytes, api_key: ApiKey, version: int) -> Any:
+def _decoded(response_type: type[R], frame: bytes, api_key: ApiKey, version: int) -> R:
     _, position = decode_response_header(api_key, version, frame)
-    response, _ = codec.decode(codec.response_class(api_key), version, frame, position)
+    response, _ = codec.decode(response_type, version, frame, position)
     return response
 
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import web
 
@@ -29,7 +28,7 @@ MAX_SECONDS = 4 * 3600.0
 WRITE_S = 10.0
 """How long a reader may take to accept one event."""
 
-Event = tuple[str, Any]
+Event = tuple[str, object]
 """Name and data."""
 
 

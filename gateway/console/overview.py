@@ -10,10 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gateway.cluster.jobs import Job
-from gateway.console.groups import GroupViews
+from gateway.console.groups import GroupRow, GroupViews
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.timeline import duration
 from gateway.security.kinds import AclOperation, ResourceType
@@ -43,6 +42,15 @@ class _Reads:
     lags: list[tuple[float, dict[str, int]]] = field(default_factory=list[tuple[float, dict[str, int]]])
 
 
+class Attention(GroupRow):
+    """A group that needs attention."""
+
+    urgency: int
+    why: str
+    """The most urgent reason, as a sentence."""
+    also: list[str]
+
+
 class Overview:
     def __init__(
         self,
@@ -57,7 +65,7 @@ class Overview:
         self._health, self._clock = health, clock
         self._reads = _Reads()
 
-    async def show(self, who: Viewer) -> dict[str, Any]:
+    async def show(self, who: Viewer) -> dict[str, object]:
         """Return what the first page shows to the viewer."""
         services = self._kafka.services
         now_ms = services.clock.now_ms()
@@ -82,7 +90,7 @@ class Overview:
             "groups": len(listed["groups"]),
         }
 
-    async def nodes(self, who: Viewer) -> list[dict[str, Any]]:
+    async def nodes(self, who: Viewer) -> list[dict[str, object]]:
         """Return the live nodes with their leases and jobs. Raise KafkaError if the viewer may not describe the
         cluster."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.CLUSTER)
@@ -120,7 +128,7 @@ class Overview:
             found[name.removeprefix("sluice_").removesuffix("_total")][label] = value
         return found
 
-    def _rates(self, totals: Loaded) -> dict[str, Any] | None:
+    def _rates(self, totals: Loaded) -> dict[str, object] | None:
         """Return records and bytes per second since the previous read; None at the first one."""
         now, reads = self._clock(), self._reads.totals
         while reads and reads[0][0] < now - LAG_MEMORY_S:
@@ -155,23 +163,24 @@ def _job_name(shard: int) -> str:
 
 
 def attend(
-    groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[GroupRow],
     events: Sequence[Loaded],
     forced: Mapping[str, int],
     refused: Mapping[str, int],
     earlier: Mapping[str, int],
     now_ms: int,
-) -> list[dict[str, Any]]:
+) -> list[Attention]:
     """Return the groups that need attention, the most urgent first. `events` are newest first."""
     by_group: dict[str, list[Loaded]] = defaultdict(list)
     for event in events:
         by_group[event["group_id"]].append(event)
-    found: list[dict[str, Any]] = []
+    found: list[Attention] = []
     for group in groups:
         group_id = group["id"]
         said: list[tuple[int, str]] = []
-        if group["state"] in _REBALANCING and now_ms - (group["changed"] or now_ms) > LONG_REBALANCE_MS:
-            said.append((90, f"It has been rebalancing for {duration(now_ms - group['changed'])}."))
+        rebalancing_ms = now_ms - (group["changed"] or now_ms)
+        if group["state"] in _REBALANCING and rebalancing_ms > LONG_REBALANCE_MS:
+            said.append((90, f"It has been rebalancing for {duration(rebalancing_ms)}."))
         expired = [event for event in by_group[group_id] if event["kind"] in ("member_expired", "member_fenced")]
         if expired:
             ago = duration(now_ms - expired[0]["at_ms"])

@@ -14,7 +14,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, cast
 
 import structlog
 from aiohttp import web
@@ -26,6 +25,7 @@ from gateway.config.security import OAuthSettings
 from gateway.console.actions import Actions
 from gateway.console.asked import MAX_PARTITION, parse_record, parse_search
 from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
+from gateway.console.decode import Json
 from gateway.console.groups import GroupViews
 from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failure, guarded, is_loopback
 from gateway.console.kafka import Kafka, Viewer
@@ -158,7 +158,7 @@ class Console:
     # --- routes -------------------------------------------------------------------------------------------------------
 
     def _routes(self) -> list[web.RouteDef]:
-        views: Mapping[str, Callable[[Viewer, Mapping[str, str]], Awaitable[Any]]] = {
+        views: Mapping[str, Callable[[Viewer, Mapping[str, str]], Awaitable[object]]] = {
             "/api/overview": lambda who, query: self._overview.show(who),
             "/api/nodes": self._nodes,
             "/api/groups": lambda who, query: self._groups.list(who, _text(query, "search", "")),
@@ -203,14 +203,14 @@ class Console:
             return web.Response(status=304, headers=headers)
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
-    async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> object:
         return {"nodes": await self._overview.nodes(who), "health": self._overview.health()}
 
-    async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> object:
         from_ms, to_ms = self._window(query)
         return await self._groups.timeline(who, _text(query, "id"), from_ms, to_ms)
 
-    async def _lag(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _lag(self, who: Viewer, query: Mapping[str, str]) -> object:
         from_ms, to_ms = self._window(query)
         return await self._groups.lag_history(who, _text(query, "id"), from_ms, to_ms)
 
@@ -222,18 +222,18 @@ class Console:
             raise BadRequestError("the window ends before it begins")
         return from_ms, to_ms
 
-    async def _group_settings(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _group_settings(self, who: Viewer, query: Mapping[str, str]) -> object:
         return {"settings": await self._cluster.settings(who, GROUP_RESOURCE, _text(query, "id"))}
 
-    async def _topic(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _topic(self, who: Viewer, query: Mapping[str, str]) -> object:
         topic = await self._topics.describe(who, _text(query, "name"))
         return {**topic, "mayProduce": self._may_produce}
 
-    async def _records(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _records(self, who: Viewer, query: Mapping[str, str]) -> object:
         search, begin, value, at = parse_search(query)
         return await self._topics.records(who, search, begin, value, at)
 
-    async def _record(self, who: Viewer, query: Mapping[str, str]) -> Any:
+    async def _record(self, who: Viewer, query: Mapping[str, str]) -> object:
         search, _, _, _ = parse_search(query)
         partition = _number(query, "partition")
         if not 0 <= partition <= MAX_PARTITION:
@@ -250,7 +250,7 @@ class Console:
             return self._with_cookie(self._session_of(session), session)
         return web.json_response(self._session_of(session))
 
-    def _session_of(self, session: Session | None) -> dict[str, Any]:
+    def _session_of(self, session: Session | None) -> dict[str, object]:
         return {
             "needsLogin": session is None and self._rules.needs_login,
             "takesTokens": self._tokens is not None,
@@ -260,7 +260,7 @@ class Console:
             "node": int(self._kafka.services.membership.node_id),
         }
 
-    def _with_cookie(self, data: Any, session: Session) -> web.Response:
+    def _with_cookie(self, data: object, session: Session) -> web.Response:
         response = web.json_response(data)
         response.set_cookie(
             COOKIE, session.key, httponly=True, samesite="Strict", secure=self._rules.is_secure, path="/"
@@ -410,7 +410,7 @@ class Console:
 
 
 def _answering(
-    view: Callable[[Viewer, Mapping[str, str]], Awaitable[Any]],
+    view: Callable[[Viewer, Mapping[str, str]], Awaitable[object]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
         data = await view(request[VIEWER], request.query)
@@ -421,14 +421,14 @@ def _answering(
     return answer
 
 
-def _dumps(data: Any) -> str:
+def _dumps(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), default=str)
 
 
-async def _body(request: web.Request) -> Mapping[str, Any]:
+async def _body(request: web.Request) -> Mapping[str, Json]:
     try:
         async with asyncio.timeout(BODY_S):
-            data = json.loads(await request.text())
+            data: Json = json.loads(await request.text())
         # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset
@@ -437,7 +437,7 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
         raise web.HTTPRequestTimeout from error
     if not isinstance(data, dict):
         raise BadRequestError("the request is not an object")
-    return cast(Mapping[str, Any], data)
+    return data
 
 
 def _text(query: Mapping[str, str], name: str, default: str | None = None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from gateway.commands.history import told
 from gateway.commands.render import ranges
@@ -31,16 +31,77 @@ SHORT_ID_CHARS = 4
 
 Lane = tuple[str, int]
 
+Span = TypedDict(
+    "Span",
+    {
+        "member": str | None,
+        "from": int,
+        "to": int | None,
+        "seq": NotRequired[int],
+        "earlier": NotRequired[bool],
+        "merged": NotRequired[int],
+    },
+)
+"""A time in which a member owned a partition. `to` is None while it does. `earlier`: since before the window. `merged`:
+number of spans too short to see, of any members, in place of which this one is shown."""
+
+
+class Mark(TypedDict):
+    kind: str
+    at: int
+    seq: int
+    member: str | None
+    what: str
+    silent: NotRequired[int | None]
+    topic: NotRequired[str]
+    partition: NotRequired[int]
+
+
+class LaneRow(TypedDict):
+    topic: str
+    partition: int
+    spans: list[Span]
+    waits: list[dict[str, object]]
+
+
+class Label(TypedDict):
+    """A member as the page names it."""
+
+    label: str
+    client: str
+    host: str
+
+
+Labels = Mapping[str, Label]
+
+Timeline = TypedDict(
+    "Timeline",
+    {
+        "from": int,
+        "to": int,
+        "lanes": list[LaneRow],
+        "rebalances": list[dict[str, object]],
+        "marks": list[Mark],
+        "stories": list[dict[str, object]],
+        "words": list[dict[str, object]],
+        "members": Labels,
+        "cut": bool,
+        "position": NotRequired[object],
+    },
+)
+
 
 @dataclass(slots=True)
 class _Lane:
-    spans: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    open: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    spans: list[Span] = field(default_factory=list[Span])
+    open: dict[str, Span] = field(default_factory=dict[str, Span])
     """Spans without an end, by member."""
 
-    def begin(self, member: str, at_ms: int, seq: int, **more: Any) -> None:
+    def begin(self, member: str, at_ms: int, seq: int, *, earlier: bool = False) -> None:
         if member not in self.open:
-            span = {"member": member, "from": at_ms, "to": None, "seq": seq, **more}
+            span: Span = {"member": member, "from": at_ms, "to": None, "seq": seq}
+            if earlier:
+                span["earlier"] = True
             self.open[member] = span
             self.spans.append(span)
 
@@ -50,7 +111,7 @@ class _Lane:
             span["to"] = at_ms
 
 
-def timeline(stretch: Stretch, from_ms: int, to_ms: int) -> dict[str, Any]:
+def timeline(stretch: Stretch, from_ms: int, to_ms: int) -> Timeline:
     """Return lanes, marks, rebalances, stories, words and members of the window, ready for JSON."""
     labels = _labels(stretch)
     lanes = _owned(stretch, from_ms)
@@ -59,7 +120,7 @@ def timeline(stretch: Stretch, from_ms: int, to_ms: int) -> dict[str, Any]:
         lanes.setdefault(key, _Lane())
     rebalances = _rebalances(stretch.events)
     words = _words(stretch, labels)
-    spans = [
+    spans: list[LaneRow] = [
         {"topic": topic, "partition": partition, "spans": lane.spans, "waits": waits.get((topic, partition), [])}
         for (topic, partition), lane in sorted(lanes.items())
     ]
@@ -80,7 +141,7 @@ def timeline(stretch: Stretch, from_ms: int, to_ms: int) -> dict[str, Any]:
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-def _labels(stretch: Stretch) -> dict[str, dict[str, Any]]:
+def _labels(stretch: Stretch) -> dict[str, Label]:
     """Return a short label for each member that the stretch names: its client id, and the end of its member id if
     several members have the client id."""
     named: dict[str, tuple[str, str]] = {}
@@ -116,7 +177,7 @@ def _label(member_id: str, client: str, is_shared: bool) -> str:
     return f"{client} ·{member_id[-SHORT_ID_CHARS:]}" if is_shared else client
 
 
-def _name(member_id: str | None, labels: Mapping[str, Mapping[str, Any]]) -> str:
+def _name(member_id: str | None, labels: Labels) -> str:
     if not member_id:
         return "an administrator"
     known = labels.get(member_id)
@@ -168,10 +229,10 @@ def _restate(lanes: Mapping[Lane, _Lane], event: Loaded, after: Sequence[Loaded]
             lane.end(member, event["at_ms"])
 
 
-def _waits(stretch: Stretch) -> dict[Lane, list[dict[str, Any]]]:
+def _waits(stretch: Stretch) -> dict[Lane, list[dict[str, object]]]:
     """Return the handoffs of each partition: who waited for whom, how long, and how the wait ended."""
-    waits: dict[Lane, list[dict[str, Any]]] = defaultdict(list)
-    begun: dict[tuple[Any, ...], dict[str, Any]] = {}
+    waits: dict[Lane, list[dict[str, object]]] = defaultdict(list)
+    begun: dict[tuple[object, ...], dict[str, object]] = {}
     for row in stretch.handoffs:
         lane = row["topic"], row["partition"]
         key = (*lane, row["source_member_id"], row["target_member_id"], row["generation_id"])
@@ -199,23 +260,27 @@ def _waits(stretch: Stretch) -> dict[Lane, list[dict[str, Any]]]:
     return waits
 
 
-def _thin(lanes: Sequence[dict[str, Any]], from_ms: int, to_ms: int) -> None:
+def _thin(lanes: Sequence[LaneRow], from_ms: int, to_ms: int) -> None:
     """Merge neighbouring spans that are too short to see, if there are too many of them."""
     if sum(len(lane["spans"]) for lane in lanes) <= MAX_SPANS:
         return
     slot_ms = max((to_ms - from_ms) / SLOTS, 1)
     for lane in lanes:
-        kept: list[dict[str, Any]] = []
+        kept: list[Span] = []
+        merged: Span | None = None
+        count = merged_to_ms = 0
         for span in lane["spans"]:
-            is_short = span["to"] is not None and span["to"] - span["from"] < slot_ms
-            last = kept[-1] if kept else None
-            if is_short and last is not None and "merged" in last and span["from"] - last["to"] < slot_ms:
-                last["to"] = max(last["to"], span["to"])
-                last["merged"] += 1
-            elif is_short:
-                kept.append({"member": None, "from": span["from"], "to": span["to"], "merged": 1})
-            else:
+            begin_ms, end_ms = span["from"], span["to"]
+            if end_ms is None or end_ms - begin_ms >= slot_ms:
                 kept.append(span)
+                merged = None
+                continue
+            if merged is None or begin_ms - merged_to_ms >= slot_ms:
+                merged = {"member": None, "from": begin_ms, "to": end_ms}
+                count = merged_to_ms = 0
+                kept.append(merged)
+            count, merged_to_ms = count + 1, max(merged_to_ms, end_ms)
+            merged["to"], merged["merged"] = merged_to_ms, count
         lane["spans"] = kept[-MAX_SPANS // max(len(lanes), 1) - 1 :]
 
 
@@ -234,12 +299,12 @@ _MARKED = {
 }
 
 
-def _marks(stretch: Stretch, told_rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    words = {row["seq"]: row["what"] for row in told_rows}
-    marks: list[dict[str, Any]] = []
+def _marks(stretch: Stretch, told_rows: Iterable[Mapping[str, object]]) -> list[Mark]:
+    words = {row["seq"]: str(row["what"]) for row in told_rows}
+    marks: list[Mark] = []
     for event in stretch.events:
-        kind = _MARKED.get(event["kind"])
-        if kind is None or (kind == "joined" and event["reason"] == "rejoined"):
+        kind = _MARKED.get(event["kind"], "")
+        if not kind or (kind == "joined" and event["reason"] == "rejoined"):
             continue
         marks.append(
             {
@@ -248,10 +313,10 @@ def _marks(stretch: Stretch, told_rows: Iterable[Mapping[str, Any]]) -> list[dic
                 "seq": event["seq"],
                 "member": event["member_id"],
                 "silent": event["wait_ms"] if kind in ("lost", "silent") else None,
-                "what": words.get(event["seq"], event["kind"]),
+                "what": words.get(event["seq"]) or str(event["kind"]),
             }
         )
-    marks += (
+    refused: list[Mark] = [
         {
             "kind": "refused",
             "at": row["at_ms"],
@@ -262,14 +327,14 @@ def _marks(stretch: Stretch, told_rows: Iterable[Mapping[str, Any]]) -> list[dic
             "what": words.get(row["seq"], "commit refused"),
         }
         for row in stretch.refusals
-    )
-    return sorted(marks, key=lambda mark: mark["seq"])
+    ]
+    return sorted((*marks, *refused), key=lambda mark: mark["seq"])
 
 
-def _rebalances(events: Sequence[Loaded]) -> list[dict[str, Any]]:
+def _rebalances(events: Sequence[Loaded]) -> list[dict[str, object]]:
     """Return the rebalances of the window; one without an end goes on, or another one replaced it."""
-    found: list[dict[str, Any]] = []
-    running: dict[str, Any] | None = None
+    found: list[dict[str, object]] = []
+    running: dict[str, object] | None = None
     for event in events:
         if event["kind"] == "rebalance_started":
             if running is not None:
@@ -291,7 +356,7 @@ def _rebalances(events: Sequence[Loaded]) -> list[dict[str, Any]]:
     return found
 
 
-def _words(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _words(stretch: Stretch, labels: Labels) -> list[dict[str, object]]:
     """Return the history in the words of `sluice groups history`, with short names of members."""
     history = GroupHistory(
         events=stretch.events[: -MAX_WORDS - 1 : -1],
@@ -300,7 +365,7 @@ def _words(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[di
         handoffs=stretch.handoffs[: -MAX_WORDS - 1 : -1],
     )
     by_length = sorted(labels, key=len, reverse=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for row in told(history):
         what = str(row["what"])
         for member_id in by_length:
@@ -324,7 +389,7 @@ def _words(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[di
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-def _stories(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _stories(stretch: Stretch, labels: Labels) -> list[dict[str, object]]:
     """Describe each departure with a cost: the member, the reason, the new owners, and the time without a reader."""
     departures = [
         event for event in stretch.events if event["kind"] in ("member_expired", "member_fenced", "member_left")
@@ -333,7 +398,7 @@ def _stories(stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> list[
     return [story for story in stories if story is not None]
 
 
-def _story(event: Loaded, stretch: Stretch, labels: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+def _story(event: Loaded, stretch: Stretch, labels: Labels) -> dict[str, object] | None:
     member_id, at_ms, seq = event["member_id"], event["at_ms"], event["seq"]
     lost = [
         row
@@ -405,7 +470,7 @@ _WHY = {
 }
 
 
-def _title(event: Loaded, labels: Mapping[str, Mapping[str, Any]]) -> str:
+def _title(event: Loaded, labels: Labels) -> str:
     name = _name(event["member_id"], labels)
     verb = {"member_expired": "was lost", "member_fenced": "was fenced"}.get(event["kind"], "left")
     return f"{name} {verb}"
@@ -416,9 +481,10 @@ def _sentences(
     lost: Sequence[Loaded],
     resumed: Mapping[Lane, tuple[str, int]],
     heard_ms: int,
-    labels: Mapping[str, Mapping[str, Any]],
+    labels: Labels,
 ) -> str:
-    host = labels.get(event["member_id"] or "", {}).get("host")
+    known = labels.get(event["member_id"] or "")
+    host = "" if known is None else known["host"]
     why = _WHY.get(event["reason"] or "", event["reason"] or "the reason is unknown")
     silent = f", silent for {duration(event['wait_ms'])}" if event["wait_ms"] else ""
     said = [f"{why[:1].upper()}{why[1:]}{f' (host {host})' if host else ''}{silent}."]

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from gateway.console.cluster import TOPIC_RESOURCE, ClusterViews
 from gateway.console.decode import MAX_SHOWN_BYTES, MAX_WHOLE_BYTES, Json, Schemas, at_path, hexed, shown
@@ -28,10 +28,10 @@ from protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from protocol.records import Record, build_batch, control_type_of, iter_records, read_head, split_batches
-from storage.console import ConsoleStore
+from storage.console import ConsoleStore, Loaded
 
 MAX_TOPICS = 500
 MAX_PARTITIONS = 2_000
@@ -92,7 +92,7 @@ def _plain(value: Json) -> str:
 
 @dataclass(slots=True)
 class _Found:
-    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    records: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     positions: dict[int, int] = field(default_factory=dict[int, int])
     scanned: int = 0
 
@@ -114,7 +114,7 @@ class TopicViews:
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
-    async def list(self, who: Viewer, search: str) -> dict[str, Any]:
+    async def list(self, who: Viewer, search: str) -> dict[str, object]:
         rows = await self._store.topics(search, MAX_TOPICS)
         return {
             "topics": [
@@ -133,7 +133,7 @@ class TopicViews:
             "cut": len(rows) == MAX_TOPICS,
         }
 
-    async def describe(self, who: Viewer, name: str) -> dict[str, Any]:
+    async def describe(self, who: Viewer, name: str) -> dict[str, object]:
         """Return partitions, settings and consumers. Raise KafkaError if the viewer may not describe the topic."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.TOPIC, name)
         topic = await self._known(who, name)
@@ -171,13 +171,13 @@ class TopicViews:
             "mayRead": self._kafka.may(who, AclOperation.READ, ResourceType.TOPIC, name),
         }
 
-    async def _known(self, who: Viewer, name: str) -> Any:
+    async def _known(self, who: Viewer, name: str) -> MetadataResponseTopic:
         request = MetadataRequest(
             topics=(MetadataRequestTopic(name=name),),
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=False,
         )
-        response: MetadataResponse = await self._kafka.ask(request, who, at_most=_BY_NAME)
+        response = await self._kafka.ask(MetadataResponse, request, who, at_most=_BY_NAME)
         (topic,) = response.topics
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name}.")
@@ -193,7 +193,7 @@ class TopicViews:
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=0, topics=(ListOffsetsTopic(name=topic, partitions=asked),)
         )
-        response: ListOffsetsResponse = await self._kafka.ask(request, who)
+        response = await self._kafka.ask(ListOffsetsResponse, request, who)
         found: dict[int, int] = {}
         for each in response.topics:
             for partition in each.partitions:
@@ -233,7 +233,7 @@ class TopicViews:
 
     async def records(
         self, who: Viewer, search: Search, begin: str, value: int | None, at: Mapping[int, int] | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the records that the search finds, and where it stopped. `at` continues an earlier search."""
         positions, ends = await self.positions(who, search, begin, value)
         positions = {index: at.get(index, offset) for index, offset in positions.items()} if at else positions
@@ -257,7 +257,7 @@ class TopicViews:
             "done": all(found.positions[index] >= ends.get(index, 0) for index in found.positions),
         }
 
-    async def tail(self, who: Viewer, search: Search) -> AsyncIterator[dict[str, Any]]:
+    async def tail(self, who: Viewer, search: Search) -> AsyncIterator[dict[str, object]]:
         """Yield new records as they arrive. Each round waits in Fetch, so a silent topic costs no query."""
         positions, _ = await self.positions(who, search, "end", None)
         found = _Found(positions=positions)
@@ -297,7 +297,7 @@ class TopicViews:
                 ),
             ),
         )
-        response: FetchResponse = await self._kafka.ask(request, who, at_most=_BY_NAME)
+        response = await self._kafka.ask(FetchResponse, request, who, at_most=_BY_NAME)
         return [partition for topic in response.responses for partition in topic.partitions]
 
     async def _take(self, who: Viewer, search: Search, answer: PartitionData, found: _Found) -> None:
@@ -318,7 +318,7 @@ class TopicViews:
         aborted = [(each.producer_id, each.first_offset) for each in committed.aborted_transactions or ()]
         return committed.last_stable_offset, aborted
 
-    async def record(self, who: Viewer, search: Search, index: int, offset: int) -> dict[str, Any]:
+    async def record(self, who: Viewer, search: Search, index: int, offset: int) -> dict[str, object]:
         """Return one record with larger parts of its key and value, and both in hex."""
         positions = {index: offset}
         (answer,) = await self._fetch(who, search, positions, 0, 0)
@@ -326,7 +326,7 @@ class TopicViews:
 
         schemas = self._schemas()
 
-        def find() -> dict[str, Any] | None:
+        def find() -> dict[str, object] | None:
             for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
                 if read_head(batch).is_control:
                     continue
@@ -343,20 +343,20 @@ class TopicViews:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{search.topic}[{index}] has no record at {offset}.")
         return told
 
-    async def produce(self, who: Viewer, topic: str, index: int, record: Record) -> dict[str, Any]:
+    async def produce(self, who: Viewer, topic: str, index: int, record: Record) -> dict[str, object]:
         """Append a record. Raise KafkaError if that is refused."""
         batch = build_batch([record])
         if len(batch) > MAX_PRODUCED_BYTES:
             raise BadRequestError(f"the record takes {len(batch)} bytes, and the console sends {MAX_PRODUCED_BYTES}")
         data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=index, records=batch),))
         request = ProduceRequest(acks=-1, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=(data,))
-        response: ProduceResponse = await self._kafka.ask(request, who, at_most=_BY_NAME)
+        response = await self._kafka.ask(ProduceResponse, request, who, at_most=_BY_NAME)
         answer = response.responses[0].partition_responses[0]
         refuse(answer.error_code, answer.error_message)
         return {"partition": index, "offset": answer.base_offset}
 
 
-def _bounds(row: Mapping[str, Any] | None) -> dict[str, Any]:
+def _bounds(row: Loaded | None) -> dict[str, object]:
     if row is None:
         return {"start": None, "end": None, "bytes": None, "newest": None, "stable": None}
     undecided = row["undecided_offset"]
@@ -430,7 +430,7 @@ def _state(offset: int, producer_id: int, stable: int, aborted: Sequence[tuple[i
     return "aborted" if any(each == producer_id and first <= offset for each, first in aborted) else "committed"
 
 
-def _told(record: Record, index: int, search: Search, most: int, schemas: Schemas | None) -> dict[str, Any]:
+def _told(record: Record, index: int, search: Search, most: int, schemas: Schemas | None) -> dict[str, object]:
     return {
         "partition": index,
         "offset": record.offset,

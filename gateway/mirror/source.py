@@ -119,7 +119,7 @@ class Source:
             ),
         )
         at_most = _FETCH_BY_NAME if _NO_ID in names else _FETCH_BY_ID
-        response: FetchResponse = self.cluster.ask(request, node_id=leader, at_most=at_most)
+        response = self.cluster.ask(FetchResponse, request, node_id=leader, at_most=at_most)
         refuse(response.error_code, f"broker {leader}")
         found: list[tuple[TopicPartition, PartitionData]] = []
         for topic in response.responses:

@@ -76,8 +76,8 @@ def _ask(
         replication_factor=_DEFAULT_REPLICATION,
         configs=tuple(CreatableTopicConfig(name=name, value=value) for name, value in configs.items()),
     )
-    response: CreateTopicsResponse = target.ask_controller(
-        CreateTopicsRequest(topics=(wanted,), validate_only=validate_only)
+    response = target.ask_controller(
+        CreateTopicsResponse, CreateTopicsRequest(topics=(wanted,), validate_only=validate_only)
     )
     (result,) = response.topics
     return result
@@ -87,7 +87,7 @@ def _add_partitions(target: Cluster, name: str, count: int) -> None:
     request = CreatePartitionsRequest(
         topics=(CreatePartitionsTopic(name=name, count=count, assignments=None),), timeout_ms=_CHANGE_WAIT_MS
     )
-    response: CreatePartitionsResponse = target.ask_controller(request)
+    response = target.ask_controller(CreatePartitionsResponse, request)
     (result,) = response.results
     if result.error_code:
         raise CommandError(f"topic {name}: {result.error_message or ErrorCode(result.error_code).name}")

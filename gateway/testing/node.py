@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from gateway.app import App, StartError
 from gateway.commands.client import Cluster, refuse
@@ -107,7 +107,7 @@ class TestNode:
     async def create_topic(self, name: str, partitions: int) -> None:
         topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
         request = CreateTopicsRequest(topics=(topic,), timeout_ms=int(ACTION_SECONDS * 1000))
-        response = await self._ask(request, CreateTopicsResponse)
+        response = await self._ask(CreateTopicsResponse, request)
         refuse(response.topics[0].error_code, f"topic {name}")
 
     async def reset(self) -> None:
@@ -122,7 +122,7 @@ class TestNode:
         if not ids:
             return
         await asyncio.gather(*(self._members.clear(group_id, ACTION_SECONDS) for group_id in ids))
-        response = await self._ask(DeleteGroupsRequest(groups_names=tuple(ids)), DeleteGroupsResponse)
+        response = await self._ask(DeleteGroupsResponse, DeleteGroupsRequest(groups_names=tuple(ids)))
         for result in response.results:
             refuse(result.error_code, f"group {result.group_id}")
 
@@ -132,10 +132,10 @@ class TestNode:
         if not names:
             return
         response = await self._ask(
+            DeleteTopicsResponse,
             DeleteTopicsRequest(
                 topics=tuple(DeleteTopicState(name=name) for name in names), timeout_ms=int(ACTION_SECONDS * 1000)
             ),
-            DeleteTopicsResponse,
         )
         for result in response.responses:
             refuse(result.error_code, f"topic {result.name}")
@@ -145,8 +145,8 @@ class TestNode:
         assert self._client is not None, "the node has not been started"
         return self._client
 
-    async def _ask(self, request: object, _response_type: type[T]) -> T:
-        return cast(T, await self._in_turn(lambda: self._cluster.ask(request)))
+    async def _ask(self, response_type: type[T], request: object) -> T:
+        return await self._in_turn(lambda: self._cluster.ask(response_type, request))
 
     async def _in_turn(self, question: Callable[[], T]) -> T:
         async with self._turn:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import short_directory
 from tests.steps.command import sluice
+from tests.steps.waiting import until, wait_for
 
 PARTITIONS = 4
 DEADLINE_S = 60.0
@@ -51,10 +51,7 @@ def started(directory: Path) -> Iterator[GatewayProcess]:
     node.start()
     try:
         admin = AdminClient({"bootstrap.servers": node.bootstrap})
-        deadline = time.monotonic() + DEADLINE_S
-        while len(named := admin.list_topics(timeout=10).brokers.values()) > 1:
-            assert time.monotonic() < deadline, named
-            time.sleep(0.05)
+        wait_for(lambda: admin.list_topics(timeout=10).brokers, "one broker", holds=lambda named: len(named) == 1)
         yield node
     finally:
         node.close()
@@ -186,10 +183,7 @@ async def copy_while_it_runs(gateway: GatewayProcess, load: Load, target: Path) 
         (memory,) = (gateway.data_dir / "log").glob("sluice-history-*.json")
         written = memory.stat().st_mtime_ns
         await asyncio.to_thread(load.wait_for, 500)
-        deadline = time.monotonic() + DEADLINE_S
-        while memory.stat().st_mtime_ns == written:
-            assert time.monotonic() < deadline, "the node does not remember what it acknowledged"
-            await asyncio.sleep(0.05)
+        await until(lambda: memory.stat().st_mtime_ns != written, "the node remembers what it acknowledged")
         await asyncio.to_thread(copy, gateway.data_dir / "log", target / "log")
     finally:
         await connection.close()

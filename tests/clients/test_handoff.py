@@ -20,19 +20,9 @@ from confluent_kafka.admin import AdminClient
 from tests.clients.consumers import AiokafkaConsumer, ConfluentConsumer
 from tests.clients.scoreboard import Ownership, Scoreboard
 from tests.clients.topics import create_topic
-from tests.clients.workers import (
-    KINDS,
-    PARTITIONS,
-    QUICK,
-    RECORDS,
-    Stage,
-    Worker,
-    counted,
-    produce,
-    set_of_group,
-    until,
-)
+from tests.clients.workers import KINDS, PARTITIONS, QUICK, RECORDS, Stage, Worker, counted, produce, set_of_group
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import wait_for
 
 BUSY_RECORDS = 20_000
 WORK_S = 0.001
@@ -79,7 +69,7 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
         first.thread.start()
         board.wait_for(lambda: len(board.deliveries) == RECORDS, "all records")
         second.thread.start()
-        until(lambda: counted(gateway, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
+        wait_for(lambda: counted(gateway, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
         assert all(each.member == "first" for each in board.deliveries)
         first.finish()
         board.wait_settled({"first", "second"}, PARTITIONS)
@@ -122,11 +112,11 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
         held_s = time.monotonic() - began_s
         assert session_s / 4 < held_s < session_s + 3, "not held, or for longer than librdkafka waits for an answer"
         revocations = list(stage.board.revoked)
-        until(lambda: time.monotonic() - began_s > 2 * session_s, "two sessions have not passed")
+        wait_for(lambda: time.monotonic() - began_s > 2 * session_s, "two sessions have not passed")
         assert counted(stage.gateway, "group_handoffs_pending") == {"": 2.0}, "it waits no more"
         assert member_ids() == held
         first.finish()
-        until(lambda: counted(stage.gateway, "group_handoffs_pending") == {"": 0.0}, "it waits still")
+        wait_for(lambda: counted(stage.gateway, "group_handoffs_pending") == {"": 0.0}, "it waits still")
         produce(stage.gateway.bootstrap, stage.topic)
         stage.board.wait_for(lambda: any(each.member == "second" for each in stage.board.deliveries), "it reads")
         assert member_ids() == held
@@ -269,7 +259,7 @@ def test_a_client_that_cannot_retry_continues_when_the_coordinator_can_hold_it_n
         stage.board.wait_for(
             lambda: any(each.member == "second" for each in stage.board.deliveries), "it goes on", SOON_S
         )
-        until(lambda: "client_cap" in stage.ends(), "it is not counted")
+        wait_for(lambda: "client_cap" in stage.ends(), "it is not counted")
     finally:
         target.stop()
         stage.stop()

@@ -13,9 +13,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.clients.topics import create_topic
-from tests.clients.workers import KINDS, PARTITIONS, QUICK, RECORDS, Stage, counted, produce, until
+from tests.clients.workers import KINDS, PARTITIONS, QUICK, RECORDS, Stage, counted, produce
 from tests.closing import close
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import wait_for
 
 EVICTED = (confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID, confluent_kafka.KafkaError.ILLEGAL_GENERATION)
 
@@ -30,8 +31,8 @@ def test_a_source_that_commits_nothing_delays_the_handoff_until_the_configured_t
         stage.read_everything()
         stage.start("second")
         stage.board.wait_settled({"first", "second"}, PARTITIONS)
-        until(lambda: counted(stage.gateway, "group_handoffs_forced_total")[""] >= 2, "nothing was forced")
-        until(lambda: "timeout" in stage.ends(), "it is not counted")
+        wait_for(lambda: counted(stage.gateway, "group_handoffs_forced_total")[""] >= 2, "nothing was forced")
+        wait_for(lambda: "timeout" in stage.ends(), "it is not counted")
     finally:
         stage.stop()
 
@@ -150,7 +151,7 @@ def test_a_removed_member_cannot_commit_and_joins_again(gateway: GatewayProcess,
                 read.append((message.partition() or 0, message.offset() or 0))
             return len(set(read)) == RECORDS
 
-        until(look, f"{len(read)} records")
+        wait_for(look, f"{len(read)} records")
 
     def commit() -> None:
         reached = {partition: offset + 1 for partition, offset in sorted(read)}

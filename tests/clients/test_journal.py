@@ -23,6 +23,7 @@ from protocol.errors import ErrorCode
 from tests.closing import close
 from tests.frames.members import Member, fresh, member, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import until, wait_for
 
 PARTITIONS = 4
 RECORDS = 40
@@ -50,11 +51,7 @@ def events(gateway: GatewayProcess, group: str) -> Rows:
 
 def journal_of(gateway: GatewayProcess, group: str, until: Callable[[Rows], bool]) -> Rows:
     """Return the group's events once they satisfy `until`, because the journal's writer lags behind the events."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not until(found := events(gateway, group)):
-        assert time.monotonic() < deadline, [(row["kind"], row["reason"]) for row in found]
-        time.sleep(0.05)
-    return found
+    return wait_for(lambda: events(gateway, group), "the journal has the events", holds=until)
 
 
 def kinds(rows: Rows) -> list[tuple[str, str | None]]:
@@ -224,11 +221,7 @@ def test_the_journal_records_a_lost_member_and_its_refused_commits(
         "member_expired",
         silent_id,
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while not (refused := query(gateway, "select * from journal_offset where error_code <> 0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    (commit,) = refused
+    (commit,) = wait_for(lambda: query(gateway, "select * from journal_offset where error_code <> 0"))
     assert (commit["member_id"], commit["generation_id"], commit["offset"]) == (silent_id, generation_id, 3)
     assert (commit["error_code"], commit["log_end_offset"]) == (ErrorCode.UNKNOWN_MEMBER_ID, 5)
 
@@ -267,10 +260,11 @@ def test_the_history_command_finds_the_database_by_the_data_directory(
 
     asyncio.run(scene())
     directory = ["--data-dir", str(gateway.data_dir)]
-    deadline = time.monotonic() + PATIENCE_S
-    while main(["groups", "history", group, *directory]) or " leaves" not in (shown := capsys.readouterr().out):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def history_of_the_group() -> str:
+        return "" if main(["groups", "history", group, *directory]) else capsys.readouterr().out
+
+    shown = wait_for(history_of_the_group, "the journal has the end", holds=lambda found: " leaves" in found)
     assert shown.splitlines()[0].split() == ["TIME", "GENERATION", "STATE", "WHAT"]
     assert "generation 1: 1 members, range, led by" in shown
     assert main(["groups", "history", "nobody", *directory]) == 1
@@ -300,10 +294,7 @@ def test_a_lost_journal_table_raises_a_counter_and_causes_no_rebalance(
                 await told_to_rejoin(one)
                 await one.join()
                 assert (await held).error_code == ErrorCode.NONE
-                deadline = time.monotonic() + PATIENCE_S
-                while not await asyncio.to_thread(counted, gateway, "journal_dropped_rows"):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.05)
+                await until(lambda: asyncio.to_thread(counted, gateway, "journal_dropped_rows"), "rows are dropped")
                 assert await one.heartbeat() == ErrorCode.NONE
             await asyncio.to_thread(query, gateway, "alter table journal_gone rename to journal_event")
             await one.leave()

@@ -17,11 +17,12 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider as PythonTokenProvider
 
-from tests.clients.workers import counted, until
+from tests.clients.workers import counted
 from tests.conftest import gateways
 from tests.frames.members import fresh
 from tests.postgres import Databases
 from tests.secured import Secured, start_secured
+from tests.steps.waiting import wait_for
 from tests.tokens import Issuer, key_set, oauth_settings, published
 
 
@@ -59,7 +60,7 @@ def test_confluent_kafka_continues_with_new_tokens(node: Secured, issuer: Issuer
         assert producer.flush(10) == 0
         return bool(counted(node.gateway, "successful_reauthentication_total"))
 
-    until(again, "librdkafka authenticates again")
+    wait_for(again, "librdkafka authenticates again")
     assert not errors
 
 

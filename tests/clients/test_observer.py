@@ -16,8 +16,8 @@ from gateway.cli import main
 from tests.clients.consumers import CONSUMERS, ConfluentConsumer, KafkaPythonConsumer
 from tests.clients.scoreboard import ConsumerThread, Scoreboard
 from tests.clients.topics import create_topic
-from tests.clients.workers import until
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import wait_for
 
 PARTITIONS = 6
 
@@ -98,7 +98,7 @@ def test_a_member_that_misuses_assign_is_reported_with_its_client_id(
     member.awaits_partitions = True
     try:
         member.start()
-        until(lambda: violations(gateway).get("nothing_read") == 1, "it is not seen")
+        wait_for(lambda: violations(gateway).get("nothing_read") == 1, "it is not seen")
     finally:
         member.stop()
 
@@ -107,7 +107,7 @@ def test_a_member_that_misuses_assign_is_reported_with_its_client_id(
         assert main(["groups", "history", group, "--database-url", gateway.database_url]) == 0
         return capsys.readouterr().out
 
-    until(lambda: "client same-for-all" in told(), "it is not in the history")
+    wait_for(lambda: "client same-for-all" in told(), "it is not in the history")
     assert "misuses assign" in told()
 
 

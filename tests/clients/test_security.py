@@ -26,12 +26,13 @@ from confluent_kafka.admin import (
 from kafka import KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
-from tests.clients.workers import counted, until
+from tests.clients.workers import counted
 from tests.conftest import gateways
 from tests.frames.members import fresh
 from tests.postgres import Databases
 from tests.secured import MECHANISMS, USERS, Secured, start_secured
 from tests.steps.command import sluice
+from tests.steps.waiting import wait_for
 
 DAVE, PASSWORD = "dave,=", "päss word"
 DAN = "dan"
@@ -166,7 +167,7 @@ def test_a_client_reauthenticates_when_its_session_ends(postgres: Databases) -> 
             assert producer.flush(10) == 0
             return bool(counted(node.gateway, "successful_reauthentication_total"))
 
-        until(again, "librdkafka authenticates again")
+        wait_for(again, "librdkafka authenticates again")
         assert not errors
 
 

@@ -32,12 +32,13 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
 from gateway.cli import main
-from tests.clients.workers import counted, until
+from tests.clients.workers import counted
 from tests.conftest import gateways
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import Databases
 from tests.secured import USERS, Authority, Certificate, jaas
+from tests.steps.waiting import wait_for
 
 DN = "/O=Sluice, Inc./OU=a+OU=b/CN=alice"
 
@@ -254,10 +255,10 @@ def test_confluent_kafka_with_wrong_certificates_is_refused(nodes: Nodes) -> Non
     assert "verify" in refused({**librdkafka(nodes, "TLS"), **stranger}, ("_SSL",))
     before = failed(nodes)
     refused({**librdkafka(nodes, "MUTUAL"), **shown(nodes.stranger)}, tls_errors)
-    until(lambda: failed(nodes) > before, "a certificate of another authority is counted")
+    wait_for(lambda: failed(nodes) > before, "a certificate of another authority is counted")
     before = failed(nodes)
     refused(librdkafka(nodes, "MUTUAL"), tls_errors)
-    until(lambda: failed(nodes) > before, "none is counted where one is demanded")
+    wait_for(lambda: failed(nodes) > before, "none is counted where one is demanded")
     refused({**librdkafka(nodes, "BOTH"), **as_alice(), "sasl.password": "wrong"}, ("_AUTHENTICATION",))
 
 
@@ -310,7 +311,7 @@ def test_a_client_that_does_not_speak_tls_is_counted_and_logged(nodes: Nodes) ->
         plain.sendall(bytes.fromhex("0000000f001200000000000100057072") + b"obe")
         while plain.recv(1024):  # The gateway sends an alert, then closes.
             pass
-    until(lambda: failed(nodes) == before + 1, "counted")
+    wait_for(lambda: failed(nodes) == before + 1, "counted")
     assert "a TLS handshake failed" in nodes.gateways[0].log_text()
     frames = counted(nodes.gateways[0], "protocol_errors_total").get("frame_size", 0)
     context = ssl.create_default_context(cafile=str(nodes.authority.certificate))

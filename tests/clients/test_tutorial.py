@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import asyncpg
 
 from tests.gateway_process import ROOT, GatewayFactory
+from tests.steps.waiting import wait_for
 
 DEADLINE_S = 60.0
 NOT_RUN = ("make run", ". .venv/bin/activate", "pip install", "psql -h")
@@ -52,13 +52,12 @@ class Member:
 
 def wait_until(members: list[Member], shares: list[int]) -> None:
     """Wait until the members own all four partitions, as many each as `shares` says."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        owned = [member.assigned() for member in members]
-        if sorted(map(len, owned)) == shares and set().union(*owned) == {0, 1, 2, 3}:
-            return
-        assert time.monotonic() < deadline, owned
-        time.sleep(0.05)
+    wait_for(
+        lambda: [member.assigned() for member in members],
+        f"all four partitions are owned in shares of {shares}",
+        holds=lambda owned: sorted(map(len, owned)) == shares and set[int]().union(*owned) == {0, 1, 2, 3},
+        seconds=DEADLINE_S,
+    )
 
 
 async def test_tutorial_works_block_by_block(

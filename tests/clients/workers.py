@@ -7,10 +7,8 @@ pool of workers does. So a record is read twice if its partition moved before th
 from __future__ import annotations
 
 import threading
-import time
 import urllib.request
 import uuid
-from collections.abc import Callable
 
 import confluent_kafka
 from confluent_kafka.admin import (
@@ -25,6 +23,7 @@ from tests.clients.consumers import ConfluentConsumer, ConfluentConsumerProtocol
 from tests.clients.scoreboard import Ownership, Scoreboard
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import wait_for
 
 PARTITIONS = 4
 RECORDS = 40
@@ -93,13 +92,6 @@ def counted(gateway: GatewayProcess, name: str) -> dict[str, float]:
     return {sample.partition("{")[2].strip('}"').partition('="')[2]: float(value) for sample, _, value in samples}
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 class Stage:
     """A group of workers in mode `drain`, on a gateway of its own. A test says when they commit."""
 
@@ -124,7 +116,7 @@ class Stage:
         return worker
 
     def wait_pending(self, partitions: float) -> None:
-        until(lambda: counted(self.gateway, "group_handoffs_pending") == {"": partitions}, "nobody waits")
+        wait_for(lambda: counted(self.gateway, "group_handoffs_pending") == {"": partitions}, "nobody waits")
 
     def ends(self) -> set[str]:
         return set(counted(self.gateway, "group_handoffs_total"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -13,6 +12,7 @@ from gateway.cluster.leases import SHARDS
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
+from tests.steps.waiting import wait_for
 
 BALANCED_S = 30.0
 
@@ -45,10 +45,8 @@ def metric(node: GatewayProcess, name: str) -> float:
 
 def balanced(nodes: list[GatewayProcess]) -> list[int]:
     """Wait until the nodes hold all shards in even shares, and return how many each holds."""
-    deadline = time.monotonic() + BALANCED_S
-    while True:
-        held = [int(metric(node, "sluice_coordinator_leases")) for node in nodes]
-        if sum(held) == SHARDS and max(held) - min(held) <= 1:
-            return held
-        assert time.monotonic() < deadline, held
-        time.sleep(0.05)
+    return wait_for(
+        lambda: [int(metric(node, "sluice_coordinator_leases")) for node in nodes],
+        "all shards are held in even shares",
+        holds=lambda held: sum(held) == SHARDS and max(held) - min(held) <= 1,
+    )

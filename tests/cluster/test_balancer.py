@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.workers import until
 from tests.closing import close
 from tests.conftest import gateways
 from tests.gateway_process import free_ports
 from tests.postgres import Databases, LoopThread
+from tests.steps.waiting import wait_for
 
 READ_BYTES = 64 * 1024
 TOPIC, GROUP, PARTITIONS, RECORDS = "balanced", "readers", 6, 300
@@ -83,7 +83,7 @@ def test_clients_use_one_address_with_a_port_per_node(postgres: Databases, datab
             def listed() -> set[int]:
                 return {broker.port for broker in admin.list_topics(timeout=30).brokers.values()}
 
-            until(lambda: listed() == set(outside), "the balancer's ports are not all listed")
+            wait_for(lambda: listed() == set(outside), "the balancer's ports are not all listed")
             produce(0)
             assert all(balancer.accepted[port] for port in outside), "partitions of some node were not written to"
             consumer = Consumer(

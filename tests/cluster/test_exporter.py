@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
 
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster
 from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import wait_for
 
 FAILOVER_S = 30.0
 """Seconds; far longer than a lease and a pass, because the test measures no time."""
@@ -21,14 +21,16 @@ def exported(node: GatewayProcess) -> list[str]:
 
 def exporter_among(nodes: list[GatewayProcess], topic: str) -> GatewayProcess:
     """Wait until one of the nodes exports the topic. There must never be two."""
-    deadline = time.monotonic() + FAILOVER_S
-    while True:
+
+    def exporter() -> GatewayProcess | None:
         found = [node for node in nodes if exported(node)]
         assert len(found) <= 1, [node.bootstrap for node in found]
-        if found and f'kafka_topic_partitions{{topic="{topic}"}} 3.0' in exported(found[0]):
-            return found[0]
-        assert time.monotonic() < deadline, "no node exports the cluster's metrics"
-        time.sleep(0.1)
+        exports = found and f'kafka_topic_partitions{{topic="{topic}"}} 3.0' in exported(found[0])
+        return found[0] if exports else None
+
+    found = wait_for(exporter, "a node exports the cluster's metrics", seconds=FAILOVER_S)
+    assert found is not None
+    return found
 
 
 def test_another_node_exports_the_metrics_when_the_exporter_dies(cluster: Cluster) -> None:

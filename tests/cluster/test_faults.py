@@ -29,7 +29,7 @@ from tests.cluster.readers import Readers
 from tests.frames.members import Member, fresh, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import LoopThread, short_directory
-from tests.storage.batches import until_blocked
+from tests.steps.waiting import until, until_blocked
 from tests.wire import WireClient
 
 PARTITIONS = 6
@@ -158,10 +158,11 @@ async def test_a_terminated_listening_session_is_opened_again(cluster: Cluster, 
             before = await listening()
             assert len(before) == len(nodes), "every node listens on one session"
             await postgres.execute("select pg_terminate_backend(pid) from unnest($1::integer[]) pid", list(before))
-            deadline = time.monotonic() + 10
-            while (now := await listening()) & before or len(now) < len(nodes):
-                assert time.monotonic() < deadline, "nobody listens again"
-                await asyncio.sleep(0.05)
+            await until(
+                listening,
+                "every node listens again",
+                holds=lambda now, before=before: not now & before and len(now) == len(nodes),
+            )
     finally:
         await postgres.close()
     await asyncio.to_thread(_serve_a_load, nodes)
@@ -189,8 +190,8 @@ async def test_a_commit_that_postgres_holds_costs_no_lease(gateway_factory: Gate
                 await postgres.execute("lock table sluice.committed_offset in share mode")
                 kept = asyncio.ensure_future(one.commit(topic, 9))
                 await until_blocked(postgres, 1)
-                until = time.monotonic() + 4.5
-                while time.monotonic() < until:
+                end = time.monotonic() + 4.5
+                while time.monotonic() < end:
                     assert await asyncio.to_thread(metric, node, "sluice_coordinator_leases") == SHARDS
                     assert await same.heartbeat() == ErrorCode.NONE
                     await asyncio.sleep(0.1)

@@ -3,7 +3,6 @@ where their history ends."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -16,10 +15,12 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from protocol.messages.produce import PartitionProduceResponse
 from tests.cluster.records import produce
 from tests.frames.members import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.restorable_postgres import RestorablePostgres
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 KEPT, LOST = 7, 3
@@ -28,13 +29,12 @@ DEADLINE_S = 60.0
 
 async def until_ok(client: WireClient, topic: str, value: bytes = b"old") -> int:
     """Produce until a record succeeds once Postgres is back, and return its offset."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        answer = (await client.send(produce(topic, value), 9)).responses[0].partition_responses[0]
-        if answer.error_code == ErrorCode.NONE:
-            return answer.base_offset
-        assert time.monotonic() < deadline, answer
-        await asyncio.sleep(0.05)
+
+    async def produced() -> PartitionProduceResponse:
+        return (await client.send(produce(topic, value), 9)).responses[0].partition_responses[0]
+
+    answer = await until(produced, "Postgres is back", holds=lambda answer: answer.error_code == ErrorCode.NONE)
+    return answer.base_offset
 
 
 async def fetched(client: WireClient, topic: str, offset: int, epoch: int):
@@ -56,10 +56,7 @@ async def epoch_of(client: WireClient, topic: str) -> int:
 
 async def epoch_after(client: WireClient, topic: str, before: int) -> int:
     """Return the leader epoch once the node has read the new one. Until then the node names the one that it knew."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (epoch := await epoch_of(client, topic)) <= before:  # noqa: ASYNC110 - another process knows
-            await asyncio.sleep(0.05)
-    return epoch
+    return await until(lambda: epoch_of(client, topic), "a new epoch", holds=lambda epoch: epoch > before)
 
 
 async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node(

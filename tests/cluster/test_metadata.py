@@ -25,7 +25,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.chaos.load import read_all
 from tests.clients.scoreboard import Scoreboard
 from tests.clients.topics import create_topic
-from tests.clients.workers import PARTITIONS, Worker, counted, produce, set_of_group, until
+from tests.clients.workers import PARTITIONS, Worker, counted, produce, set_of_group
 from tests.cluster.conftest import Cluster, balanced, metric
 from tests.cluster.groups import commit, connected, consumer_of, group_coordinated_by
 from tests.cluster.proxy import proxied
@@ -34,6 +34,7 @@ from tests.cluster.records import produce as one_record
 from tests.frames.members import create_topic as create_by_frame
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import wait_for
 from tests.wire import WireClient
 
 PATIENCE_S = 30.0
@@ -316,7 +317,7 @@ def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, ki
         first.thread.start()
         board.wait_for(lambda: len(board.deliveries) == 40, "all records")
         second.thread.start()
-        until(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
+        wait_for(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
         assert all(each.member == "first" for each in board.deliveries)
         first.finish()
         board.wait_settled(set(NAMES), PARTITIONS)
@@ -354,11 +355,11 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
         board.wait_for(lambda: len(board.deliveries) == 40, "all records")
         b.kill()
         second.thread.start()
-        until(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
+        wait_for(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
         assert all(each.member == "first" for each in board.deliveries)
         if end == "commits":
             # Another node may have served records although it is not alive any more.
-            until(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
+            wait_for(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
             assert counted(a, "group_handoffs_pending") == {"": 2.0}
             first.finish()
         board.wait_settled(set(NAMES), PARTITIONS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
 
 import asyncpg
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -16,19 +15,13 @@ from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, metric
 from tests.gateway_process import GatewayProcess
 from tests.steps.command import output_of
+from tests.steps.waiting import until
 
 PATIENCE_S = 60.0
 LEASE_OWNER = """
 select n.name from sluice.coordinator_lease l join sluice.node n using (node_id, incarnation)
 where l.kind = 'jobs' and l.shard = $1 and l.expires_at > clock_timestamp()
 """
-
-
-async def until(look: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await look():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def admin(node: GatewayProcess) -> AdminClient:

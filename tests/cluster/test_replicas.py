@@ -27,6 +27,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.cluster.records import fetch, produce
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 RACKS = ("a", "b", "c")
@@ -70,11 +71,8 @@ async def create(client: WireClient, topic: str, *replicas: int) -> None:
     assert answer.topics[0].error_code == ErrorCode.NONE, answer
 
 
-async def until(found: Callable[[], Any], expected: object) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while (seen := await found()) != expected:
-        assert time.monotonic() < deadline, (seen, expected)
-        await asyncio.sleep(0.02)
+async def until_equal(found: Callable[[], Any], expected: object) -> None:
+    await until(found, f"{expected} is there", holds=lambda seen: seen == expected)
 
 
 async def alive(client: WireClient, *node_ids: int) -> None:
@@ -82,7 +80,7 @@ async def alive(client: WireClient, *node_ids: int) -> None:
         answer = await client.send(MetadataRequest(topics=()), 9)
         return [broker.node_id for broker in answer.brokers if broker.node_id in node_ids]
 
-    await until(found, sorted(node_ids))
+    await until_equal(found, sorted(node_ids))
 
 
 async def placed(client: WireClient, topic: str) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -124,7 +122,7 @@ async def test_a_node_has_its_configured_number(start: Start, gateway_factory: G
         async def addresses() -> list[int]:
             return [broker.port for broker in (await client.send(MetadataRequest(topics=()), 9)).brokers]
 
-        await until(addresses, [int(node.bootstrap.rpartition(":")[2]) for node in (zero, successor)])
+        await until_equal(addresses, [int(node.bootstrap.rpartition(":")[2]) for node in (zero, successor)])
 
 
 async def test_the_next_replica_leads_until_the_first_returns(start: Start) -> None:
@@ -132,14 +130,14 @@ async def test_the_next_replica_leads_until_the_first_returns(start: Start) -> N
     topic = fresh("named")
     async with connected(zero, one) as (on_zero, on_one):
         await create(on_zero, topic, 2, 0)
-        await until(lambda: placed(on_one, topic), (2, (2, 0), (2, 0), ()))
+        await until_equal(lambda: placed(on_one, topic), (2, (2, 0), (2, 0), ()))
         two.kill()
         for client in (on_zero, on_one):
-            await until(lambda client=client: placed(client, topic), (0, (2, 0), (0,), (2,)))
+            await until_equal(lambda client=client: placed(client, topic), (0, (2, 0), (0,), (2,)))
         assert (await on_zero.send(produce(topic), 9)).responses[0].partition_responses[0].error_code == 0
         two.restart()
         for client in (on_zero, on_one):
-            await until(lambda client=client: placed(client, topic), (2, (2, 0), (2, 0), ()))
+            await until_equal(lambda client=client: placed(client, topic), (2, (2, 0), (2, 0), ()))
         assert one.running
 
 
@@ -156,11 +154,11 @@ async def test_a_reassignment_and_an_election_are_seen_by_every_node(start: Star
         answer = await clients[1].send(moved, 0)
         assert answer.responses[0].partitions[0].error_code == ErrorCode.NONE, answer
         for client in clients:
-            await until(lambda client=client: placed(client, topic), (0, (2, 0), (2, 0), ()))
+            await until_equal(lambda client=client: placed(client, topic), (0, (2, 0), (2, 0), ()))
         elected = await clients[1].send(ElectLeadersRequest(topic_partitions=None), 2)
         assert [result.topic for result in elected.replica_election_results] == [topic]
         for client in clients:
-            await until(lambda client=client: placed(client, topic), (2, (2, 0), (2, 0), ()))
+            await until_equal(lambda client=client: placed(client, topic), (2, (2, 0), (2, 0), ()))
 
 
 async def test_the_leader_redirects_a_consumer_to_a_replica_in_its_rack(start: Start) -> None:
@@ -201,7 +199,7 @@ async def test_the_leader_redirects_a_consumer_to_a_replica_in_its_rack(start: S
         async def sent_to() -> int:
             return (await read(zero, topic, 0, "b")).preferred_read_replica
 
-        await until(sent_to, -1)
+        await until_equal(sent_to, -1)
 
 
 async def test_a_consumer_reads_from_the_near_node_and_continues_when_it_dies(start: Start) -> None:

@@ -14,6 +14,7 @@ from gateway.cluster.jobs import Job
 from gateway.cluster.leases import SHARDS
 from tests.cluster.conftest import metric
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
+from tests.steps.waiting import wait_for
 
 TTL_MS = 1_000
 PATIENCE_S = 30.0
@@ -43,11 +44,8 @@ def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
     return start
 
 
-def until(look: Callable[[], object], expected: object) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := look()) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+def until_equal(look: Callable[[], object], expected: object) -> None:
+    wait_for(look, f"{expected} is there", holds=lambda found: found == expected)
 
 
 def jobs(node: GatewayProcess) -> int:
@@ -100,9 +98,9 @@ def read_offsets_topic(bootstrap: str) -> None:
 def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
     """This holds in either order of start. If the controller is killed, the broker does all the jobs."""
     broker = start("broker")
-    until(lambda: (jobs(broker), groups(broker)), (JOBS, SHARDS))
+    until_equal(lambda: (jobs(broker), groups(broker)), (JOBS, SHARDS))
     controller = start("controller")
-    until(lambda: (jobs(controller), jobs(broker)), (JOBS, 0))
+    until_equal(lambda: (jobs(controller), jobs(broker)), (JOBS, 0))
     assert (groups(controller), groups(broker)) == (0, SHARDS)
     assert is_ready(controller)
     assert is_ready(broker)
@@ -112,20 +110,20 @@ def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
         ("127.0.0.1", int(broker.bootstrap.rpartition(":")[2]))
     ]
     read_offsets_topic(broker.bootstrap)
-    until(lambda: FOLLOWED in broker.log_tail(), True)
+    until_equal(lambda: FOLLOWED in broker.log_tail(), True)
     assert FOLLOWED not in controller.log_tail(), "it could write nothing of it"
     controller.kill()
-    until(lambda: jobs(broker), JOBS)
+    until_equal(lambda: jobs(broker), JOBS)
     assert round_trip(broker.bootstrap, "u", 1) == [b"0"]
     controller.start()
-    until(lambda: (jobs(controller), jobs(broker)), (JOBS, 0))
+    until_equal(lambda: (jobs(controller), jobs(broker)), (JOBS, 0))
     controller.stop()
-    until(lambda: jobs(broker), JOBS)
+    until_equal(lambda: jobs(broker), JOBS)
 
 
 def test_a_controller_waits_for_brokers_and_coordinates_no_group(start: Start) -> None:
     controller = start("controller")
-    until(lambda: jobs(controller), JOBS)
+    until_equal(lambda: jobs(controller), JOBS)
     assert groups(controller) == 0
     assert is_ready(controller)
     broker = start("broker")

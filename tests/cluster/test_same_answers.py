@@ -45,7 +45,6 @@ from protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from tests.clients.topics import create_topic
-from tests.clients.workers import until
 from tests.closing import close
 from tests.cluster.conftest import balanced
 from tests.cluster.groups import commit, connected, group_coordinated_by
@@ -53,6 +52,7 @@ from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
 from tests.steps.command import sluice
+from tests.steps.waiting import wait_for
 
 PARTITIONS = 4
 RECORDS = 10
@@ -147,7 +147,7 @@ def member(node: GatewayProcess, group: str, protocol: str, topic: str) -> Itera
             consumer.poll(0.1)
             return len(consumer.assignment()) == PARTITIONS
 
-        until(assigned, f"{group} has no partitions", TIMEOUT_S)
+        wait_for(assigned, f"{group} has no partitions", seconds=TIMEOUT_S)
         yield consumer
     finally:
         close(consumer)

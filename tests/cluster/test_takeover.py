@@ -22,6 +22,7 @@ from tests.cluster.coordinators import coordinator_of, goes_on, offset_of
 from tests.frames.members import Member, fresh, settle
 from tests.frames.transactions import fetch, produce
 from tests.gateway_process import STOP_SECONDS, GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 LEASE_S = 5.0
@@ -58,10 +59,7 @@ async def test_a_group_continues_when_its_coordinator_ends(cluster: Cluster, end
         print(f"{end}: the group went on after {took[0]:.2f} s, the target is {within_s} s")
         assert one.generation_id == two.generation_id
         if end == "SIGTERM":
-            deadline = time.monotonic() + STOP_SECONDS
-            while owner.running:
-                assert time.monotonic() < deadline, owner.log_tail()
-                await asyncio.sleep(0.01)
+            await until(lambda: not owner.running, "the owner ends", seconds=STOP_SECONDS)
             assert shards_handed_over(others[0]) == handed_over, "handed to one that leaves"
         if end == "SIGSTOP":
             owner.send_signal(signal.SIGCONT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -22,6 +22,7 @@ from tests.cluster.next_release import write_next_release
 from tests.frames.transactions import Transactional, delivered, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
+from tests.steps.waiting import wait_for
 from tests.wire import WireClient
 
 PARTITIONS = 4
@@ -91,13 +92,6 @@ def unmigrated_url(postgres: Databases) -> Iterator[str]:
     url = postgres.create(empty=True)
     yield url
     postgres.drop(url)
-
-
-def wait_for(look: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def nodes_of(node: GatewayProcess) -> set[str]:

@@ -27,6 +27,7 @@ from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment
 from tests.postgres import short_directory
 from tests.steps.command import sluice
+from tests.steps.waiting import wait_for
 
 PORTS = iter(range(27000, 27490, 20))
 WORKERS = 3
@@ -34,15 +35,6 @@ WORKERS = 3
 PATIENCE_S = 60.0
 
 T = TypeVar("T")
-
-
-def wait_for(look: Callable[[], T], what: str) -> T:
-    """Return the first true answer of `look`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found
 
 
 class Host:

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.clients.workers import until
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
 from tests.compat.brokers import sluice_nodes
@@ -26,6 +25,7 @@ from tests.compat.report import Outcome, Row, SuiteResult, red, reds, write, wri
 from tests.compat.run import FLAKY, ask_again, main, run_suite
 from tests.compat.suites import FOLDER, ROOT, Suite, SuiteError, discover, load
 from tests.rotation import PARTS
+from tests.steps.waiting import wait_for
 
 LOG_LINES = [
     {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
@@ -141,7 +141,7 @@ sys.exit(run.main(["fake", "--broker", "kafka"]))
     with (tmp_path / "said").open("wb") as said, subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said) as run:
         stuck: list[psutil.Process] = []
         try:
-            until(lambda: (tmp_path / "pid").exists() or run.poll() is not None, "Kafka starts")
+            wait_for(lambda: (tmp_path / "pid").exists() or run.poll() is not None, "Kafka starts")
             assert run.poll() is None, (tmp_path / "said").read_text()
             stuck = psutil.Process(run.pid).children()
             assert [process.pid for process in stuck] == [int((tmp_path / "pid").read_text())]

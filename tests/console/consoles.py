@@ -6,7 +6,6 @@ import http.client
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
+from tests.steps.waiting import wait_for
 
 DEADLINE_S = 60.0
 
@@ -148,7 +148,7 @@ def start_consoled(factory: GatewayFactory, settings: Mapping[str, str] | None =
     (port,) = free_ports(1)
     gateway = factory({"console.listen": f"127.0.0.1:{port}", **(settings or {})}, **given)
     consoled = Consoled(gateway, port)
-    wait_until(lambda: reaches(port), "the console answers")
+    wait_for(lambda: reaches(port), "the console answers")
     return consoled
 
 
@@ -157,14 +157,3 @@ def reaches(port: int) -> bool:
         return Person(port).ask("GET", "/").status == 200
     except OSError:
         return False
-
-
-def wait_until(condition: Any, what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Return the condition's first true value. Raise AssertionError if it does not come in time."""
-    until = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < until, f"not in {deadline_s} s: {what}"
-        time.sleep(0.05)

@@ -23,9 +23,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import gateways
-from tests.console.consoles import Consoled, start_consoled, wait_until
+from tests.console.consoles import Consoled, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
+from tests.steps.waiting import wait_for
 from tests.tokens import Issuer, key_set, oauth_settings, published
 
 ORDERS, BILLING = "orders", "billing"
@@ -128,12 +129,12 @@ def busy(console: Consoled) -> Consoled:
     for name in ("ana", "bo", "cy"):
         console.join(BILLING, f"billing-{name}", ORDERS)
     person = console.person
-    wait_until(
+    wait_for(
         lambda: sum(bool(member["owned"]) for member in person.get("group", id=BILLING)["members"]) == 3,
         "three members own partitions",
     )
-    wait_until(lambda: person.get("group", id=BILLING)["state"] == "Stable", "a stable group")
-    wait_until(
+    wait_for(lambda: person.get("group", id=BILLING)["state"] == "Stable", "a stable group")
+    wait_for(
         lambda: sum(row["lag"] == 0 for row in person.get("group", id=BILLING)["offsets"]) == 6, "everything committed"
     )
     return console
@@ -198,7 +199,7 @@ def test_killed_consumer_is_told_on_the_page_while_it_happens(gateway_factory: G
         console.join(BILLING, "billing-di", ORDERS)
         victim = console.join(BILLING, "billing-bo", ORDERS)
         person = console.person
-        wait_until(
+        wait_for(
             lambda: sum(len(each["owned"]) == 2 for each in person.get("group", id=BILLING)["members"]) == 3,
             "three owners",
         )
@@ -310,7 +311,7 @@ def test_names_that_clients_choose_are_text_on_every_page(gateway_factory: Gatew
         producer.flush(30)
         _add_user(bootstrap, EVIL)
         person = console.person
-        wait_until(lambda: person.get("group", id=EVIL)["offsets"], "a commit")
+        wait_for(lambda: person.get("group", id=EVIL)["offsets"], "a commit")
         with opened(browser, console, "/") as page:
             for path, text in (
                 ("#/groups", EVIL[:30]),

@@ -19,10 +19,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.conftest import gateways
-from tests.console.consoles import Consoled, Person, start_consoled, wait_until
+from tests.console.consoles import Consoled, Person, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
 from tests.postgres import Databases
 from tests.secured import AUTHORIZER, Authority
+from tests.steps.waiting import wait_for
 from tests.tokens import Issuer, key_set, oauth_settings, published
 
 ORDERS = "orders"
@@ -212,7 +213,7 @@ def test_taken_default_port_costs_only_the_console(gateway_factory: GatewayFacto
             taken.bind(("127.0.0.1", 8080))
             taken.listen()
         gateway = gateway_factory({"console.listen": "127.0.0.1:8080"})
-        wait_until(lambda: "no console: its port is taken" in gateway.log_text(), "the warning")
+        wait_for(lambda: "no console: its port is taken" in gateway.log_text(), "the warning")
         assert gateway.log_text().count("no console") == 1
 
 
@@ -249,7 +250,9 @@ def test_other_address_with_tls_serves_https(gateway_factory: GatewayFactory, tm
         finally:
             connection.close()
 
-    assert wait_until(asked, "the console answers")["needsLogin"]
+    answer = wait_for(asked, "the console answers")
+    assert answer is not None
+    assert answer["needsLogin"]
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -268,7 +271,7 @@ def test_group_of_another_node_is_shown_and_changed_from_this_node(gateway_facto
         shown = [second.person.get("group", id=group) for group in groups]
         return {group["coordinator"] for group in shown} == {1, 2}
 
-    wait_until(shared, "both nodes coordinate groups")
+    wait_for(shared, "both nodes coordinate groups")
     for console in (first, second):
         assert [row["id"] for row in console.person.get("groups")["groups"]] == sorted(groups)
     elsewhere = next(group for group in groups if not second.person.get("group", id=group)["isHere"])
@@ -318,7 +321,7 @@ def test_transaction_states_are_shown_on_request(console: Consoled):
         producer.flush(30)
         if ends is not None:
             ends(30)
-    wait_until(lambda: person.get("topic", name=topic)["partitions"][0]["end"] == 5, "five records")
+    wait_for(lambda: person.get("topic", name=topic)["partitions"][0]["end"] == 5, "five records")
     plain = person.get("topic/records", topic=topic, begin="earliest")["records"]
     assert [record["offset"] for record in plain] == [0]
     states = {
@@ -409,12 +412,12 @@ def test_setting_of_a_group_is_changed_and_a_wrong_one_refused(stocked: Consoled
 def test_reset_of_a_group_with_members_is_blocked_and_a_member_can_be_removed(stocked: Consoled):
     stocked.join("busy", "worker", ORDERS)
     person = stocked.person
-    wait_until(lambda: person.get("group", id="busy")["offsets"][0]["committed"] is not None, "a commit")
+    wait_for(lambda: person.get("group", id="busy")["offsets"][0]["committed"] is not None, "a commit")
     plan = person.post("action/plan", {"group": "busy", "action": "reset", "to": "earliest"}).json
     assert "has members" in plan["blocked"]
     (member,) = person.get("group", id="busy")["members"]
     assert person.act(group="busy", action="remove", member=member["id"]).status == 200
-    wait_until(lambda: member["id"] not in str(person.get("group", id="busy")["members"]), "the member is gone")
+    wait_for(lambda: member["id"] not in str(person.get("group", id="busy")["members"]), "the member is gone")
 
 
 def test_read_only_console_refuses_every_change(gateway_factory: GatewayFactory):
@@ -582,7 +585,7 @@ def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: Gateway
         answer = person.post("login", {"token": issuer.token(exp=int(time.time()) + 10)})
         assert (answer.status, answer.json["user"]) == (200, "User:alice")
         assert person.get("overview")["nodes"]
-        wait_until(lambda: person.ask("GET", "/api/overview").status == 401, "the session ends with the token")
+        wait_for(lambda: person.ask("GET", "/api/overview").status == 401, "the session ends with the token")
         assert person.post("login", {"token": issuer.token()}).status == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gateway.console.timeline import MAX_SPANS, duration, timeline
@@ -42,12 +43,14 @@ class Rows:
         self.handoffs.append({**row, "source_member_id": source, "target_member_id": target, "mark_offset": None})
 
     def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> dict[str, Any]:
+        """Return the timeline as the page receives it."""
         members = {
             member: {"member_id": member, "client_id": client, "client_host": "/10.0.0.1"}
             for member, client in ((A, "ana"), (B, "bob"), (C, "bob"))
         }
         stretch = Stretch(self.events, self.ownership, self.before, self.handoffs, self.refusals, members, is_cut=False)
-        return timeline(stretch, from_ms, to_ms)
+        drawn: dict[str, Any] = json.loads(json.dumps(timeline(stretch, from_ms, to_ms)))
+        return drawn
 
 
 def spans(drawn: dict[str, Any], partition: int = 0) -> list[tuple[Any, ...]]:

@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient
 from testcontainers.core.config import testcontainers_config
 
 from sluice.testing.containers import SluiceContainer
-from tests.clients.workers import until
 from tests.closing import close
 from tests.containers.engine import Engine, checked
 from tests.gateway_process import ROOT, free_ports
+from tests.steps.waiting import wait_for
 
 BUILD_SECONDS = 300
 HEALTHY_SECONDS = 120
@@ -156,7 +156,9 @@ def test_the_cluster_profile_runs_three_gateways_and_one_may_stop(compose: Calla
     composition.await_health(4)
     addresses = composition.bootstraps
     for address in addresses.values():
-        until(lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three")
+        wait_for(
+            lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three"
+        )
     round_trip(list(addresses.values()), "before")
     # Each line of a container's log names its node.
     for service, address in addresses.items():
@@ -172,10 +174,10 @@ def test_the_cluster_profile_runs_three_gateways_and_one_may_stop(compose: Calla
     assert ended.strip() == "0", "it was killed"
     rest = {service: address for service, address in addresses.items() if service != "gateway-2"}
     for address in rest.values():
-        until(lambda address=address: brokers(address) == set(rest.values()), f"{address} lists one that has gone")
+        wait_for(lambda address=address: brokers(address) == set(rest.values()), f"{address} lists one that has gone")
     round_trip(list(rest.values()), "after")
     composition.run("start", "gateway-2")
-    until(lambda: brokers(addresses["gateway-2"]) == set(addresses.values()), "it does not come back")
+    wait_for(lambda: brokers(addresses["gateway-2"]) == set(addresses.values()), "it does not come back")
 
 
 def brokers(bootstrap: str) -> set[str]:

@@ -19,9 +19,9 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
 
-from tests.clients.workers import until
 from tests.closing import close
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, free_ports
+from tests.steps.waiting import wait_for
 
 PROMETHEUS, GRAFANA = ROOT / "deploy/prometheus", ROOT / "deploy/grafana"
 DASHBOARD = GRAFANA / "dashboards/sluice.json"
@@ -155,7 +155,7 @@ def server(served: GatewayProcess, tmp_path: Path) -> Iterator[Server]:
 
 @needs_prometheus
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(served: GatewayProcess, server: Server) -> None:
-    until(server.is_ready, "Prometheus does not read the gateway", READY_SECONDS)
+    wait_for(server.is_ready, "Prometheus does not read the gateway", seconds=READY_SECONDS)
     producer = Producer({"bootstrap.servers": served.bootstrap, "linger.ms": 0})
     reading = {"bootstrap.servers": served.bootstrap, "group.id": "watchers", "auto.offset.reset": "earliest"}
     consumer = Consumer(reading)

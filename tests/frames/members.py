@@ -25,6 +25,7 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
 )
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+from tests.steps.waiting import until
 from tests.wire import ANSWER_SECONDS, WireClient
 
 RANGE = (("range", b"subscription"),)
@@ -254,9 +255,6 @@ async def topic_id_of(client: WireClient, name: str) -> UUID:
 
 async def in_state(client: WireClient, group_id: str, state: str, *, seconds: float = 10.0) -> DescribedGroup:
     """Return the group once it shows `state`: only this shows from outside that the gateway is holding a request."""
-    async with asyncio.timeout(seconds):
-        while True:
-            group = await describe(client, group_id)
-            if group.group_state == state:
-                return group
-            await asyncio.sleep(0.005)
+    return await until(
+        lambda: describe(client, group_id), state, holds=lambda group: group.group_state == state, seconds=seconds
+    )

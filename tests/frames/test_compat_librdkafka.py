@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from protocol.records import Record, iter_records, split_batches
 from tests.frames.members import fresh
 from tests.frames.records import batch, create, fetch, produce
 from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 CLEANED_SECONDS = 20.0
@@ -25,10 +25,8 @@ async def test_reader_of_recent_records_sees_them_compacted(gateway: GatewayProc
             await produce(client, topic, batch(Record(0, now_ms, b"k", value)))
         # The newest batch is never compacted, so another batch must follow before all records of "k" are.
         await produce(client, topic, batch(Record(0, now_ms, b"end", b"1")))
-        deadline = time.monotonic() + CLEANED_SECONDS
-        while (found := await _content(client, topic)) != [(2, b"k", b"3"), (3, b"end", b"1")]:
-            assert time.monotonic() < deadline, found
-            await asyncio.sleep(POLL_SECONDS)
+        cleaned = [(2, b"k", b"3"), (3, b"end", b"1")]
+        await until(lambda: _content(client, topic), "older records are removed", holds=lambda found: found == cleaned)
 
 
 async def _content(client: WireClient, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import asyncpg
 import pytest
 
@@ -26,6 +24,7 @@ from tests.frames.share import ACCEPT, REJECT, RELEASE, Reader, reading, scene, 
 from tests.frames.transactions import batches_of, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import Databases
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 NONE = ErrorCode.NONE
@@ -54,16 +53,11 @@ async def dead_letter_topic(client: WireClient, *, partitions: int = 1, max_byte
 
 
 async def written(client: WireClient, topic: str, count: int, partition: int = 0) -> list[Record]:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            records = [
-                record
-                for batch in batches_of(await fetch(client, (topic, partition), 0, committed=False))
-                for record in iter_records(batch)
-            ]
-            if len(records) >= count:
-                return records
-            await asyncio.sleep(0.05)
+    async def records() -> list[Record]:
+        answer = await fetch(client, (topic, partition), 0, committed=False)
+        return [record for batch in batches_of(answer) for record in iter_records(batch)]
+
+    return await until(records, f"{count} records", holds=lambda found: len(found) >= count)
 
 
 async def settled_to(reader: Reader, start_offset: int) -> None:
@@ -71,13 +65,12 @@ async def settled_to(reader: Reader, start_offset: int) -> None:
     request = DescribeShareGroupOffsetsRequest(
         groups=(DescribeShareGroupOffsetsRequestGroup(group_id=reader.group_id, topics=None),)
     )
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            (group,) = (await reader.client.send(request, 1)).groups
-            begins = [part.start_offset for topic in group.topics for part in topic.partitions]
-            if start_offset in begins:
-                return
-            await asyncio.sleep(0.05)
+
+    async def begins() -> list[int]:
+        (group,) = (await reader.client.send(request, 1)).groups
+        return [part.start_offset for topic in group.topics for part in topic.partitions]
+
+    await until(begins, f"the group begins at {start_offset}", holds=lambda found: start_offset in found)
 
 
 def headers_of(reader: Reader, offset: int, count: int, why: bytes) -> tuple[tuple[str, bytes], ...]:

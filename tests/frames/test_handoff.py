@@ -31,15 +31,12 @@ from tests.frames.handoff import (
 from tests.frames.members import Member, create_topic, fresh, join_all, member
 from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 
 async def told_to_join_again(one: Member) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if await one.heartbeat() == REBALANCING:
-                return
-            await asyncio.sleep(0.1)
+    await until(one.heartbeat, "a rebalance is announced", holds=lambda code: code == REBALANCING)
 
 
 async def test_sync_of_the_target_is_held_and_of_the_source_is_not(gateway: GatewayProcess) -> None:

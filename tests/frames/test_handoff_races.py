@@ -33,6 +33,7 @@ from tests.frames.handoff import (
 )
 from tests.frames.members import Member, fresh, leader_of, member
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
@@ -57,18 +58,14 @@ async def locked(gateway: GatewayProcess, group_id: str) -> AsyncGenerator[async
         await connection.close()
 
 
-async def until(connection: asyncpg.Connection, sql: str, *values: object) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            if await connection.fetchval(sql, *values):
-                return
-            await asyncio.sleep(0.01)
+async def until_true(connection: asyncpg.Connection, sql: str, *values: object) -> None:
+    await until(lambda: connection.fetchval(sql, *values))
 
 
 async def waits_for_lock(connection: asyncpg.Connection) -> None:
     """Wait until a transaction waits for a lock that this connection holds."""
     sql = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
-    await until(connection, sql)
+    await until_true(connection, sql)
 
 
 @asynccontextmanager
@@ -80,7 +77,7 @@ async def draining(gateway: GatewayProcess) -> AsyncGenerator[tuple[Scene, Sync]
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         connection = await asyncpg.connect(gateway.database_url)
         try:
-            await until(connection, sql, scene.a.group_id, str(RECORDS))
+            await until_true(connection, sql, scene.a.group_id, str(RECORDS))
         finally:
             await connection.close()
         yield scene, held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from protocol.messages.write_txn_markers import (
 from tests.frames.members import create_topic, fresh
 from tests.frames.transactions import Transactional, delivered, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 OK = ErrorCode.NONE
@@ -51,9 +51,11 @@ async def write(producer: Transactional, partition: tuple[str, int], version: in
 
 async def wait_for_time_out(client: WireClient, producer: Transactional) -> None:
     asked = DescribeTransactionsRequest(transactional_ids=(producer.transactional_id,))
-    async with asyncio.timeout(PATIENCE_S):
-        while (await client.send(asked, 0)).transaction_states[0].transaction_state != "CompleteAbort":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+    async def state() -> str:
+        return (await client.send(asked, 0)).transaction_states[0].transaction_state
+
+    await until(state, "the transaction times out", holds=lambda found: found == "CompleteAbort")
 
 
 async def hears(producer: Transactional, partition: tuple[str, int], version: int) -> None:

@@ -49,6 +49,7 @@ from tests.conftest import gateways
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
+from tests.steps.waiting import until
 from tests.wire import WireClient, encode_frame
 
 pytestmark = pytest.mark.timeout(120)
@@ -321,11 +322,7 @@ async def test_commits_for_a_topic_that_does_not_exist_are_one_row_of_the_journa
     observer = await asyncpg.connect(gateway.database_url, server_settings={"search_path": "sluice"})
     try:
         question = "select commit_count, length(topic) from journal_offset where group_id = $1"
-        rows: list[Any] = []
-        for _ in range(600):
-            if rows := await observer.fetch(question, group_id):
-                break
-            await asyncio.sleep(0.05)
+        rows: list[Any] = await until(lambda: observer.fetch(question, group_id), "the refusal is in the journal")
     finally:
         await observer.close()
     ((count, length),) = rows

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -26,6 +24,7 @@ from tests.frames.members import Member, create_topic, fresh, settle
 from tests.gateway.data_plane import batch_of
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import short_directory
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 PATIENCE_S = 60.0
@@ -125,13 +124,6 @@ async def answers(gateway: GatewayProcess, questions: dict[str, Ask]) -> dict[st
             return ErrorCode(await ask(client))
 
     return dict(zip(questions, await asyncio.gather(*map(one, questions.values())), strict=True))
-
-
-async def until(ask: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await ask():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.1)
 
 
 AWAY = {

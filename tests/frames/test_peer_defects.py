@@ -30,6 +30,7 @@ from protocol.records import Record, iter_records, split_batches
 from tests.frames.members import create_topic, fresh, join_all, member, settle
 from tests.frames.records import batch, create, fetch, produce
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -47,11 +48,11 @@ async def list_offset(client: WireClient, topic: str, timestamp: int) -> int:
 
 async def emptied(client: WireClient, topic: str) -> None:
     """Wait until the topic's log starts at its end."""
-    async with asyncio.timeout(30):
-        while True:
-            if await list_offset(client, topic, EARLIEST) == await list_offset(client, topic, LATEST):
-                return
-            await asyncio.sleep(0.05)
+
+    async def ends() -> tuple[int, int]:
+        return await list_offset(client, topic, EARLIEST), await list_offset(client, topic, LATEST)
+
+    await until(ends, "the log is empty", holds=lambda found: found[0] == found[1])
 
 
 async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factory: GatewayFactory) -> None:

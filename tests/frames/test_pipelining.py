@@ -20,6 +20,7 @@ from protocol.messages.offset_commit import (
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from tests.frames.members import Member, create_topic, fresh, join_all, member, settle
 from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import until_blocked
 from tests.wire import WireClient
 
 ROUNDS = 20
@@ -53,18 +54,6 @@ def commit_to(one: Member, *topics: tuple[str, int, int]) -> OffsetCommitRequest
 
 def everything_of(group_id: str) -> OffsetFetchRequest:
     return OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=group_id, topics=None),))
-
-
-async def until_waiting_for_locks(connection: asyncpg.Connection) -> None:
-    """Wait until another session of this database waits for a lock."""
-    waiting = (
-        "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
-    )
-    async with asyncio.timeout(10):
-        while True:
-            if await connection.fetchval(waiting):
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_commit_counts_if_the_join_behind_it_ends_its_generation(gateway: GatewayProcess) -> None:
@@ -141,7 +130,7 @@ async def test_pipelined_commits_share_transactions_and_are_answered_in_order(ga
                     beaten.add_done_callback(lambda _, number=2 * partition + 1: answered.append(number))
                     waiting += [committed, beaten]
                 # Another connection's request is answered after them, so the node has read them all.
-                await until_waiting_for_locks(database)
+                await until_blocked(database)
                 async with await WireClient.connect(gateway.bootstrap) as other:
                     await other.send(everything_of(group_id), 8)
                 assert not answered

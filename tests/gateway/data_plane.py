@@ -311,15 +311,6 @@ async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncp
         await connection.close()
 
 
-async def wait_for_blocked_append(connection: asyncpg.Connection) -> None:
-    """Wait until some session waits for a lock."""
-    deadline = time.monotonic() + 10
-    while not await connection.fetchval(
-        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-    ):
-        assert time.monotonic() < deadline, "no append waits"
-
-
 async def terminate_backends(connection: asyncpg.Connection) -> None:
     """Close every other connection to this database, as a crash of Postgres would."""
     await connection.execute(

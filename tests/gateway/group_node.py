@@ -61,6 +61,7 @@ from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, NewTopic, Topic
+from tests.steps.waiting import until
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
 REFUSE = {line.api_key: line.refusal for line in SERVED}
@@ -378,18 +379,6 @@ async def write_is_waiting(connection: asyncpg.Connection) -> None:
         return bool(await connection.fetchval(waiting))
 
     await until(is_waiting)
-
-
-async def until(condition: Any, *, seconds: float = 20.0) -> None:
-    """Poll `condition`, a function or coroutine function, until it holds."""
-    async with asyncio.timeout(seconds):
-        while True:
-            holds = condition()
-            if asyncio.iscoroutine(holds):
-                holds = await holds
-            if holds:
-                return
-            await asyncio.sleep(0.005)
 
 
 async def lose_lease(node: GroupNode, group_id: str) -> None:

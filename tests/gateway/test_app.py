@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
 from platform import python_version
 
 import asyncpg
@@ -36,6 +35,7 @@ from protocol.messages.offset_commit import (
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.gateway.data_plane import batch_of
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
+from tests.steps.waiting import wait_for
 from tests.wire import WireClient
 
 
@@ -50,13 +50,6 @@ def get(gateway: GatewayProcess, path: str) -> tuple[int, str]:
 def sample(text: str, name: str) -> float:
     (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return float(value)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 async def create_topic(client: WireClient, name: str, partitions: int = 1) -> None:
@@ -85,7 +78,7 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     assert status == 200
     assert re.findall(r'href="([^"]+)"', links) == ["/metrics", "/livez", "/readyz", "/version"]
     # A node's jobs start a moment after its first answer.
-    eventually(lambda: sample(get(gateway, "/metrics")[1], "sluice_exporter_up") == 1)
+    wait_for(lambda: sample(get(gateway, "/metrics")[1], "sluice_exporter_up") == 1)
     status, text = get(gateway, "/metrics")
     assert status == 200
     assert f'sluice_build_info{{python="{python_version()}",version="{program_version()}"}} 1.0' in text
@@ -139,7 +132,7 @@ async def test_bytes_and_sizes_are_counted_by_topic(gateway: GatewayProcess) -> 
         assert counted("sluice_topic_partition_size_bytes") == [f"{2.0 * len(records)}"]
         deleted = DeleteTopicsRequest(topics=(DeleteTopicState(name=name),), topic_names=(name,), timeout_ms=10_000)
         await client.send(deleted, 5)
-        eventually(lambda: not counted("sluice_topic_bytes_in_total") + counted("sluice_topic_bytes_out_total"))
+        wait_for(lambda: not counted("sluice_topic_bytes_in_total") + counted("sluice_topic_bytes_out_total"))
 
 
 async def test_monotonic_metrics_are_counters(gateway: GatewayProcess) -> None:

@@ -17,9 +17,10 @@ from gateway.building.undo import StartError
 from gateway.config.settings import load
 from storage.errors import StorageUnavailable
 from storage.pool import Database
-from tests.clients.workers import counted, until
+from tests.clients.workers import counted
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.secured import Authority, Certificate, authenticate, plain_token
+from tests.steps.waiting import wait_for
 from tests.wire import WireClient
 
 NOTICED_SECONDS = 60.0
@@ -68,15 +69,15 @@ def test_replaced_certificate_file_serves_new_connections(gateway_factory: Gatew
     )
     assert (shown(one), shown(other)) == (der(first), der(first))
     replace(whole, "nothing")
-    until(lambda: failed_passes(gateway) > 0, "the unusable file is not counted", NOTICED_SECONDS)
+    wait_for(lambda: failed_passes(gateway) > 0, "the unusable file is not counted", seconds=NOTICED_SECONDS)
     assert shown(one) == der(first)
     replace(whole, second.whole.read_text())
-    until(lambda: shown(one) == der(second), "the replaced file is not used", NOTICED_SECONDS)
+    wait_for(lambda: shown(one) == der(second), "the replaced file is not used", seconds=NOTICED_SECONDS)
     assert shown(other) == der(first)
     key.write_text(third.key.read_text())
     chain.write_text(third.certificate.read_text())
     _lines(tmp_path, key, chain)
-    until(lambda: shown(other) == der(third), "the replaced texts are not used", NOTICED_SECONDS)
+    wait_for(lambda: shown(other) == der(third), "the replaced texts are not used", seconds=NOTICED_SECONDS)
     assert third.key.read_text().splitlines()[1] not in gateway.log_text()
 
 
@@ -110,7 +111,9 @@ async def test_replaced_password_file_decides_later_logins(gateway_factory: Gate
 
     assert await login("before") == 0
     replace(path, f'{name}={LOGIN}"after";\nnum.partitions=2\n')
-    until(lambda: "settings were read again" in gateway.log_text(), "the file is not read again", NOTICED_SECONDS)
+    wait_for(
+        lambda: "settings were read again" in gateway.log_text(), "the file is not read again", seconds=NOTICED_SECONDS
+    )
     assert await login("after") == 0
     assert await login("before") != 0
     log = gateway.log_text()
@@ -182,11 +185,13 @@ async def test_new_connections_use_the_url_that_the_file_holds_then(
 
         await cut()
         listening = "the listener does not use the new URL"
-        until(lambda: "the URL of the database changed" in gateway.log_text(), listening, NOTICED_SECONDS)
+        wait_for(lambda: "the URL of the database changed" in gateway.log_text(), listening, seconds=NOTICED_SECONDS)
         assert await users() <= {role}
         replace(path, "nothing\n")
         await cut()
-        until(lambda: "the last URL stays in use" in gateway.log_text(), "no word of the file", NOTICED_SECONDS)
+        wait_for(
+            lambda: "the last URL stays in use" in gateway.log_text(), "no word of the file", seconds=NOTICED_SECONDS
+        )
         assert await users() <= {role}
         gateway.stop()
     finally:

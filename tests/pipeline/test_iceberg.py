@@ -24,8 +24,9 @@ from pipeline.errors import PipelineError, explain
 from pipeline.latest import job as latest_job
 from pipeline.schema import CHANGE
 from tests.gateway_process import GatewayProcess
-from tests.pipeline import jobs, test_latest, topics
+from tests.pipeline import jobs, topics
 from tests.pipeline.conftest import INTERPRETED
+from tests.pipeline.histories import PARTITIONS, applied, changes, held, held_versions, lived, living
 from tests.pipeline.relay import relayed
 
 pytestmark = pytest.mark.timeout(600)
@@ -202,8 +203,8 @@ def test_offsets_of_a_lost_and_of_a_damaged_file_are_named_and_repaired(
 def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     lake: SparkSession, gateway: GatewayProcess
 ) -> None:
-    topic = topics.fresh(gateway.bootstrap, test_latest.PARTITIONS)
-    records = test_latest.living(test_latest.changes(60, seed=4))
+    topic = topics.fresh(gateway.bootstrap, PARTITIONS)
+    records = living(changes(60, seed=4))
     given = ("--max-batch-records", "40", *FORMAT)
     for part in (records[:40], records[40:]):
         topics.fill(gateway.bootstrap, topic, part)
@@ -215,14 +216,14 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
     told = jobs.latest(lake, "events", "newest", *given)
     assert len(told.events("committed")) == 1
-    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
-    assert test_latest.held_versions(lake, "iceberg:history") == test_latest.lived(records)
+    assert held(lake, "iceberg:newest") == applied(records)
+    assert held_versions(lake, "iceberg:history") == lived(records)
     done = latest_job.last_merged(lake, "iceberg:newest")
     assert done is not None
     # The number is committed already, so the merge is skipped, as after a lost answer.
     frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
     latest_job.merge_batch(frame, "iceberg:newest", done)
-    assert test_latest.held(lake, "iceberg:newest") == test_latest.applied(records)
+    assert held(lake, "iceberg:newest") == applied(records)
 
 
 def written(spark: SparkSession, where: str, head: int | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from tests.sql.conftest import create_topic
 from tests.sql.offsets import COMMIT, fence
 from tests.sql.reading import read
 from tests.steps.command import output_of
+from tests.steps.waiting import until
 
 Connection = asyncpg.Connection
 GROUP = "billing"
@@ -130,10 +130,7 @@ async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
     await order(sql, 50, 30)
     await bill(sql, gateway.bootstrap, 79)
     last: Any = await sql.fetchval("select pg_walfile_name(pg_switch_wal())")
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not (archive / last).exists():
-        assert time.monotonic() < deadline_s, "Postgres does not archive its WAL"
-        await asyncio.sleep(0.05)
+    await until((archive / last).exists, "Postgres archives its WAL")
     await sql.close()
     gateway.stop()
     loop.run(server.stop())
@@ -147,10 +144,7 @@ async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
     restored = EmbeddedPostgres(copy, settings=recovery)
     url = loop.run(restored.start())
     sql = await asyncpg.connect(url)
-    deadline_s = time.monotonic() + DEADLINE_S
-    while await sql.fetchval("select pg_is_in_recovery()"):
-        assert time.monotonic() < deadline_s, "Postgres does not reach the restore point"
-        await asyncio.sleep(0.05)
+    await until(lambda: sql.fetchval("select not pg_is_in_recovery()"), "Postgres reaches the restore point")
     try:
         new = gateway_factory(database_url=url)
         await assert_restored(sql, new.bootstrap, 50, 30)

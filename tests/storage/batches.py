@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from typing import TypedDict
 
-import asyncpg
 import crc32c
 
 from storage.log import LogStore
@@ -74,15 +72,3 @@ async def read(log: LogStore, key: PartitionKey, offset: int = 0, max_bytes: int
 
 def offsets(batches: tuple[StoredBatch, ...]) -> list[tuple[int, int]]:
     return [(batch.base_offset, batch.last_offset) for batch in batches]
-
-
-async def until_blocked(sql: asyncpg.Connection, backends: int) -> None:
-    """Wait until so many backends of the test's database wait for a lock."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            waiting = await sql.fetchval(
-                "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-            )
-            if (waiting or 0) >= backends:
-                return
-            await asyncio.sleep(0.005)

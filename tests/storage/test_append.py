@@ -14,7 +14,8 @@ from storage.log import LogStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import Appended, NewBatch, PartitionKey, Refusal
-from tests.storage.batches import append, batch_bytes, new_batch, offsets, read, until_blocked
+from tests.steps.waiting import until_blocked
+from tests.storage.batches import append, batch_bytes, new_batch, offsets, read
 from tests.storage.conftest import MakeLog, MakeTopic
 
 PRODUCER = 4000

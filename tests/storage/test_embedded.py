@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,6 +24,7 @@ from storage import embedded, embedded_child, postgres_programs
 from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError
 from storage.postgres_programs import bin_directory
 from tests.postgres import short_directory
+from tests.steps.waiting import until
 from tests.strangers import readable_by
 
 ROOT = Path(__file__).parents[2]
@@ -80,13 +81,6 @@ async def server(directory: Path) -> AsyncIterator[EmbeddedPostgres]:
     await made.start()
     yield made
     await made.stop()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def value_of(url: str, statement: str) -> object:
@@ -310,7 +304,7 @@ async def test_a_symlink_is_not_followed_after_the_server_was_killed(
     for name in PLANTED:
         plant(server.cluster_dir, name, precious)
     os.kill(server.pid, signal.SIGKILL)
-    await eventually(lambda: server.restarts == 1)
+    await until(lambda: server.restarts == 1)
     assert await value_when_back(server.url, "SELECT 1") == 1
 
 
@@ -417,7 +411,7 @@ async def test_the_kernel_ends_the_server_when_its_owner_is_killed(directory: Pa
     pid = postmaster_pid(directory)
     process.kill()
     process.wait()
-    await eventually(lambda: not alive(pid))
+    await until(lambda: not alive(pid))
 
 
 async def test_a_server_that_outlived_its_owner_is_replaced_by_our_child(directory: Path) -> None:
@@ -459,7 +453,7 @@ async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(d
     server_user = (directory / "postgres").stat().st_uid
     zombie = subprocess.Popen(["true"], user=server_user if os.geteuid() == 0 else None)
     try:
-        await eventually(lambda: not alive(zombie.pid))
+        await until(lambda: not alive(zombie.pid))
         pid_path = directory / "postgres" / "postmaster.pid"
         pid_path.write_text(f"{zombie.pid}\n{directory / 'postgres'}\n1700000000\n5432\n/tmp\n\n\n")
         assert await run_and_stop(directory) == 1
@@ -494,9 +488,9 @@ async def test_a_killed_server_is_started_again_with_every_commit(server: Embedd
     for _ in range(2):
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        await eventually(lambda: server.pid is None)
+        await until(lambda: server.pid is None)
         assert await value_when_back(server.url, "SELECT value FROM kept") == 7
-    await eventually(lambda: server.restarts == 2)
+    await until(lambda: server.restarts == 2)
 
 
 def title_of(process: psutil.Process) -> str:
@@ -513,7 +507,7 @@ async def test_a_server_that_lost_one_process_is_started_again_whole(server: Emb
     pid = server.pid
     assert pid is not None
     next(child for child in psutil.Process(pid).children() if "checkpointer" in title_of(child)).kill()
-    await eventually(lambda: server.restarts == 1)
+    await until(lambda: server.restarts == 1)
     assert server.pid != pid
     assert await value_when_back(server.url, "SELECT value FROM kept") == 7
 
@@ -616,7 +610,7 @@ async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.M
         for _ in range(3):
             # RAISE LOG reaches the server's log with any setting of the client.
             await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
-            await eventually(lambda: server.log_path.stat().st_size < 1000)
+            await until(lambda: server.log_path.stat().st_size < 1000)
         assert server.log_path.with_suffix(".log.1").stat().st_size < 4000
     finally:
         await server.stop()

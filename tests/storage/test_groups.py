@@ -16,7 +16,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.types import CoordinatorLease, GroupRecord, MemberRecord, OffsetCommit, Saved
-from tests.storage.batches import until_blocked
+from tests.steps.waiting import until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.groups import group, load, member, save, whole
 

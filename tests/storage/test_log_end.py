@@ -20,7 +20,8 @@ from storage.retention import RetentionPolicy
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.types import Appended, NewBatch, PartitionKey, PartitionState
-from tests.storage.batches import EVERYTHING, append, append_each, new_batch, read, until_blocked
+from tests.steps.waiting import until_blocked
+from tests.storage.batches import EVERYTHING, append, append_each, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import pages_touched
 

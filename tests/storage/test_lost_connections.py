@@ -16,6 +16,7 @@ from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.types import CoordinatorLease, OffsetCommit, PartitionKey, Refusal
 from tests.cluster.proxy import PostgresProxy, proxied
+from tests.steps.waiting import until
 from tests.storage.batches import append, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
@@ -42,9 +43,8 @@ async def _server_process(database: Database) -> int:
 
 async def _until_ended(sql: asyncpg.Connection, process_id: int) -> None:
     """Wait until a server process has read everything that its connection held, and has ended."""
-    async with asyncio.timeout(DEADLINE_S):
-        while await sql.fetchval("select exists (select from pg_stat_activity where pid = $1)", process_id):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    ended = "select not exists (select from pg_stat_activity where pid = $1)"
+    await until(lambda: sql.fetchval(ended, process_id), "the server process ends")
 
 
 async def test_batch_read_late_is_not_written_after_its_successor_was_refused(

@@ -16,7 +16,8 @@ from storage.pool import Connection, Database
 from storage.schema import SEARCH_PATH
 from storage.topics import TopicStore
 from storage.types import PartitionKey, Refusal
-from tests.storage.batches import append, new_batch, read, until_blocked
+from tests.steps.waiting import until_blocked
+from tests.storage.batches import append, new_batch, read
 
 TERMINATE = """
 select pg_terminate_backend(pid) from pg_stat_activity

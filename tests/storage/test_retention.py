@@ -13,7 +13,8 @@ from storage.pool import Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.types import PartitionKey, ReadRequest, ReadResult, Refusal
-from tests.storage.batches import append, append_each, new_batch, offsets, read, until_blocked
+from tests.steps.waiting import until_blocked
+from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
 from tests.storage.transactions import Producer, plain_batch, read_committed

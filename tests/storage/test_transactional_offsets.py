@@ -17,7 +17,7 @@ from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
-from tests.storage.batches import until_blocked
+from tests.steps.waiting import until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.groups import group, load, member, save
 

@@ -22,7 +22,8 @@ from storage.types import (
     ReadResult,
     Refusal,
 )
-from tests.storage.batches import append, batch_bytes, new_batch, read, until_blocked
+from tests.steps.waiting import until_blocked
+from tests.storage.batches import append, batch_bytes, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer, committed_records, plain_batch
 

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 
 from sluice.testing import Kafka, KafkaTestError
+from tests.steps.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -37,13 +38,6 @@ def kafka(server: Kafka) -> Iterator[Kafka]:
     server.reset()
     yield server
     server.heal()
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def produce(kafka: Kafka, topic: str, *values: str, **settings: object) -> list[KafkaError | None]:
@@ -113,14 +107,14 @@ def test_records_come_back_through_a_stock_client(kafka: Kafka) -> None:
     topic = kafka.create_topic(partitions=3)
     assert produce(kafka, topic, "a", "b") == [None, None]
     with Member(kafka, topic, "readers", "one") as member:
-        eventually(lambda: sorted(member.values) == ["a", "b"], "the records were not read")
+        wait_for(lambda: sorted(member.values) == ["a", "b"], "the records were not read")
 
 
 def test_reset_leaves_neither_topics_nor_groups_nor_faults(kafka: Kafka) -> None:
     topic = kafka.create_topic()
     produce(kafka, topic, "a")
     with Member(kafka, topic, "readers", "one") as member:
-        eventually(lambda: member.values == ["a"], "the record was not read")
+        wait_for(lambda: member.values == ["a"], "the record was not read")
         kafka.fail_next("Produce", times=100)
         kafka.reset()
     kafka.reset()
@@ -130,7 +124,7 @@ def test_reset_leaves_neither_topics_nor_groups_nor_faults(kafka: Kafka) -> None
     again = kafka.create_topic(topic)
     assert produce(kafka, again, "b") == [None]
     with Member(kafka, again, "readers", "two") as member:
-        eventually(lambda: member.values == ["b"], "the group's offsets or the old record are still there")
+        wait_for(lambda: member.values == ["b"], "the group's offsets or the old record are still there")
 
 
 def test_settings_reach_the_broker_and_a_wrong_one_is_one_sentence() -> None:
@@ -153,12 +147,12 @@ def test_a_restart_keeps_records_groups_and_address(kafka: Kafka) -> None:
     topic = kafka.create_topic()
     with Member(kafka, topic, "readers", "one") as member:
         produce(kafka, topic, "a")
-        eventually(lambda: member.values == ["a"], "the record was not read")
+        wait_for(lambda: member.values == ["a"], "the record was not read")
         before = kafka.bootstrap, kafka.members("readers")
         kafka.restart()
         assert (kafka.bootstrap, kafka.members("readers")) == before
         produce(kafka, topic, "b")
-        eventually(lambda: member.values == ["a", "b"], "the second record was not read")
+        wait_for(lambda: member.values == ["a", "b"], "the second record was not read")
         assert member.revoked == 0
 
 
@@ -174,11 +168,11 @@ def test_a_lost_member_hears_of_it_and_joins_again(kafka: Kafka, protocol: str) 
         Member(kafka, topic, "readers", "one", **{"group.protocol": protocol}) as one,
         Member(kafka, topic, "readers", "two", **{"group.protocol": protocol}) as two,
     ):
-        eventually(lambda: (one.partitions, two.partitions) == (2, 2), "the members do not share the topic")
+        wait_for(lambda: (one.partitions, two.partitions) == (2, 2), "the members do not share the topic")
         ids = {client_id: member_id for member_id, client_id in kafka.members("readers").items()}
         assert kafka.lose_member("readers", ids["one"]) == ids["one"]
-        eventually(lambda: one.lost == 1, "the lost member was not told")
-        eventually(lambda: (one.partitions, two.partitions) == (2, 2), "the lost member did not come back")
+        wait_for(lambda: one.lost == 1, "the lost member was not told")
+        wait_for(lambda: (one.partitions, two.partitions) == (2, 2), "the lost member did not come back")
         assert ids["one"] not in kafka.members("readers") or protocol == "consumer"
         assert two.lost == 0
 
@@ -187,11 +181,11 @@ def test_a_lost_member_hears_of_it_and_joins_again(kafka: Kafka, protocol: str) 
 def test_a_rebalance_takes_partitions_away_and_gives_them_back(kafka: Kafka, protocol: str) -> None:
     topic = kafka.create_topic(partitions=4)
     with Member(kafka, topic, "readers", "one", **{"group.protocol": protocol}) as member:
-        eventually(lambda: member.partitions == 4, "the member has not all partitions")
+        wait_for(lambda: member.partitions == 4, "the member has not all partitions")
         assigned = member.assigned
         kafka.rebalance("readers")
-        eventually(lambda: member.revoked > 0 and member.assigned > assigned, "no partition moved")
-        eventually(lambda: member.partitions == 4, "the member did not get its partitions back")
+        wait_for(lambda: member.revoked > 0 and member.assigned > assigned, "no partition moved")
+        wait_for(lambda: member.partitions == 4, "the member did not get its partitions back")
         assert list(kafka.members("readers").values()) == ["one"]
         assert member.lost == 0
 
@@ -202,7 +196,7 @@ def test_a_group_or_member_that_does_not_exist_is_refused_by_name(kafka: Kafka) 
             action("nobody")
     topic = kafka.create_topic()
     with Member(kafka, topic, "readers", "one") as member:
-        eventually(lambda: member.partitions == 1, "the member has not joined")
+        wait_for(lambda: member.partitions == 1, "the member has not joined")
         with pytest.raises(KafkaTestError, match="has no member nobody, but one-"):
             kafka.lose_member("readers", "nobody")
 
@@ -219,7 +213,7 @@ def test_the_next_requests_fail_with_the_error_and_change_nothing(kafka: Kafka) 
         assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert produce(kafka, topic, "stored") == [None]
     with Member(kafka, topic, "readers", "one") as member:
-        eventually(lambda: member.values == ["stored"], "a refused record was stored")
+        wait_for(lambda: member.values == ["stored"], "a refused record was stored")
 
 
 def test_a_retriable_error_is_retried_by_the_client(kafka: Kafka) -> None:
@@ -316,8 +310,8 @@ def test_a_server_ends_when_its_process_is_killed() -> None:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     try:
-        eventually(lambda: not any(process.is_running() for process in processes), "the server has not ended")
-        eventually(lambda: not os.path.exists(data), "its data are still there")
+        wait_for(lambda: not any(process.is_running() for process in processes), "the server has not ended")
+        wait_for(lambda: not os.path.exists(data), "its data are still there")
     finally:
         orphan.kill()
 
@@ -332,7 +326,7 @@ def test_the_leftovers_of_a_killed_server_are_removed_by_the_next_one() -> None:
     with pytest.raises(KafkaTestError, match="has ended with exit code -9"):
         kafka.reset()
     kafka.stop()
-    eventually(lambda: not any(process.is_running() for process in children), "Postgres outlived its server")
+    wait_for(lambda: not any(process.is_running() for process in children), "Postgres outlived its server")
     os.utime(data, (0, 0))
     with Kafka():
         pass

@@ -27,7 +27,7 @@ from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeC
 from protocol.messages.list_config_resources import ListConfigResourcesRequest
 from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node
 from tests.gateway.apis.configs import alter, describe, replace
-from tests.storage.batches import until_blocked
+from tests.steps.waiting import until_blocked
 
 TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
 SET, DELETE, APPEND, SUBTRACT = Operation

@@ -24,8 +24,9 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssig
 from storage.errors import StorageUnavailable
 from storage.nodes import NodeStore
 from storage.types import LeaseKind, NewTopic, Node, Refusal, Topic
-from tests.gateway.group_node import GroupNode, forget_everything, group_node, lose_lease, settle, until
+from tests.gateway.group_node import GroupNode, forget_everything, group_node, lose_lease, settle
 from tests.postgres import Databases
+from tests.steps.waiting import until
 
 G = "g"
 UUID4 = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"

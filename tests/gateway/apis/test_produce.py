@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -36,8 +37,8 @@ from tests.gateway.data_plane import (
     produce_request,
     records_in,
     terminate_backends,
-    wait_for_blocked_append,
 )
+from tests.steps.waiting import until, until_blocked
 
 
 @pytest.fixture
@@ -256,7 +257,7 @@ async def test_an_ack_waits_for_the_durable_commit(node: DataPlane, database_url
     request = produce_request([(topic, 0, batch_of(b"a"))], acks=acks)
     async with locked_partition(database_url, key) as connection:
         sending = asyncio.create_task(produce(request, node.context(ApiKey.PRODUCE, 9)))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         assert not sending.done()
         assert node.tail.known(key, 0.0) is None, "the tail knows nothing that is not durable"
     assert await sending is not None
@@ -285,7 +286,7 @@ async def test_timed_out_batch_is_not_written_behind_its_repeat(
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = asyncio.create_task(node.send(topic, batch_of(b"first")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         request = produce_request([(topic, 0, batch_of(b"second"))], timeout_ms=50)
         for _ in range(3):
             response = await produce(request, node.context(ApiKey.PRODUCE, 9))
@@ -303,7 +304,7 @@ async def test_cancelled_request_gives_up_its_batch(node: DataPlane, database_ur
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = asyncio.create_task(node.send(topic, batch_of(b"first")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         second = asyncio.create_task(node.send(topic, batch_of(b"second")))
         await asyncio.sleep(0)
         assert node.appender.queued_bytes == len(batch_of(b"first")) + len(batch_of(b"second"))
@@ -379,7 +380,7 @@ async def test_log_append_time_agrees_everywhere(node: DataPlane) -> None:
     found = await node.list_offset(topic, stamp)
     assert (found.offset, found.timestamp) == (0, stamp)
     assert (await node.list_offset(topic, stamp + 1)).offset == -1
-    await asyncio.sleep(0.002)
+    await until(lambda: time.time_ns() // 1_000_000 > stamp, "the clock has gone on")
     again = await node.send(topic, batch)
     assert (again.base_offset, again.log_append_time_ms) == (0, stamp), "a repeat tells when the first was stamped"
 
@@ -447,7 +448,7 @@ async def test_storage_lost_during_a_commit_is_retriable(node: DataPlane, databa
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         sending = asyncio.create_task(node.send(topic, batch_of(b"a")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         await terminate_backends(connection)
         answer = await sending
         assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT, "retriable, and possibly persisted"

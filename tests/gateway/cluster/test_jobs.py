@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -14,6 +14,7 @@ from gateway.cluster.membership import Membership
 from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.types import BOTH, SHARD_COUNTS, LeaseKind, Roles
+from tests.steps.waiting import until
 
 TTL_MS = 60_000
 HOUR_MS = 3_600_000
@@ -62,13 +63,6 @@ class Work:
             self.cancelled += 1
             raise
         self.ended += 1
-
-
-async def until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def test_each_job_runs_on_one_node_and_jobs_are_spread(database: Database) -> None:

@@ -17,6 +17,7 @@ from storage.errors import StorageError
 from storage.nodes import NodeStore
 from storage.types import NewBatch, PartitionKey
 from tests.gateway.data_plane import DataPlane, at, batch_of, data_plane, offsets_in
+from tests.steps.waiting import until
 
 LONG_MS = 30_000
 DEADLINE_S = 10.0
@@ -87,12 +88,6 @@ async def two_nodes(url: str) -> AsyncGenerator[tuple[Node, Node]]:
 async def nodes(database_url: str) -> AsyncIterator[tuple[Node, Node]]:
     async with two_nodes(database_url) as nodes:
         yield nodes
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens on another node
-            await asyncio.sleep(0.005)
 
 
 async def parked_fetch(node: Node, topic, offset: int):

@@ -24,6 +24,7 @@ from protocol.shown import MAX_NAME_CHARS
 from storage.journal import JournalEvent, JournalStore
 from storage.pool import Database
 from storage.topics import TopicStore
+from tests.steps.waiting import until
 
 TOPIC_ID = uuid.uuid4()
 ROOM = 3
@@ -63,27 +64,15 @@ async def writer(database_url: str) -> AsyncIterator[Writer]:
 
 async def until_writing(writer: Writer) -> None:
     """Returns when a batch waits for the position that the observer holds."""
-    for _ in range(POLLS):
-        if await writer.observer.fetchval("select count(*) from pg_locks where not granted"):
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError("nothing is written")
+    await until(lambda: writer.observer.fetchval("select count(*) from pg_locks where not granted"), "a row is written")
 
 
 async def until_dropped(writer: Writer, rows: int) -> None:
-    for _ in range(POLLS):
-        if writer.counted("journal_dropped_rows") == rows:
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError(f"dropped are {writer.counted('journal_dropped_rows')}")
+    await until(lambda: writer.counted("journal_dropped_rows"), "rows are dropped", holds=lambda found: found == rows)
 
 
 async def until_written(writer: Writer, rows: int) -> None:
-    for _ in range(POLLS):
-        if writer.counted("journal_rows") == rows:
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError(f"written are {writer.counted('journal_rows')}")
+    await until(lambda: writer.counted("journal_rows"), "rows are written", holds=lambda found: found == rows)
 
 
 async def test_dropped_rows_are_counted_and_reported_in_the_journal(writer: Writer) -> None:

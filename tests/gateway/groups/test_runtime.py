@@ -35,16 +35,8 @@ from gateway.operate.logs import REQUEST
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import GroupChange, Saved
-from tests.gateway.group_node import (
-    QUICK,
-    GroupNode,
-    group_node,
-    locked_group,
-    reply_of,
-    settle,
-    until,
-    write_is_waiting,
-)
+from tests.gateway.group_node import QUICK, GroupNode, group_node, locked_group, reply_of, settle, write_is_waiting
+from tests.steps.waiting import until
 
 G = "g"
 

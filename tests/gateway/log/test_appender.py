@@ -24,8 +24,8 @@ from tests.gateway.data_plane import (
     offsets_in,
     records_in,
     terminate_backends,
-    wait_for_blocked_append,
 )
+from tests.steps.waiting import until_blocked
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_batches_during_a_commit_share_the_next(node: DataPlane, database_
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         rest = [node.appender.submit(new_batch(topic, batch_of(b"%d" % number))) for number in range(1, 51)]
     results = await asyncio.gather(first, *rest)
     assert [appended(result) for result in results] == list(range(51))
@@ -81,7 +81,7 @@ async def test_commit_is_bounded_in_batches_and_bytes(node: DataPlane, database_
     sizes = [1000, *[200] * 7, 6000, 4000, 4001, 50_000, 200]
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         futures = [appender.submit(new_batch(topic, batch_of_size(sizes[0])))]
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         futures += [appender.submit(new_batch(topic, batch_of_size(size))) for size in sizes[1:]]
     assert [appended(result) for result in await asyncio.gather(*futures)] == list(range(len(sizes)))
     assert node.commits == [
@@ -235,7 +235,7 @@ async def test_refused_batch_does_not_fail_its_commit(node: DataPlane, database_
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0", producer=(7, 0, 0))))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         gap = node.appender.submit(new_batch(topic, batch_of(b"x", producer=(7, 0, 9))))
         ghost = node.appender.submit(
             NewBatch(PartitionKey(topic.partitions[0].partition_key + 2), bytearray(batch_of(b"x")), 1, 0)
@@ -255,7 +255,7 @@ async def test_records_are_invisible_before_they_are_durable(node: DataPlane, da
     assert offsets_in(await node.fetch_one(topic, 0)) == []
     async with locked_partition(database_url, key) as connection:
         future = node.appender.submit(new_batch(topic, batch_of(b"a")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         during = await node.fetch_one(topic, 0)
         assert (offsets_in(during), during.high_watermark) == ([], 0)
     await future
@@ -277,7 +277,7 @@ async def test_drain_finishes_queued_batches(node: DataPlane, database_url: str)
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         futures = [node.appender.submit(new_batch(topic, batch_of(b"a"))) for _ in range(3)]
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         assert not await node.appender.drain(0.01)
         draining = asyncio.create_task(node.appender.drain(10))
         await asyncio.sleep(0)
@@ -290,7 +290,7 @@ async def test_cancelled_append_does_not_disturb_its_commit(node: DataPlane, dat
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         first = node.appender.submit(new_batch(topic, batch_of(b"0")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         gone = node.appender.submit(new_batch(topic, batch_of(b"1")))
         last = node.appender.submit(new_batch(topic, batch_of(b"2")))
         gone.cancel()
@@ -304,7 +304,7 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         during = node.appender.submit(new_batch(topic, batch_of(b"0")))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         queued = node.appender.submit(new_batch(topic, batch_of(b"1")))
         await terminate_backends(connection)
         with pytest.raises(StorageUnavailable):
@@ -324,7 +324,7 @@ async def test_idempotent_batch_is_not_written_without_its_predecessors(node: Da
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
         during = node.appender.submit(new_batch(topic, sent[0]))
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         queued = [node.appender.submit(new_batch(topic, batch)) for batch in sent[1:]]
         others = [
             node.appender.submit(new_batch(topic, batch_of(b"other", producer=producer)))
@@ -346,7 +346,7 @@ async def test_cancelled_batch_refuses_later_ones_until_its_repeat(node: DataPla
 
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
         kept = [submit(7, 0, 0)]
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         kept.append(submit(8, 0, 0))
         given_up = [submit(9, 0, 0), submit(9, 0, 1), submit(10, 0, 7)]
         followers = [submit(9, 0, 2)]
@@ -399,7 +399,7 @@ async def test_locked_partition_stops_no_other_of_its_committer(node: DataPlane,
             assert (
                 appended(await asyncio.wait_for(node.appender.submit(new_batch(topic, batch_of(b"x"), index)), 3)) == 0
             )
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         held.append(node.appender.submit(new_batch(topic, batch_of(b"3"), 0)))
         assert not any(future.done() for future in held)
     assert [appended(await future) for future in held] == [1, 2, 3, 4], "in the order in which they came"

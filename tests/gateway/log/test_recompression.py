@@ -16,6 +16,7 @@ from gateway.log.recompression import CODECS, Recompressor, recompress, wanted_c
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from protocol.records import BatchHead, Record, build_batch, iter_records, read_head, verify_crc
+from tests.steps.waiting import turns
 
 NOW_MS = 1_800_000_000_000
 RECORDS = [
@@ -118,9 +119,10 @@ async def test_room_is_held_until_it_is_released(recompressor: Recompressor) -> 
     assert room_bytes == recompressor.claimed_bytes == 2 * PLAIN_BYTES
     second = asyncio.create_task(recompressor.recompress(plain(2)))
     third = asyncio.create_task(recompressor.recompress(plain(1)))
-    await asyncio.sleep(0.05)
+    await turns(10)
+    assert recompressor.claimed_bytes == room_bytes, "a small one passed a large one that was there first"
     assert not second.done()
-    assert not third.done(), "a small one passed a large one that was there first"
+    assert not third.done()
     recompressor.give_back(room_bytes)
     for task in (second, third):
         _, room_bytes = await asyncio.wait_for(task, 10)
@@ -132,7 +134,7 @@ async def test_cancelled_waiter_for_room_delays_no_other(recompressor: Recompres
     _, room_bytes = await recompressor.recompress(plain(2))
     gone = asyncio.create_task(recompressor.recompress(plain(3)))
     behind = asyncio.create_task(recompressor.recompress(plain(1)))
-    await asyncio.sleep(0)
+    await turns()
     gone.cancel()
     _, more_bytes = await asyncio.wait_for(behind, 10)
     recompressor.give_back(room_bytes + more_bytes)

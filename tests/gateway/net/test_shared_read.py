@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.net.shared_read import SharedRead
 from storage.errors import StorageUnavailable
+from tests.steps.waiting import turns, until
 
 
 class Store:
@@ -35,11 +36,10 @@ async def test_callers_that_wait_share_a_read_that_began_after_they_asked() -> N
     store = Store()
     shared = SharedRead(store.read)
     first = asyncio.create_task(shared.get())
-    await asyncio.sleep(0.01)
-    assert store.reads == 1
+    await until(lambda: store.reads == 1)
     store.value = 1
     others = [asyncio.create_task(shared.get()) for _ in range(50)]
-    await asyncio.sleep(0.01)
+    await turns()
     store.gate.set()
     assert await first == 0
     assert await asyncio.gather(*others) == [1] * 50
@@ -59,9 +59,9 @@ async def test_cancelled_caller_does_not_affect_the_others() -> None:
     store = Store()
     shared = SharedRead(store.read)
     first, second = asyncio.create_task(shared.get()), asyncio.create_task(shared.get())
-    await asyncio.sleep(0.01)
+    await until(lambda: store.reads == 1)
     first.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.wait([first])
     store.gate.set()
     assert await second == 0
     assert store.reads == 1

@@ -17,7 +17,8 @@ from protocol.records import Record, build_batch
 from storage.errors import StorageUnavailable
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, Hears, data_plane, locked_partition, offsets_in, wait_for_blocked_append
+from tests.gateway.data_plane import DataPlane, Hears, data_plane, locked_partition, offsets_in
+from tests.steps.waiting import until_blocked
 
 READ_COMMITTED = 1
 
@@ -211,7 +212,7 @@ async def test_ends_waiting_for_a_partition_leave_connections_to_appends(node: D
             asyncio.create_task(node.transactions.end(name, producer.producer_id, 0, committed=True))
             for name, producer in producers.items()
         ]
-        await wait_for_blocked_append(connection)
+        await until_blocked(connection)
         for _ in range(3):
             async with asyncio.timeout(2.0):
                 await node.fill(other, [100])
