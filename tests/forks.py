@@ -60,7 +60,9 @@ class Fork:
         subprocess.TimeoutExpired after `timeout` seconds."""
         with self._lock:
             if self.returncode is None:
-                if not select.select([self._ended], [], [], timeout)[0]:
+                waiting = select.poll()  # select() takes no descriptor above 1023
+                waiting.register(self._ended, select.POLLIN)
+                if not waiting.poll(None if timeout is None else timeout * 1_000):
                     raise subprocess.TimeoutExpired(list(self._arguments), timeout or 0)
                 packet = os.read(self._ended, _STATUS.size)
                 os.close(self._ended)
