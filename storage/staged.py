@@ -150,6 +150,15 @@ class StagedRecords:
             self._gaps[seq] = _Gap(now_s, now_s, horizon["xmax"])
         return True
 
+    async def foreign_owner(self) -> tuple[int, str] | None:
+        """Return process id and role of a session that owns the records and is no node's, or None.
+
+        Postgres lets every role take an advisory lock, so a role that may only connect can keep the relay from working.
+        """
+        async with translated_errors():
+            row = await self._connection.fetchrow(statement("foreign_staged_owner"))
+        return None if row is None else (row["pid"], row["role"])
+
     async def set_awake(self, awake: bool) -> None:
         """Tell committing transactions whether they must notify."""
         async with translated_errors():

@@ -46,6 +46,8 @@ LINGER_S = 0.5
 """How long the relay still polls after it has asked. A transaction that found it polling may only commit now."""
 SAFETY_S = 1.0
 """Interval of looks without a notification."""
+FOREIGN_INTERVAL_S = 10.0
+"""Interval at which a node that is not the relay looks whether the relay is a node at all."""
 OWN_INTERVAL_S = 0.25
 """Interval at which other nodes try to become the relay."""
 REFUSED_AT_ONCE = 10
@@ -101,13 +103,28 @@ class Relay:
     async def run(self) -> None:
         """Wait until this node may relay, and relay until the session with Postgres is lost. Raise StorageError."""
         session = await StagedRecords.open(self._database, self._notified.set)
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
         try:
             while True:
                 if await session.try_own():
                     await self._relay(session)
+                if loop.time() > looked_s + FOREIGN_INTERVAL_S:
+                    looked_s = loop.time()
+                    await self._look_for_foreign_owner(session)
                 await asyncio.sleep(OWN_INTERVAL_S)
         finally:
             session.close()
+
+    async def _look_for_foreign_owner(self, session: StagedRecords) -> None:
+        owner = await session.foreign_owner()
+        if owner is not None:
+            pid, role = owner
+            logger.error(
+                "records of SQL transactions wait: a session that is no node's holds the lock of the relay",
+                role=role,
+                end_it_by=f"select pg_terminate_backend({pid})",
+            )
 
     async def _relay(self, session: StagedRecords) -> None:
         loop = asyncio.get_running_loop()

@@ -31,6 +31,16 @@ where (
 -- Whether this session relays staged records from now on. The lock ends with the session.
 select pg_try_advisory_lock(771903215, 0);
 
+-- name: foreign_staged_owner
+-- The session that holds the relay's lock and is no node's: its role may not even delete staged records.
+select a.pid, a.usename::text as role
+from pg_locks l
+join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = 771903215 and l.objid = 0 and l.objsubid = 2 and l.granted
+    and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    and not has_table_privilege(a.usesysid, 'staged_record', 'delete')
+limit 1;
+
 -- name: set_staged_awake
 -- Tells committing transactions whether the relay polls (2) or waits to be notified (1).
 select setval('staged_awake', $1::bigint);

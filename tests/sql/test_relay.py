@@ -11,11 +11,14 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from storage.embedded import EmbeddedPostgres
 from storage.errors import StorageError
+from storage.migrate import migrate
 from storage.pool import Database
 from storage.staged import StagedRecord, StagedRecords
 from storage.types import NewBatch
 from tests.cluster.conftest import Cluster, cluster
+from tests.postgres import LoopThread, short_directory
 from tests.sql.conftest import create_topic
 from tests.sql.reading import DEADLINE_S, read, values
 from tests.steps.waiting import until
@@ -122,3 +125,32 @@ async def test_records_that_are_gone_when_they_are_appended_are_refused(cluster:
         relay.close()
         await database.close()
         await sql.close()
+
+
+async def test_a_role_that_holds_the_lock_of_the_relay_is_named() -> None:
+    loop = LoopThread()
+    with short_directory() as directory:
+        access = directory / "pg_hba.conf"
+        access.write_text("local all all trust\n")
+        access.chmod(0o644)
+        server = EmbeddedPostgres(directory / "server", settings={"hba_file": str(access)})
+        url = loop.run(server.start())
+        database = await Database.open(url)
+        await migrate(database)
+        try:
+            admin = await asyncpg.connect(url)
+            await admin.execute("create role mallory login")
+            await admin.close()
+            foreign = await asyncpg.connect(url.replace("postgresql://sluice@", "postgresql://mallory@"))
+            waiting = await StagedRecords.open(database, lambda: None)
+            assert await foreign.fetchval("select pg_try_advisory_lock(771903215, 0)")
+            assert not await waiting.try_own()
+            assert await waiting.foreign_owner() == (foreign.get_server_pid(), "mallory")
+            await foreign.close()
+            await until(waiting.try_own, "the relay's lock")
+            assert await waiting.foreign_owner() is None, "a node's own session"
+            waiting.close()
+        finally:
+            await database.close()
+            loop.run(server.stop())
+    loop.close()
