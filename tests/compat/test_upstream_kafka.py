@@ -40,6 +40,11 @@ def test_a_test_without_a_line_and_a_line_without_a_test_are_faults() -> None:
     assert told == ["no reason for SomeTest.three, SomeTest.two", "no such test: SomeTest.four"]
 
 
+def test_every_test_that_is_left_out_belongs_to_a_class_that_is_listed() -> None:
+    listed = AllowList.load()
+    assert {test.partition(".")[0] for test in listed.left_out} <= {tests.short for tests in listed.classes}
+
+
 def test_every_test_has_one_answer_even_if_its_program_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
