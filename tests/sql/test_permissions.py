@@ -10,6 +10,7 @@ import pytest
 
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.sql.reading import error
+from tests.steps.waiting import until
 
 Connection = asyncpg.Connection
 
@@ -158,6 +159,9 @@ async def test_acls_decide_with_an_authorizer(
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic other"):
             await writer.execute("select kafka.produce('other', 'v')")
         assert "closed" not in [row["topic"] for row in await writer.fetch("select topic from kafka.topics")]
+        # The node makes the journal's tables of today soon after its start.
+        made = "select exists (select from pg_inherits where inhparent = 'sluice.journal_ownership'::regclass)"
+        await until(lambda: owner.fetchval(made), "the journal's first table")
         await owner.execute(
             """insert into sluice.group_member values ('g', 'm', 1, '{}');
             insert into sluice.journal_ownership
