@@ -638,9 +638,7 @@ def read_all(bootstrap: str) -> tuple[list[Record], dict[tuple[str, int], int]]:
     consumer = Consumer({**PATIENT, "bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
     try:
         places = [TopicPartition(topic, index, 0) for topic, count in TOPICS.items() for index in range(count)]
-        ends = {
-            (place.topic, place.partition): consumer.get_watermark_offsets(place, timeout=30)[1] for place in places
-        }
+        ends = {(place.topic, place.partition): _end_of(consumer, place) for place in places}
         left = {place for place, end in ends.items() if end}
         consumer.assign(places)
         log: list[Record] = []
@@ -656,6 +654,18 @@ def read_all(bootstrap: str) -> tuple[list[Record], dict[tuple[str, int], int]]:
         return log, ends
     finally:
         consumer.close()
+
+
+def _end_of(consumer: Consumer, place: TopicPartition) -> int:
+    """Return where a partition ends. A client that still knows a killed node is answered by none, and asks again."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=10)[1]
+        except KafkaException:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
 
 
 def _say(line: str) -> None:
