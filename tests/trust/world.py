@@ -204,12 +204,18 @@ class World:
             for node in self.nodes:
                 node.wake()
                 node.process.kill()
-            for process in stopped:
-                process.kill()
-            _until_dead(stopped)
-            lost = self.disk.take_back(chance)
+            lost = self._loop.run(self._die(stopped, self.disk, chance))
         self._loop.run(self._until_postgres_answers())
         return lost
+
+    @staticmethod
+    async def _die(stopped: Sequence[psutil.Process], disk: Disk, chance: random.Random | None) -> Lost:
+        """Kill Postgres and take back its writes, without a pause for the event loop: the embedded server would use it
+        to write files for its next start."""
+        for process in stopped:
+            process.kill()
+        _until_dead(stopped)
+        return disk.take_back(chance)
 
     @contextlib.contextmanager
     def locked_rows(self, table: str) -> Iterator[None]:
