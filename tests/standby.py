@@ -72,16 +72,9 @@ class ReplicatedPostgres:
         finally:
             await connection.close()
 
-    @contextlib.contextmanager
-    def sleeping_standby(self) -> Iterator[None]:
+    def sleeping_standby(self) -> contextlib.AbstractContextManager[None]:
         """Stop the standby by SIGSTOP for as long as the context lasts: no commit ends in the meantime."""
-        stopped = suspend(self.standby)
-        try:
-            yield
-        finally:
-            for process in stopped:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.resume()
+        return sleeping(self.standby)
 
     def fail_over(self) -> str:
         """Freeze the primary, promote the standby, and return its URL. `retire` ends the former primary."""
@@ -121,6 +114,18 @@ def suspend(server: EmbeddedPostgres) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
     return stopped
+
+
+@contextlib.contextmanager
+def sleeping(server: EmbeddedPostgres) -> Iterator[None]:
+    """Stop every process of a server by SIGSTOP for as long as the context lasts."""
+    stopped = suspend(server)
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def _socket_directory(server: EmbeddedPostgres) -> str:

@@ -23,7 +23,7 @@ from storage.embedded import EmbeddedPostgres
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.gateway_process import ROOT, GatewayProcess, find_coordinator, free_ports
 from tests.postgres import LoopThread, short_directory
-from tests.standby import ReplicatedPostgres, running, suspend
+from tests.standby import ReplicatedPostgres, running, sleeping, suspend
 from tests.trust.links import Link
 from tests.trust.powercut import Disk, Lost, compiler
 
@@ -167,11 +167,9 @@ class World:
         """Kill the postmaster by SIGKILL; the embedded server starts another, which recovers from the WAL."""
         os.kill(running(self._server).pid, signal.SIGKILL)
 
-    @contextlib.contextmanager
-    def sleeping_standby(self) -> Iterator[None]:
+    def sleeping_standby(self) -> contextlib.AbstractContextManager[None]:
         assert self._pair is not None, "there is no standby"
-        with self._pair.sleeping_standby():
-            yield
+        return self._pair.sleeping_standby()
 
     def fail_over(self) -> None:
         """Freeze the primary, promote its standby, and lead all nodes there. Then make a new standby."""
@@ -182,16 +180,9 @@ class World:
         self._release_snapshot()
         self._pair.retire()
 
-    @contextlib.contextmanager
-    def sleeping_postgres(self) -> Iterator[None]:
+    def sleeping_postgres(self) -> contextlib.AbstractContextManager[None]:
         """Stop every process of the server by SIGSTOP for as long as the context lasts."""
-        stopped = suspend(self._server)
-        try:
-            yield
-        finally:
-            for process in stopped:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.resume()
+        return sleeping(self._server)
 
     def cut_power(self, chance: random.Random | None) -> Lost:
         """Kill all nodes and Postgres, and take back what they had not synced; then start Postgres.
