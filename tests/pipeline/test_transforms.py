@@ -317,7 +317,7 @@ def test_data_that_is_not_what_the_value_says_is_found(spark: SparkSession) -> N
     assert found == {offset: what for offset, (_, _, what) in enumerate(changes)}
 
 
-def test_what_was_typed_with_fewer_and_narrower_columns_is_right(spark: SparkSession) -> None:
+def test_rows_typed_with_fewer_and_narrower_columns_are_right(spark: SparkSession) -> None:
     typing = JsonTyping(None, evolve=False)
     before = StructType.fromDDL("id int, who struct<n:bigint>")
     after = StructType.fromDDL("id bigint, who struct<n:bigint,m:bigint>, new bigint")
