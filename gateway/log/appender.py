@@ -10,15 +10,18 @@ so that the partition delays no other.
 
 This module does not validate and does not assign offsets (Postgres does). It never repeats a commit whose outcome is
 unknown: the client decides, and Postgres recognises an idempotent producer's repeat by its sequence. If such a
-producer's batch was not written, the batches that the producer queued behind it are not written either and get the same
-answer. The reason: a partition that does not know the producer yet accepts any first sequence, and would then refuse
-the earlier batch when the producer repeats it.
+producer's batch was not written, the producer's later batches are not written either and get the same answer, until
+the producer repeats the lost batch or numbers anew. There are two reasons. A partition that does not know the producer
+yet accepts any first sequence, and would then refuse the earlier batch when the producer repeats it. And a partition
+that knows the producer would refuse the later batch with OUT_OF_ORDER_SEQUENCE. librdkafka then numbers anew everything
+that is not acknowledged, also a repeat that is on its way. If that repeat is written and its answer is lost, the record
+is there twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -53,6 +56,15 @@ class _Pending(NamedTuple):
         return self.batch.partition_key, self.batch.producer_id
 
 
+class _Lost(NamedTuple):
+    """A batch of an idempotent producer that was perhaps not written."""
+
+    producer_epoch: int
+    base_sequence: int
+    until_s: float
+    """Loop time until which the producer's later batches are refused."""
+
+
 @dataclass(slots=True)
 class _Place:
     """The committer that queues a partition's batches, and the number of batches neither settled nor dropped."""
@@ -63,6 +75,12 @@ class _Place:
 
 QUEUED_AT_ONE_BYTES = 64 * 1024
 """If a committer holds more than this, the next committer receives the partitions that have nothing queued."""
+
+BROKEN_S = 60.0
+"""How long later batches of a producer are refused while the producer does not repeat a lost one. It is longer than the
+request timeouts of clients, after which they repeat. Then Postgres decides."""
+MAX_BROKEN = 10_000
+"""Producers, each in one partition, whose lost batches are remembered."""
 
 LANES_AT_ONCE = 2
 """Lanes that may wait in Postgres at once. Each occupies a connection while it waits."""
@@ -81,6 +99,8 @@ class Appender:
         max_commit_bytes: int = 8 * 1024 * 1024,
         max_commit_batches: int = 512,
         gather_s: float = 0.0,
+        broken_s: float = BROKEN_S,
+        max_broken: int = MAX_BROKEN,
         observe_commit: CommitObserver | None = None,
         listener: AppendListener = NO_LISTENER,
     ) -> None:
@@ -95,6 +115,10 @@ class Appender:
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
         self._listener = listener
+        self._broken_s = broken_s
+        self._max_broken = max_broken
+        self._broken: OrderedDict[tuple[int, int], _Lost] = OrderedDict()
+        """Per stream the first batch that was perhaps not written and has not been repeated. The oldest is first."""
 
     @property
     def queued_bytes(self) -> int:
@@ -108,8 +132,12 @@ class Appender:
         future resolves once the batch is durable or refused. It carries StorageUnavailable if Postgres was lost, and
         then the batch may or may not have been written. Cancelling the future gives the batch up: the batch is not
         written unless its commit has begun."""
-        outcome: asyncio.Future[Appended | Refusal] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Appended | Refusal] = loop.create_future()
         pending = _Pending(batch, len(batch.records), outcome, outcome if request is None else request)
+        if self._broken and self._follows_lost(pending, loop.time()):
+            _fail([pending], _predecessor_lost())
+            return outcome
         self._queued_bytes += pending.size_bytes
         place = self._places.get(batch.partition_key)
         if place is None:
@@ -241,13 +269,26 @@ class Appender:
         """Remove a lane in which nothing waits any more."""
         self._lanes.discard(lane)
 
+    def _follows_lost(self, pending: _Pending, now_s: float) -> bool:
+        """Return True if the batch follows a lost one that its producer has not repeated."""
+        lost = self._broken.get(pending.stream)
+        if lost is None:
+            return False
+        if _resumes(pending.batch, lost) or lost.until_s <= now_s:
+            del self._broken[pending.stream]
+            return False
+        return True
+
     def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
         """Fail the batches that idempotent producers have queued behind batches that were not, or perhaps not,
-        written. Stop at the batch with which a producer begins to repeat them or to number anew."""
-        broken: dict[tuple[int, int], NewBatch] = {}
+        written. Stop at the batch with which a producer begins to repeat them or to number anew. Remember the lost
+        batches that are not repeated yet."""
+        until_s = asyncio.get_running_loop().time() + self._broken_s
+        broken: dict[tuple[int, int], _Lost] = {}
         for pending in unwritten:
-            if pending.batch.producer_id >= 0:
-                broken.setdefault(pending.stream, pending.batch)
+            batch = pending.batch
+            if batch.producer_id >= 0:
+                broken.setdefault(pending.stream, _Lost(batch.producer_epoch, batch.base_sequence, until_s))
         if not broken:
             return
         followers: list[_Pending] = []
@@ -262,7 +303,12 @@ class Appender:
             else:
                 followers.append(pending)
         self._forget(followers)
-        _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
+        _fail(followers, _predecessor_lost())
+        for stream, lost in broken.items():
+            self._broken.pop(stream, None)
+            self._broken[stream] = lost
+        while len(self._broken) > self._max_broken:
+            self._broken.popitem(last=False)
 
     def _forget(self, settled: Sequence[_Pending]) -> None:
         """Stop counting batches that are settled or dropped."""
@@ -288,7 +334,11 @@ class Appender:
         self._listener.appended(batch.partition_key, appended.base_offset + batch.record_count)
 
 
-def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
+def _predecessor_lost() -> StorageUnavailable:
+    return StorageUnavailable("an earlier batch of this producer was not written")
+
+
+def _resumes(batch: NewBatch, lost: _Lost) -> bool:
     return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
 
 

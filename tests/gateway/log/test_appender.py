@@ -360,6 +360,52 @@ async def test_cancelled_batch_refuses_later_ones_until_its_repeat(node: DataPla
     assert node.appender.queued_bytes == 0
 
 
+async def test_batch_after_a_lost_one_is_not_called_out_of_order(node: DataPlane, database_url: str) -> None:
+    """librdkafka answers OUT_OF_ORDER_SEQUENCE by numbering anew, even if a repeat of the lost batch is on its way. If
+    that repeat is written and its answer lost, the record is there twice."""
+    topic = await node.create_topic("t")
+    sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
+    assert appended(await node.appender.submit(new_batch(topic, sent[0]))) == 0
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        lost = node.appender.submit(new_batch(topic, sent[1]))
+        await until_blocked(connection)
+        await terminate_backends(connection)
+        await gather_errors(lost)
+    later = node.appender.submit(new_batch(topic, sent[2]))
+    assert isinstance((await gather_errors(later))[0], StorageUnavailable)
+    other = node.appender.submit(new_batch(topic, batch_of(b"other", producer=(8, 0, 0))))
+    assert appended(await other) == 1
+    repeated = [node.appender.submit(new_batch(topic, batch)) for batch in sent[1:]]
+    assert [appended(result) for result in await asyncio.gather(*repeated)] == [2, 3, 4]
+    assert node.appender.queued_bytes == 0
+
+
+async def test_lost_batch_that_is_never_repeated_is_forgotten(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    appender = Appender(node.log, node.tail, broken_s=0.0)
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        lost = appender.submit(new_batch(topic, batch_of(b"0", producer=(7, 0, 0))))
+        await until_blocked(connection)
+        await terminate_backends(connection)
+        await gather_errors(lost)
+    assert appended(await appender.submit(new_batch(topic, batch_of(b"1", producer=(7, 0, 1))))) == 0
+
+
+async def test_lost_batches_of_many_producers_are_bounded(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    appender = Appender(node.log, node.tail, max_broken=2)
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        lost = [appender.submit(new_batch(topic, batch_of(b"0", producer=(each, 0, 0)))) for each in range(3)]
+        await until_blocked(connection)
+        lost += [appender.submit(new_batch(topic, batch_of(b"1", producer=(each, 0, 1)))) for each in range(3)]
+        await terminate_backends(connection)
+        await gather_errors(*lost)
+    later = [appender.submit(new_batch(topic, batch_of(b"1", producer=(each, 0, 1)))) for each in range(3)]
+    first, *rest = await gather_errors(*later)
+    assert isinstance(first, Appended), "the oldest has been forgotten"
+    assert all(isinstance(error, StorageUnavailable) for error in rest)
+
+
 async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[object]:
     return list(await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10))
 
