@@ -126,6 +126,10 @@ class Membership:
             self._history.add(OwnerChanged(life.group, life.name, life.topic, partition, change, at_s))
 
 
+class FatalError(Exception):
+    """The client refuses every further call."""
+
+
 # --- librdkafka ---------------------------------------------------------------------------------------------------
 
 
@@ -143,12 +147,21 @@ class LibrdkafkaMember:
                 self._take()
                 if self._membership.uncommitted >= COMMIT_EVERY:
                     self._commit()
-        finally:
             close(self._consumer, self._take, patience_s=LEAVE_S)
+        except FatalError:
+            # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
+            # nothing more, and its successor takes its place.
+            self._membership.lost(set(self._membership.owned))
+            self._consumer.close()
 
     def _take(self) -> None:
         message = self._consumer.poll(POLL_S)
-        if message is None or message.error() is not None:
+        if message is None:
+            return
+        error = message.error()
+        if error is not None:
+            if error.fatal():
+                raise FatalError(str(error))
             return
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
