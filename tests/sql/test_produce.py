@@ -255,8 +255,8 @@ async def test_records_of_a_large_transaction_become_visible_together(
 
     def ends_of_a_client() -> int:
         # One node leads all partitions, so the client asks once, and the node answers from one snapshot.
-        latest: Any = OffsetSpec.latest()
-        found = admin.list_offsets({place: latest for place in places}, request_timeout=30)
+        asked: dict[TopicPartition, Any] = {place: OffsetSpec.latest() for place in places}
+        found = admin.list_offsets(asked, request_timeout=30)
         return sum(future.result(30).offset for future in found.values())
 
     seen_by_sql: set[int] = set()
