@@ -143,13 +143,21 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
 
 
 def deliver_statements_late(world: World, chance: random.Random) -> str:
-    node, late_s = chance.choice(world.nodes), _length(chance, 1.0, 2 * TTL_S)
-    node.postgres.hold_open_connections()
-    _wait(_length(chance, 0.0, 2.0))  # statements of several kinds gather
-    asyncio.run(node.postgres.lose_held_statement())
-    _wait(late_s)
-    node.postgres.heal()
-    return f"{node.name} lost its connections to Postgres, which read their last statements {late_s:.1f} s later"
+    """Let Postgres read statements of lost connections later than their repeats. It happens several times, because only
+    a statement that the repeat does not exclude does harm."""
+    node, times = chance.choice(world.nodes), chance.randint(1, 4)
+    delays_s = [_length(chance, 1.0, TTL_S) for _ in range(times)]
+    for late_s in delays_s:
+        node.postgres.hold_open_connections()
+        _wait(chance.uniform(0.2, 2.0))  # statements of several kinds gather
+        asyncio.run(node.postgres.lose_held_statement())
+        _wait(late_s)
+        node.postgres.heal()
+    return (
+        f"{node.name} lost its connections to Postgres, which read their last statements "
+        + ", ".join(f"{late_s:.1f} s" for late_s in delays_s)
+        + " later"
+    )
 
 
 def hold_row_locks(world: World, chance: random.Random) -> str:

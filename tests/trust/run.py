@@ -41,7 +41,7 @@ from tests.trust.history import (
 )
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
-from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE
 from tests.trust.nemeses import NEMESES, missing
 from tests.trust.patience import CALL_S, PATIENT, WorkloadError
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
@@ -250,6 +250,7 @@ def _work(history: History, clients: Clients, database_url: Callable[[], str], c
         Group(history, clients, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
         for protocol in GROUPS
     ]
+    groups.append(Group(history, clients, IDEMPOTENT, protocol=SIMPLE, members=1, seed=chance.randrange(2**31)))
     groups.append(
         Group(
             *(history, clients, TARGET),

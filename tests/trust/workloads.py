@@ -216,7 +216,7 @@ class Group(Workload):
         session_ms: int = 45_000,
         isolation: Isolation = "read_uncommitted",
     ) -> None:
-        """`protocol`: eager, cooperative, static (cooperative with instance ids) or consumer (KIP-848)."""
+        """`protocol`: eager, cooperative, static (cooperative with instance ids), consumer (KIP-848) or simple."""
         self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.protocol, self.topic = protocol, topic
