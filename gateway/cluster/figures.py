@@ -87,7 +87,7 @@ class NodeFigures:
             logger.debug("some nodes sent no figures to the console", nodes=sorted(others - self._heard.keys()))
 
     def question_heard(self, _payload: str) -> None:
-        """A console asks for figures."""
+        """Answer the question of a console."""
         if self._answering is None and self._clock() - self._answered_s >= PAUSE_S:
             self._answered_s = self._clock()
             self._answering = asyncio.create_task(self._send())
@@ -106,8 +106,8 @@ class NodeFigures:
             logger.warning("figures for a console were not sent", error=str(error))
 
     def answer_heard(self, payload: str) -> None:
-        """A node has sent its figures. Every role of the database can send such a payload, so it is checked. What is
-        kept of dead nodes is bounded by their number."""
+        """Keep the figures that a node has sent. Every role of the database can send such a payload, so it is checked.
+        Only live nodes have an entry added, so the memory is bounded."""
         found = read(payload)
         if found is None:
             return

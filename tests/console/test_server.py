@@ -577,6 +577,7 @@ def test_each_node_shows_the_figures_of_all_nodes_that_answer(gateway_factory: G
 
 
 def test_figures_of_a_node_that_does_not_live_are_ignored(console: Consoled):
+    assert console.gateway.database_url is not None
     with psycopg.connect(console.gateway.database_url, autocommit=True) as connection:
         for payload in ("[" * 4_000, '[77, {"a": {"": 1}}]'):
             connection.execute("select pg_notify('sluice_figures', %s)", (payload,))
