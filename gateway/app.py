@@ -17,6 +17,7 @@ import structlog
 
 from gateway.apis import SERVED, HandlerServices
 from gateway.apis.admin.new_topics import make_dead_letter_topic
+from gateway.apis.audit import audit_into
 from gateway.apis.coordinator_topics import InternalTopics, prepare
 from gateway.apis.metadata_cache import DescribedTopics
 from gateway.apis.permissions import authorize
@@ -54,6 +55,7 @@ from gateway.log.tail import Tail
 from gateway.net.context import Role
 from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server
+from gateway.operate.audit_log import AuditLog
 from gateway.operate.exporter import Exporter
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -127,6 +129,7 @@ class App:
     async def _start(self) -> None:
         settings, metrics, undo, start = self.settings, self.metrics, self._undo, self._supervisor.start
         sys.setswitchinterval(THREAD_SWITCH_S)
+        audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, metrics)
         listeners = await bind_listeners(settings, metrics, undo)
         http = await bind_http(settings, metrics, undo)
         opened = await open_database(settings, undo)
@@ -224,7 +227,7 @@ class App:
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, database, listeners, groups, share, cluster.figures)
+        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -246,6 +249,7 @@ class App:
         groups: GroupPart,
         share: SharePart,
         figures: NodeFigures,
+        audit_log: AuditLog | None,
     ) -> None:
         """Accept clients."""
         settings, metrics, throttles = self.settings, self.metrics, services.throttles
@@ -259,6 +263,7 @@ class App:
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
             charge=throttles.around,
+            audit={} if audit_log is None else audit_into(audit_log.append, services.membership.address),
         )
         if self._faults is not None:
             stages = self._faults.within(stages)

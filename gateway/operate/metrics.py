@@ -189,6 +189,7 @@ class Metrics:
             "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"
         )
         self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
+        self.audit_lines_lost = self._counter("audit_lines_lost", "Lines that the audit log could not take.")
         self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
 
         self._authentications = {

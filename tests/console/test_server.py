@@ -638,3 +638,15 @@ def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: Gateway
 def test_console_without_tokens_says_that_it_takes_none(guarded: Consoled):
     answer = Person(guarded.port).post("login", {"token": "x"})
     assert (answer.status, "OAUTHBEARER" in answer.json["error"]) == (400, True)
+
+
+def test_action_of_a_person_is_a_line_of_the_audit_log(gateway_factory: GatewayFactory, tmp_path: Path):
+    path = tmp_path / "audit.log"
+    console = start_consoled(gateway_factory, environment={"SLUICE_AUDIT_LOG": str(path)})
+    console.topic(ORDERS, 1)
+    commit(console, "leaving", 0)
+    before = len(path.read_text().splitlines())
+    assert console.person.act(group="leaving", action="delete").status == 200
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()[before:]]
+    assert (line["api"], line["request"], line["errors"]) == ("delete_groups", {"groups_names": ["leaving"]}, [])
+    assert (line["principal"], line["host"]) == ("User:ANONYMOUS", "127.0.0.1")
