@@ -31,8 +31,8 @@ WAIT_S = 0.5
 """Longest wait for answers."""
 PAUSE_S = 0.5
 """Shortest time between two answers of a node, and between two questions. Answers that were heard within it count."""
-FRESH_S = 2.0
-"""Age up to which an answer is shown."""
+FRESH_S = 5.0
+"""Age up to which an answer is shown, so that an answer that came too late is shown the next time."""
 MAX_PAYLOAD_BYTES = 7_900
 """Postgres refuses notifications of 8,000 bytes."""
 MAX_FIGURES = 500

@@ -559,13 +559,15 @@ def test_each_node_shows_the_figures_of_all_nodes_that_answer(gateway_factory: G
     second = start_consoled(gateway_factory, {"node.id": "2"}, database_url=first.gateway.database_url)
     people = first.person, second.person
 
-    def answer(*nodes: str) -> bool:
-        return all(person.get("nodes")["figures"].keys() == set(nodes) for person in people)
+    shown: list[dict[str, Any]] = []
 
-    wait_for(lambda: answer("1", "2"), "both nodes answer both")
-    # The first node held every shard of the groups, and handed half of them over to the second.
-    for seen in (person.get("nodes")["figures"] for person in people):
-        assert seen["1"]["leases_moved"]["groups"] > 0
+    def answered() -> bool:
+        shown[:] = [person.get("nodes")["figures"] for person in people]
+        return all(seen.keys() == {"1", "2"} and seen["1"]["leases_moved"]["groups"] > 0 for seen in shown)
+
+    # The first node held every shard of the groups, and hands half of them over to the second.
+    wait_for(answered, "both consoles show that the first node handed groups over")
+    for seen in shown:
         assert seen["2"]["leases_moved"]["groups"] == 0
         assert seen["1"]["background_last_success_age_seconds"].keys() >= {"retention", "leases"}
     os.kill(second.gateway.pid, signal.SIGSTOP)
