@@ -41,6 +41,7 @@ from gateway.building.services import Services
 from gateway.building.stores import open_stores
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.clock import ClusterClock
+from gateway.cluster.figures import NodeFigures
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job
 from gateway.config.broker import BrokerConfig
@@ -140,9 +141,10 @@ class App:
 
         stores = await open_stores(settings, broker, database, topics, undo)
         tail = Tail(settings.tail_bytes)
-        cluster = build_cluster(settings, broker, listeners.advertised, stores, tail)
+        cluster = build_cluster(settings, broker, listeners.advertised, stores, tail, metrics.health)
         membership, leases = cluster.membership, cluster.leases
         log = build_log(broker, stores, tail, cluster, metrics, undo, committers=settings.committers)
+        undo.push("figures", STEP_TIMEOUT_S, cluster.figures.close)
         await self._join(cluster, log, listeners)
 
         async def remember() -> None:
@@ -225,7 +227,7 @@ class App:
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, database, listeners, groups, share, audit_log)
+        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -246,6 +248,7 @@ class App:
         listeners: Listeners,
         groups: GroupPart,
         share: SharePart,
+        figures: NodeFigures,
         audit_log: AuditLog | None,
     ) -> None:
         """Accept clients."""
@@ -273,7 +276,7 @@ class App:
             for listener in settings.listeners
         }
         users = Users(services.users, services.delegation)
-        console = await start_console(by_role[Role.BROKER], services, users, database, metrics.health, self._undo.push)
+        console = await start_console(by_role[Role.BROKER], services, users, database, figures, self._undo.push)
         self.console_url = console.url if console is not None else ""
         sasl = build_sasl(settings, requests, users, metrics, self._undo)
         renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)
