@@ -398,8 +398,8 @@ class Archive:
 
     @staticmethod
     def _ranges(batch: Batch) -> list[Range]:
-        """Return the batch's ranges without the records that no table can hold."""
-        return [part for each in batch.ranges for part in without(each, batch.after.skipped)]
+        """Return the batch's ranges without what the archive leaves out."""
+        return [part for each in batch.ranges for part in without(each, batch.after.left_out)]
 
     def _stored_type(self) -> Any:
         return typed.stored_type(table.schema(self._spark, self._out))

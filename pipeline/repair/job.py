@@ -102,7 +102,7 @@ def repair(
             f"{where} {'has' if DATA in archive.columns else 'has no'} typed values.",
             "Give --value and its options as the archive was given them.",
         )
-    readable = [part for each in ranges for part in without(each, progress.skipped)]
+    readable = [part for each in ranges for part in without(each, progress.left_out)]
     stored = table.schema(spark, where)
     with Ticker(spark, lines, stop), table.ignoring_lost_files(spark):
         fresh = _fresh(spark, arguments, readable, stored, read_committed)
