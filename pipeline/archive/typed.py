@@ -41,6 +41,7 @@ from pyspark.sql.types import (
 )
 
 from pipeline import table
+from pipeline.archive.registry import Registry
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
 from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
@@ -87,7 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_value_arguments(group: argparse._ArgumentGroup) -> None:
     """The arguments that say how values are encoded."""
-    group.add_argument("--value", choices=("raw", "json", "avro"), default="raw", help="(default %(default)s)")
+    group.add_argument(
+        "--value", choices=("raw", "json", "avro", "registry"), default="raw",
+        help="registry: each value begins with the id of its schema in --registry (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--registry", metavar="URL", help="a schema registry, such as https://user:password@host:8081")
     group.add_argument(
         "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
     )
@@ -110,6 +115,12 @@ def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
         except OSError as error:
             raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
     decimals = arguments.format != "iceberg"
+    if arguments.value == "registry":
+        if not arguments.registry:
+            raise PipelineError("--value registry needs a schema registry.", "Name its URL with --registry.")
+        from pipeline.archive.framed import RegistryTyping
+
+        return RegistryTyping(Registry(arguments.registry), evolve=evolve, decimals=decimals)
     if arguments.value == "json":
         return JsonTyping(text, evolve=evolve, decimals=decimals)
     if text is None:
@@ -185,12 +196,14 @@ class JsonTyping:
     given: str | None
     evolve: bool
     decimals: bool = True
+    known: StructType = NO_TYPE
+    """Types of fields, as `given` in Spark's words."""
 
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
         parsed = parse(records)
         kind = stored
-        if self.given:
-            given = _given(self.given)
+        given = _given(self.given) if self.given else self.known
+        if given.fields:
             kind = merge(_struct(widen(stored, given, decimals=self.decimals)), given)
         if self.evolve or not kind.fields:
             found = infer(parsed)
