@@ -23,7 +23,8 @@ import asyncpg
 from bench import librdkafka
 from bench.delay import delayed
 from bench.depth import fresh_directory
-from storage.embedded import PORT, SOCKET_NAME, USER, EmbeddedPostgres
+from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import PORT, SOCKET_NAME, USER
 from tests.gateway_process import GatewayProcess
 
 DELAY_S = 0.0006

@@ -20,8 +20,8 @@ import crc32c
 
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
-from gateway.apis.delegation_tokens import MAX_RENEWERS
-from gateway.apis.transactions import MAX_TRANSACTIONS
+from gateway.apis.admin.delegation_tokens import MAX_RENEWERS
+from gateway.apis.transactions.lifecycle import MAX_TRANSACTIONS
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from gateway.net.ids import ID_NAMES, MAX_ID_BYTES
 from protocol.api_keys import ApiKey

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from gateway.apis import SERVED, HandlerServices
-from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics, prepare
+from gateway.apis.admin.topics import make_dead_letter_topic
+from gateway.apis.coordinator_topics import InternalTopics, prepare
+from gateway.apis.metadata_cache import DescribedTopics
 from gateway.apis.permissions import authorize
-from gateway.apis.topics import make_dead_letter_topic
 from gateway.building.background import build_background
 from gateway.building.cluster import ClusterPart, build_cluster
 from gateway.building.database import open_database, wait_for_locks

@@ -1,6 +1,7 @@
 """The options of `sluice serve` as arguments of a command.
 
-The one idea: a command lists the options that it uses and no others, and gets its settings from all sources alike.
+The one idea: a command lists the options that it uses and no others, and gets its settings from all sources alike. The
+table of all options is loaded when a command reads its settings.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from gateway.config.settings import OPTIONS, Configuration, Option, Settings, load
+from gateway.config.database_options import DATABASE_OPTIONS, DatabaseOption
 
-DATABASE_OPTIONS = frozenset({"database-url", "data-dir", "postgres-bin", "log-store"})
-"""Options that a command needs to find the database and the records beside it."""
+if TYPE_CHECKING:
+    from gateway.config.settings import Configuration, Option, Settings
 
 DESCRIPTION = (
     "A flag beats the environment (SLUICE_ and the option's name in capitals), which beats the file (TOML), which "
@@ -22,6 +24,8 @@ DESCRIPTION = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option of a node."""
+    from gateway.config.settings import OPTIONS
+
     parser.description = DESCRIPTION
     for option in OPTIONS:
         _add(parser, option)
@@ -38,9 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_database_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the database is."""
     parser.description = DESCRIPTION
-    for option in OPTIONS:
-        if option.name in DATABASE_OPTIONS:
-            _add(parser, option)
+    for option in DATABASE_OPTIONS:
+        _add(parser, option)
     _add_config(parser)
 
 
@@ -51,7 +54,7 @@ def database_options() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
+def _add(parser: argparse.ArgumentParser, option: Option | DatabaseOption) -> None:
     default = "" if option.default is None else f" (default {option.default})"
     parser.add_argument(option.flag, metavar=option.metavar, help=option.help + default, default=argparse.SUPPRESS)
 
@@ -62,6 +65,8 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def configuration_of(given: argparse.Namespace) -> Configuration:
     """Return the configuration that flags, environment and file make. Raise ConfigurationError."""
+    from gateway.config.settings import OPTIONS, load
+
     flags = {option.name: getattr(given, option.field) for option in OPTIONS if hasattr(given, option.field)}
     return load(flags, getattr(given, "set", []), os.environ, getattr(given, "config", None))
 

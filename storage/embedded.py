@@ -19,21 +19,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import os
 import pwd
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import structlog
 
+from storage.embedded_socket import (
+    LOCK_NAME,
+    PORT,
+    SOCKET_NAME,
+    USER,
+    running_url,
+    socket_directory,
+    socket_url,
+)
 from storage.postgres_programs import EmbeddedPostgresError, Programs, find_programs
 from storage.private_files import (
     give_tree,
@@ -48,16 +54,8 @@ from storage.private_files import (
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 FIRST_WITH_IO_WORKERS = 18
-USER = "sluice"
-DATABASE = "postgres"
-"""Name of the database that initdb creates."""
 CLUSTER = "postgres"
 """Name of the cluster's directory."""
-PORT = 5432
-SOCKET_NAME = f".s.PGSQL.{PORT}"
-MAX_SOCKET_PATH_BYTES = 107
-"""sizeof(sockaddr_un.sun_path) − 1 on Linux."""
-
 ACCOUNT = "sluice"
 """System user of the server if root starts it."""
 USERADD = (
@@ -186,7 +184,7 @@ class EmbeddedPostgres:
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
         self._account: _Account | None = None
         self._socket_dir = self.data_dir / "socket"
-        self._lock_path = self.data_dir / "sluice.lock"
+        self._lock_path = self.data_dir / LOCK_NAME
         self._lock_fd: int | None = None
         self._is_ours = False
         """True if we or an earlier run created the data directory or served from it."""
@@ -198,8 +196,7 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """URL of the server's database, for asyncpg."""
-        host = quote(str(self._socket_dir), safe="")
-        return f"postgresql://{USER}@/{DATABASE}?host={host}&port={PORT}&sslmode=disable"
+        return socket_url(self._socket_dir)
 
     @property
     def pid(self) -> int | None:
@@ -295,7 +292,7 @@ class EmbeddedPostgres:
             return
         self._account = await _own_account()
         if owner is not None:
-            self._socket_dir = self._place_of_socket()
+            self._socket_dir = socket_directory(self.data_dir)
             await self._stop_leftover()
             moving.append(self.data_dir / f"{CLUSTER}.from-{owner.st_uid}")
             self.cluster_dir.rename(moving[-1])
@@ -321,30 +318,13 @@ class EmbeddedPostgres:
     def running_url(self) -> str | None:
         """Return the URL of the server that another process runs in the directory; None if no server runs. Called
         instead of `start`."""
-        try:
-            lock_fd = os.open(self._lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise EmbeddedPostgresError(f"cannot look into {self.data_dir}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._socket_dir = self._place_of_socket()
-            return self.url
-        finally:
-            os.close(lock_fd)
-        return None
-
-    def _place_of_socket(self) -> Path:
-        directory = self.data_dir / "socket"
-        if len(os.fsencode(directory / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
-            digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
-            directory = Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}-{digest}"
-        return directory
+        found = running_url(self.data_dir)
+        if found is not None:
+            self._socket_dir = socket_directory(self.data_dir)
+        return found
 
     def _prepare_socket_dir(self) -> None:
-        directory = self._place_of_socket()
+        directory = socket_directory(self.data_dir)
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         owners = {os.geteuid()}

@@ -13,13 +13,12 @@ from enum import Enum
 from typing import Any, NamedTuple, NewType
 from uuid import UUID
 
+from storage.roles import BOTH, Address, Roles
+
 PartitionKey = NewType("PartitionKey", int)
 """Surrogate id of one incarnation of a partition; a re-created topic never reuses one."""
 
 NodeId = NewType("NodeId", int)
-
-Address = tuple[str, int]
-"""Host and port."""
 
 
 class Refusal(Enum):
@@ -426,21 +425,6 @@ class OffsetAsStored:
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The roles of a node (upstream: `process.roles`), and the listeners on which it answers as a controller."""
-
-    is_broker: bool = True
-    """True if the node leads partitions and coordinates groups, and clients may use it."""
-    is_controller: bool = True
-    """True if the node does background work that one node does for all."""
-    controller_listeners: tuple[str, ...] = ()
-    """Listener names."""
-
-
-BOTH = Roles()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 import asyncpg
 import psutil
 
-from storage.embedded import CLUSTER, USER, EmbeddedPostgres
+from storage.embedded import CLUSTER, EmbeddedPostgres
+from storage.embedded_socket import USER
 from storage.postgres_programs import find_programs
 from tests.postgres import LoopThread
 

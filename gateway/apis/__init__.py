@@ -8,46 +8,54 @@ listener serves: those of Kafka's controllers, except the messages that controll
 from typing import Protocol
 
 from gateway.apis import (
+    api_versions,
+    metadata,
+    sasl,
+    services,
+)
+from gateway.apis.admin import (
     acls,
     alter_configs,
-    api_versions,
     brokers,
-    classic_groups,
     client_quotas,
     config_resources,
-    consumer_groups,
     delegation_tokens,
-    delete_records,
     describe_configs,
     features,
+    log_dirs,
+    quorum,
+    replicas,
+    scram_credentials,
+    topics,
+)
+from gateway.apis.coordinator_topics import HasInternalTopics
+from gateway.apis.data import (
+    delete_records,
     fetch,
+    list_offsets,
+    offset_for_leader_epoch,
+    produce,
+    share_fetch,
+)
+from gateway.apis.groups import (
+    classic_groups,
+    consumer_groups,
     find_coordinator,
     group_admin,
-    init_producer_id,
-    list_offsets,
-    log_dirs,
-    metadata,
     offset_commit,
     offset_delete,
     offset_fetch,
-    offset_for_leader_epoch,
-    produce,
-    quorum,
-    replicas,
-    sasl,
-    scram_credentials,
-    services,
-    share_fetch,
     share_group_offsets,
     share_groups,
     streams_groups,
-    topics,
+)
+from gateway.apis.metadata_cache import HasDescribedTopics
+from gateway.apis.transactions import (
+    init_producer_id,
+    lifecycle,
     transaction_admin,
-    transactions,
     txn_offset_commit,
 )
-from gateway.apis.described_topics import HasDescribedTopics
-from gateway.apis.internal_topics import HasInternalTopics
 from gateway.net.context import Role
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
@@ -222,13 +230,11 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         ApiKey.ADD_PARTITIONS_TO_TXN,
         0,
         5,
-        transactions.add_partitions_to_txn,
-        refuse=transactions.refuse_add_partitions_to_txn,
+        lifecycle.add_partitions_to_txn,
+        refuse=lifecycle.refuse_add_partitions_to_txn,
     ),
-    Served(
-        ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, transactions.add_offsets_to_txn, refuse=transactions.refuse_add_offsets_to_txn
-    ),
-    Served(ApiKey.END_TXN, 0, 5, transactions.end_txn, refuse=transactions.refuse_end_txn),
+    Served(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, lifecycle.add_offsets_to_txn, refuse=lifecycle.refuse_add_offsets_to_txn),
+    Served(ApiKey.END_TXN, 0, 5, lifecycle.end_txn, refuse=lifecycle.refuse_end_txn),
     Served(
         ApiKey.WRITE_TXN_MARKERS,
         1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from gateway.apis.features import finalized, supported
+from gateway.apis.admin.features import finalized, supported
 from gateway.apis.services import HasClusterId, HasMembership, HasSettings
 from gateway.net.context import RequestContext, Role
 from protocol.errors import ErrorCode, KafkaError

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Never, TypeVar, cast
 
-from gateway.apis.find_coordinator import FIRST_VERSION_WITH_SHARE, SHARE
-from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
+from gateway.apis.groups.find_coordinator import FIRST_VERSION_WITH_SHARE, SHARE
+from gateway.apis.transactions.lifecycle import FIRST_VERSION_OF_BROKERS
 from gateway.net.context import RequestContext, Role
 from gateway.net.pieces import in_pieces
 from gateway.security.authorizer import HasAuthorizer, may, refusal_of, require

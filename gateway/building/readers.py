@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.apis.internal_topics import offsets_partitions, state_partition
+from gateway.apis.coordinator_topics import offsets_partitions, state_partition
 from gateway.building.cluster import ClusterPart
 from gateway.building.groups import GroupPart
 from gateway.building.log import LogPart

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.internal_topics import InternalTopics
+from gateway.apis.coordinator_topics import InternalTopics
+from gateway.apis.metadata_cache import DescribedTopics
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.membership import Membership
 from gateway.config.settings import Settings

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,13 +22,37 @@ EXIT_FAILED = 1
 
 def add_groups(parser: argparse.ArgumentParser, add_history: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add `groups …`; `add_history` adds the arguments of `groups history`, which needs the settings of a node."""
-    from gateway.commands import groups
     from gateway.commands.arguments import common
 
     parser.set_defaults(run=run)
     commands: Commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    groups.add_commands(commands, common())
+    options = common()
+    for verb, described in _GROUP_VERBS.items():
+        # Loaded when the verb is chosen, because `history` needs no client.
+        commands.add_parser(verb, parents=[options], help=described, fill=partial(_fill_group_verb, verb))
     commands.add_parser("history", help="what happened to a group, from the journal in Postgres", fill=add_history)
+
+
+_GROUP_VERBS = {
+    "list": "every group with its state",
+    "describe": "members, assignments and lag of a group",
+    "lag": "how far groups are behind, all groups without names",
+    "reset-offsets": "move an empty group's offsets; shows them only, without --execute",
+    "delete": "forget empty groups and their offsets",
+}
+
+
+def _fill_group_verb(verb: str, parser: argparse.ArgumentParser) -> None:
+    from gateway.commands import groups
+
+    adds = {
+        "list": groups.add_list,
+        "describe": groups.add_describe,
+        "lag": groups.add_lag,
+        "reset-offsets": groups.add_reset_offsets,
+        "delete": groups.add_delete,
+    }
+    adds[verb](parser)
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:

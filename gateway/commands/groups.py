@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.commands import log
-from gateway.commands.arguments import Commands, seconds
+from gateway.commands.arguments import seconds
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError, remark
 from gateway.commands.group_views import listed_groups, no_group, share_starts, view
@@ -41,14 +41,14 @@ class Commit:
     metadata: str
 
 
-def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
-    listing = commands.add_parser("list", parents=[common], help="every group with its state")
-    listing.add_argument("--state", action="append", default=[], help="only groups in this state; may be repeated")
-    listing.set_defaults(command=list_groups)
+def add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", action="append", default=[], help="only groups in this state; may be repeated")
+    parser.set_defaults(command=list_groups)
 
-    describing = commands.add_parser("describe", parents=[common], help="members, assignments and lag of a group")
-    describing.add_argument("group")
-    describing.add_argument(
+
+def add_describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("group")
+    parser.add_argument(
         "-w",
         "--watch",
         type=seconds,
@@ -57,32 +57,33 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"show it again and again, until Ctrl-C ({DEFAULT_SECONDS:g})",
     )
-    describing.set_defaults(command=describe_group)
+    parser.set_defaults(command=describe_group)
 
-    lag = commands.add_parser("lag", parents=[common], help="how far groups are behind, all groups without names")
-    lag.add_argument("group", nargs="*")
-    lag.add_argument("--by-partition", action="store_true", help="a line per partition instead of one per group")
-    lag.set_defaults(command=show_lag)
 
-    reset = commands.add_parser(
-        "reset-offsets", parents=[common], help="move an empty group's offsets; shows them only, without --execute"
-    )
-    reset.add_argument("group")
-    where = reset.add_mutually_exclusive_group(required=True)
+def add_lag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("group", nargs="*")
+    parser.add_argument("--by-partition", action="store_true", help="a line per partition instead of one per group")
+    parser.set_defaults(command=show_lag)
+
+
+def add_reset_offsets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("group")
+    where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--to-earliest", action="store_true", help="the log's start")
     where.add_argument("--to-latest", action="store_true", help="the log's end")
     where.add_argument("--to-offset", type=int, metavar="OFFSET", help="held within the log")
     where.add_argument("--to-time", type=_time_ms, metavar="ISO8601", help="the first record at or after a time (UTC)")
     where.add_argument("--shift-by", type=int, metavar="RECORDS", help="from what is committed; held within the log")
-    what = reset.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--topic", action="append", metavar="TOPIC[:PARTITION,...]", help="may be repeated")
     what.add_argument("--all-topics", action="store_true", help="every topic the group has committed for")
-    reset.add_argument("--execute", action="store_true", help="commit them")
-    reset.set_defaults(command=reset_offsets)
+    parser.add_argument("--execute", action="store_true", help="commit them")
+    parser.set_defaults(command=reset_offsets)
 
-    delete = commands.add_parser("delete", parents=[common], help="forget empty groups and their offsets")
-    delete.add_argument("group", nargs="+")
-    delete.set_defaults(command=delete_groups)
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("group", nargs="+")
+    parser.set_defaults(command=delete_groups)
 
 
 def _time_ms(text: str) -> int:

@@ -21,7 +21,7 @@ from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.settings import Settings, hide_password
 from protocol.errors import ErrorCode
 from protocol.shown import shown
-from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import running_url
 from storage.errors import StorageError, StorageUnavailable
 from storage.journal import GroupHistory, JournalStore
 from storage.pool import Database
@@ -61,7 +61,7 @@ def _count(text: str) -> int:
 
 
 def run(given: argparse.Namespace, settings: Settings) -> int:
-    url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
+    url = settings.database_url or running_url(settings.data_dir)
     try:
         if url is None:
             raise CommandError(

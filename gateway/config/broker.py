@@ -418,6 +418,48 @@ class BrokerConfig:
         update=_AT_START,
     )
 
+    console_oidc_issuer: str = setting(
+        ConfigType.STRING,
+        "",
+        "Issuer of the OpenID Connect provider to which the console sends people who log in; empty for none. Not a "
+        "Kafka setting.",
+        _http_or_empty,
+        update=_AT_START,
+    )
+    console_oidc_client_id: str = setting(
+        ConfigType.STRING,
+        "",
+        "Client id of the console at the OpenID Connect provider. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    console_oidc_client_secret: str | None = setting(
+        ConfigType.PASSWORD,
+        None,
+        "Secret of the console at the OpenID Connect provider; none for a public client. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    console_oidc_redirect_uri: str = setting(
+        ConfigType.STRING,
+        "",
+        "URL of the console for browsers, followed by /api/oidc/callback; empty on a loopback address. Not a Kafka "
+        "setting.",
+        _http_or_empty,
+        update=_AT_START,
+    )
+    console_oidc_scopes: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("openid",),
+        "Scopes that the console requests from the OpenID Connect provider. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    console_oidc_session_ms: int = setting(
+        _LONG,
+        3_600_000,
+        "Time after which a person who logged in by OpenID Connect must log in again. Not a Kafka setting.",
+        between(60_000, 30 * 86_400_000),
+        update=_AT_START,
+    )
+
     # cluster
     reconcile_periodic_interval_ms: int = setting(
         _INT,

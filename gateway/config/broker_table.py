@@ -132,6 +132,8 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("offsets.commit.required.acks", "producer.id.expiration.check.interval.ms"),
     *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
     *("console.ssl.keystore.location", "console.schema.registry.url", "console.schema.registry.login"),
+    *("console.oidc.issuer", "console.oidc.client.id", "console.oidc.client.secret", "console.oidc.redirect.uri"),
+    *("console.oidc.scopes", "console.oidc.session.ms"),
 }
 """Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
 internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any

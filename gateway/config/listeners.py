@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.definition import ConfigError
-from storage.types import BOTH, Address, Roles
+from storage.roles import BOTH, Address, Roles
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"

@@ -21,6 +21,7 @@ from typing import cast
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.broker_table import BROKER_CONFIGS, IDLE, find_broker_config
+from gateway.config.database_options import DATA_DIR, DATABASE_URL, LOG_STORE, POSTGRES_BIN, DatabaseOption
 from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.errors import ConfigurationError
 from gateway.config.listeners import (
@@ -38,7 +39,7 @@ from gateway.config.security import listener_security
 from gateway.config.suggestions import did_you_mean, may_be_secret
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
-from storage.types import Address, Roles
+from storage.roles import Address, Roles
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 AUTO = "auto"
@@ -210,6 +211,10 @@ class Option:
         return self.name.replace("-", "_")
 
 
+def _of_database(option: DatabaseOption, parse: Callable[[str], object], *, secret: bool = False) -> Option:
+    return Option(option.name, parse, option.default, option.metavar, option.help, secret)
+
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "listen",
@@ -226,32 +231,10 @@ OPTIONS: tuple[Option, ...] = (
         "where clients are told to connect: short for advertised.listeners of the only listener; default: the listen "
         "address, or this host's name if that is a wildcard",
     ),
-    Option(
-        "database-url",
-        _database_url,
-        None,
-        "URL",
-        "Postgres to keep everything in; default: an embedded one below the data directory",
-        secret=True,
-    ),
-    Option("data-dir", _directory, ".sluice", "DIR", "where the embedded Postgres lives"),
-    Option(
-        "postgres-bin",
-        _directory,
-        None,
-        "DIR",
-        "directory of the programs (postgres, initdb) that the embedded Postgres runs; without it those of "
-        "sluice-kafka[embedded], else the newest of the system",
-    ),
-    Option(
-        "log-store",
-        _log_store,
-        "auto",
-        "DIR|URL|inline|auto",
-        "where the bytes of the log go: to a directory or a bucket (s3://BUCKET/PREFIX, gs://..., az://...) that every "
-        "node of the database reaches, or inline, into Postgres; auto: below the data directory with the embedded "
-        "Postgres, else inline",
-    ),
+    _of_database(DATABASE_URL, _database_url, secret=True),
+    _of_database(DATA_DIR, _directory),
+    _of_database(POSTGRES_BIN, _directory),
+    _of_database(LOG_STORE, _log_store),
     Option("rack", _text, None, "NAME", "rack of this node, as clients see it (broker.rack)"),
     Option(
         "metrics-listen",

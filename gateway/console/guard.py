@@ -61,7 +61,7 @@ class Rules:
     is_read_only: bool
 
 
-_OPEN = frozenset({"/api/session", "/api/login"})
+_OPEN = frozenset({"/api/session", "/api/login", "/api/oidc/login", "/api/oidc/callback"})
 """APIs that answer without a session."""
 
 

@@ -20,6 +20,7 @@ import aiohttp
 
 from gateway.console.decode import Declared, DecodeError, Json, Schemas, avro
 from gateway.console.descriptors import read_descriptor
+from gateway.security.http_bodies import read_bounded
 
 MAX_SCHEMAS = 200
 MAX_FETCHED = 50
@@ -167,11 +168,7 @@ class Registry:
                 raise _AbsentError
             if response.status != 200:
                 raise OSError(f"status {response.status}")
-            body = bytearray()
-            async for piece in response.content.iter_chunked(64 * 1024):
-                body += piece
-                if len(body) > MAX_SCHEMA_BYTES:
-                    raise ValueError(f"it is longer than {MAX_SCHEMA_BYTES} bytes")
+            body = await read_bounded(response, MAX_SCHEMA_BYTES)
         answer: Json = json.loads(body)
         if not isinstance(answer, dict):
             raise ValueError("the answer is no object")

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from urllib.parse import urlsplit
 
 import structlog
 from aiohttp import web
@@ -22,6 +23,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import parse_address
 from gateway.config.security import OAuthSettings
+from gateway.console import oidc
 from gateway.console.actions import Actions
 from gateway.console.asked import MAX_PARTITION, parse_record, parse_search
 from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
@@ -30,6 +32,7 @@ from gateway.console.groups import GroupViews
 from gateway.console.guard import SESSION, VIEWER, BadRequestError, Rules, failure, guarded, is_loopback
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.live import Event, Streams
+from gateway.console.oidc import LoginError, Oidc
 from gateway.console.overview import Overview
 from gateway.console.registry import Registry
 from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
@@ -108,6 +111,7 @@ class Console:
             broker.console_produce == "true" or (broker.console_produce == "auto" and not has_authorizer)
         )
         self._tokens = None if parts.oauth is None else Tokens(parts.oauth)
+        self._oidc = Oidc(broker, parts.oauth, is_loopback=local) if broker.console_oidc_issuer else None
         self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
         self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.health)
@@ -154,6 +158,8 @@ class Console:
             await self._registry.close()
         if self._tokens is not None:
             await self._tokens.close()
+        if self._oidc is not None:
+            await self._oidc.close()
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -181,6 +187,8 @@ class Console:
         routes += [
             web.get("/api/session", self._get_session),
             web.post("/api/login", self._post_login),
+            web.get(f"{oidc.PATH}/login", self._get_oidc_login),
+            web.get(oidc.CALLBACK, self._get_oidc_callback),
             web.post("/api/logout", self._post_logout),
             web.post("/api/action/plan", self._post_plan),
             web.post("/api/action", self._post_action),
@@ -247,21 +255,21 @@ class Console:
         session = request.get(SESSION)
         if session is None and not self._rules.needs_login:
             session = self._sessions.begin()
-            return self._with_cookie(self._session_of(session), session)
+            return self._with_cookie(web.json_response(self._session_of(session)), session)
         return web.json_response(self._session_of(session))
 
     def _session_of(self, session: Session | None) -> dict[str, object]:
         return {
             "needsLogin": session is None and self._rules.needs_login,
             "takesTokens": self._tokens is not None,
+            "provider": None if self._oidc is None else urlsplit(self._oidc.issuer).netloc,
             "user": str(session.principal) if session is not None and session.is_logged_in else None,
             "csrf": None if session is None else session.csrf,
             "readOnly": self._rules.is_read_only,
             "node": int(self._kafka.services.membership.node_id),
         }
 
-    def _with_cookie(self, data: object, session: Session) -> web.Response:
-        response = web.json_response(data)
+    def _with_cookie(self, response: web.Response, session: Session) -> web.Response:
         response.set_cookie(
             COOKIE, session.key, httponly=True, samesite="Strict", secure=self._rules.is_secure, path="/"
         )
@@ -286,7 +294,8 @@ class Console:
             logger.warning("a login to the console failed", user=user[:100], address=address)
             return failure(403, "user or password is wrong")
         self._attempts.forget(*keys)
-        return self._logged_in(request, user, math.inf)
+        session = self._logged_in(request, user, math.inf)
+        return self._with_cookie(web.json_response(self._session_of(session)), session)
 
     def _too_many(self, keys: Sequence[str]) -> web.Response | None:
         wait_s = self._attempts.wait_s(*keys)
@@ -296,13 +305,13 @@ class Console:
         response.headers["Retry-After"] = str(int(wait_s) + 1)
         return response
 
-    def _logged_in(self, request: web.Request, user: str, lifetime_s: float) -> web.Response:
+    def _logged_in(self, request: web.Request, user: str, lifetime_s: float) -> Session:
         old = request.cookies.get(COOKIE)
         if old is not None:
             self._sessions.end(old)
         session = self._sessions.begin(Principal(user), is_logged_in=True, lifetime_s=lifetime_s)
         logger.info("a user logged in to the console", user=user, address=request.remote or "")
-        return self._with_cookie(self._session_of(session), session)
+        return session
 
     async def _log_in_by_token(self, request: web.Request, token: object) -> web.Response:
         """Log the subject of an access token in, as the listener with OAUTHBEARER would."""
@@ -321,7 +330,50 @@ class Console:
         except KeysUnavailableError as error:
             return failure(503, str(error))
         self._attempts.forget(*keys)
-        return self._logged_in(request, found.subject, max(found.expires_s - self._tokens.now_s(), 0.0))
+        session = self._logged_in(request, found.subject, max(found.expires_s - self._tokens.now_s(), 0.0))
+        return self._with_cookie(web.json_response(self._session_of(session)), session)
+
+    async def _get_oidc_login(self, request: web.Request) -> web.Response:
+        """Send the browser to the provider."""
+        if self._oidc is None:
+            return failure(404, "this console has no OpenID Connect provider (console.oidc.issuer)")
+        try:
+            url, cookie = await self._oidc.begin(f"{request.scheme}://{request.host}")
+        except LoginError as error:
+            return self._login_failed(request, error)
+        response = web.Response(status=303, headers={"Location": url, "Cache-Control": "no-store"})
+        # Lax, because the provider's page sends the browser back here; the session's own cookie stays Strict.
+        response.set_cookie(
+            oidc.COOKIE,
+            cookie,
+            httponly=True,
+            samesite="Lax",
+            secure=self._rules.is_secure,
+            path=oidc.PATH,
+            max_age=oidc.LOGIN_S,
+        )
+        return response
+
+    async def _get_oidc_callback(self, request: web.Request) -> web.Response:
+        """Log in the person whom the provider sends back. The page that opens is always one of this console."""
+        if self._oidc is None:
+            return failure(404, "this console has no OpenID Connect provider (console.oidc.issuer)")
+        keys = (f"address {request.remote or ''}",)
+        try:
+            if self._attempts.wait_s(*keys) > 0:
+                raise LoginError("often", "too many failed logins")
+            self._attempts.failed(*keys)
+            origin = f"{request.scheme}://{request.host}"
+            found = await self._oidc.finish(request.query, request.cookies.get(oidc.COOKIE, ""), origin)
+        except LoginError as error:
+            return self._login_failed(request, error)
+        self._attempts.forget(*keys)
+        session = self._logged_in(request, found.subject, self._oidc.session_s)
+        return self._with_cookie(_to_page("done"), session)
+
+    def _login_failed(self, request: web.Request, error: LoginError) -> web.Response:
+        logger.warning("a login to the console failed", error=str(error)[:300], address=request.remote or "")
+        return _to_page(error.code)
 
     async def _post_logout(self, request: web.Request) -> web.Response:
         self._sessions.end(request[SESSION].key)
@@ -407,6 +459,13 @@ class Console:
     def _still(self, request: web.Request) -> Callable[[], bool]:
         key = request[SESSION].key
         return lambda: self._sessions.find(key) is not None
+
+
+def _to_page(said: str) -> web.Response:
+    """Return a redirect to the console's own page, which says in words how the login ended."""
+    response = web.Response(status=303, headers={"Location": f"/#/?login={said}", "Cache-Control": "no-store"})
+    response.del_cookie(oidc.COOKIE, path=oidc.PATH)
+    return response
 
 
 def _answering(

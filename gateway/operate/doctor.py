@@ -23,7 +23,7 @@ from pathlib import Path
 from gateway.config.listeners import render_address
 from gateway.config.settings import Settings
 from storage.doctor import ServerReport, read_server
-from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import running_url
 from storage.errors import PoolerError, StorageError
 from storage.pool import Database
 from storage.types import Address
@@ -62,7 +62,7 @@ def add_doctor(parser: argparse.ArgumentParser, settings: Configure) -> None:
 
 
 def _run(settings: Settings, *, as_json: bool) -> int:
-    url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
+    url = settings.database_url or running_url(settings.data_dir)
     if url is None:
         place = settings.data_dir.absolute()
         print(

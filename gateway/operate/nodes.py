@@ -15,7 +15,7 @@ from gateway.commands.render import Row, show
 from gateway.config.listeners import render_address, render_roles
 from gateway.config.settings import Settings
 from storage.deletion import DeletionStore
-from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import running_url
 from storage.errors import StorageError
 from storage.nodes import NodeStore
 from storage.pool import Database
@@ -43,7 +43,7 @@ def add_nodes(parser: argparse.ArgumentParser, settings: Configure) -> None:
 
 
 def _run(settings: Settings, *, deleting: bool, as_json: bool) -> int:
-    url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
+    url = settings.database_url or running_url(settings.data_dir)
     if url is None:
         place = settings.data_dir.absolute()
         advice = "give --config, --database-url or --data-dir"

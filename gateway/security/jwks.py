@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import structlog
 
 from gateway.config.security import OAuthSettings
+from gateway.security.http_bodies import read_bounded
 from gateway.security.jwt import (
     AccessToken,
     Expected,
@@ -71,8 +72,11 @@ class Tokens:
         """Consecutive failed fetches."""
         self._question: asyncio.Task[None] | None = None
 
-    async def check(self, token: str) -> AccessToken:
-        """Return the checked token. Raise TokenError or KeysUnavailableError."""
+    async def check(self, token: str, *, nonce: str | None = None) -> AccessToken:
+        """Return the checked token. With `nonce` it must be the ID token of the login that has this nonce.
+
+        Raise TokenError or KeysUnavailableError.
+        """
         parsed = parse_token(token)
         try:
             key = find_key(parsed, self._keys)
@@ -93,7 +97,7 @@ class Tokens:
             elif now >= self._stale_s:
                 self._begin()
         verify(parsed, key)
-        return check_claims(parsed, self._expected, self.now_s())
+        return check_claims(parsed, self._expected, self.now_s(), nonce)
 
     async def close(self) -> None:
         if self._question is not None:
@@ -152,23 +156,15 @@ async def _fetch(url: str) -> bytes:
     async with aiohttp.ClientSession() as session, session.get(url, allow_redirects=False) as response:
         if response.status != 200:
             raise ValueError(f"answered by {response.status}")
-        document = bytearray()
-        async for chunk in response.content.iter_any():
-            document += chunk
-            _bounded(len(document))
-    return bytes(document)
+        return await read_bounded(response, MAX_SET_BYTES)
 
 
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         document = file.read(MAX_SET_BYTES + 1)
-    _bounded(len(document))
+    if len(document) > MAX_SET_BYTES:
+        raise ValueError(f"it is longer than {MAX_SET_BYTES} bytes")
     return document
-
-
-def _bounded(size_bytes: int) -> None:
-    if size_bytes > MAX_SET_BYTES:
-        raise ValueError(f"more than {MAX_SET_BYTES} bytes")
 
 
 def _without_secrets(url: str) -> str:

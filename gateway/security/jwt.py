@@ -183,8 +183,12 @@ def verify(token: Signed, key: RsaKey) -> None:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def check_claims(token: Signed, expected: Expected, now_s: float) -> AccessToken:
-    """Check and return the claims of a token whose signature has been verified. Raise TokenError."""
+def check_claims(token: Signed, expected: Expected, now_s: float, nonce: str | None = None) -> AccessToken:
+    """Check and return the claims of a token whose signature has been verified. Raise TokenError.
+
+    With `nonce` the token is an ID token: it must repeat the nonce, and no other party may have asked for it (OpenID
+    Connect Core 1.0, 3.1.3.7).
+    """
     try:
         claims = _object(token.payload)
     except ValueError as error:
@@ -194,6 +198,8 @@ def check_claims(token: Signed, expected: Expected, now_s: float) -> AccessToken
         expires_s = _check_times(claims, expected.clock_skew_s, now_s)
         _check_parties(claims, expected)
         _check_scopes(claims.get(expected.scope_claim), expected.scope_claim)
+        if nonce is not None:
+            _check_login(claims, expected, nonce)
     except TokenError as error:
         raise TokenError(str(error), subject) from None
     return AccessToken(subject, expires_s)
@@ -221,6 +227,14 @@ def _check_parties(claims: Mapping[str, object], expected: Expected) -> None:
     texts = {each for each in audiences if isinstance(each, str)}
     if (audiences or expected.audiences) and not texts & expected.audiences:
         raise TokenError("it is for another audience")
+
+
+def _check_login(claims: Mapping[str, object], expected: Expected, nonce: str) -> None:
+    found, party = claims.get("nonce"), claims.get("azp")
+    if not isinstance(found, str) or not hmac.compare_digest(found.encode("utf-8", "replace"), nonce.encode()):
+        raise TokenError("its nonce is not that of the login")
+    if party is not None and party not in expected.audiences:
+        raise TokenError("another party asked for it (azp)")
 
 
 def _check_scopes(found: object, name: str) -> None:

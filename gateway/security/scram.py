@@ -16,8 +16,10 @@ import re
 import secrets
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from storage.types import ScramCredential
+if TYPE_CHECKING:
+    from storage.types import ScramCredential
 
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 """Upstream's bounds, for both mechanisms."""
@@ -62,12 +64,15 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
 
 def credential(user: str, mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
     """Return the credential to store for a salted password."""
+    from storage.types import ScramCredential  # a command that asks a broker does not load it
+
     stored_key = hashlib.new(mechanism.hash_name, _mac(mechanism, salted, b"Client Key")).digest()
     return ScramCredential(user, int(mechanism), iterations, salt, stored_key, _mac(mechanism, salted, b"Server Key"))
 
 
 def decoy(user: str, mechanism: ScramMechanism, secret: bytes) -> ScramCredential:
     """Return a credential for a user that does not exist: the same at each call, and no password matches it."""
+    from storage.types import ScramCredential
 
     def derived(what: str) -> bytes:
         return hmac.digest(secret, f"{what} {int(mechanism)} {user}".encode("utf-8", "surrogatepass"), "sha512")

@@ -17,7 +17,8 @@ import asyncpg
 import pytest
 from confluent_kafka.admin import AdminClient  # pyright: ignore[reportPrivateImportUsage]
 
-from storage.embedded import USER, EmbeddedPostgres
+from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import USER
 from storage.postgres_programs import bin_directory
 from tests.chaos.load import Load, assert_nothing_lost, read_all
 from tests.clients.topics import create_topic

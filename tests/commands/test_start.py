@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +19,7 @@ COMMANDS: list[tuple[tuple[str, ...], set[str]]] = [
     (("configs", "describe", "broker"), {"describe_configs"}),
     (("transactions", "list"), {"list_transactions", "describe_transactions"}),
     (("cluster", "info"), {"describe_cluster"}),
+    (("users", "list"), {"alter_user_scram_credentials", "describe_user_scram_credentials"}),
 ]
 """Commands, and the declarations of messages that each loads besides those of every command."""
 
@@ -36,21 +38,29 @@ sys.exit(code)
 """
 
 
+NEEDLESS_FOR_HISTORY = {
+    *("aiohttp", "aiokafka", "construct", "rich", "structlog", "uvloop"),
+    *("gateway.commands.client", "gateway.commands.groups", "protocol.codec", "protocol.messages"),
+    *("storage.embedded", "storage.types"),
+}
+"""`groups history` reads Postgres: it loads asyncio, the driver and the journal, and no client."""
+
+
 class Run(NamedTuple):
     cpu_s: float
     modules: set[str]
 
 
 def run(gateway: GatewayProcess, *words: str) -> Run:
-    arguments = [word.format(pid=os.getpid()) for word in words]
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *arguments, "-b", gateway.bootstrap],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    cpu_s, *modules = done.stderr.split()
+    """Run a command that asks the gateway."""
+    return run_program(*(word.format(pid=os.getpid()) for word in words), "-b", gateway.bootstrap)
+
+
+def run_program(*words: str, code: int = 0) -> Run:
+    command = [sys.executable, "-c", _PROGRAM, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    cpu_s, *modules = done.stderr.splitlines()[-1].split()
     return Run(float(cpu_s), set(modules))
 
 
@@ -62,6 +72,16 @@ def test_a_command_loads_only_the_messages_that_it_uses(
     room = "protocol.messages."
     assert {name.removeprefix(room) for name in modules if name.startswith(room)} == messages | EVERY_COMMAND
     assert not {name.partition(".")[0] for name in modules} & NEEDLESS
+
+
+def test_groups_history_loads_no_client_and_nothing_that_starts_postgres(tmp_path: Path) -> None:
+    modules = run_program("groups", "history", "nothing", "--data-dir", str(tmp_path), code=1).modules
+    assert "storage.journal" in modules
+    assert not modules & NEEDLESS_FOR_HISTORY
+
+
+def test_users_of_a_broker_are_listed_without_the_settings_of_a_node(gateway: GatewayProcess) -> None:
+    assert "gateway.config.settings" not in run(gateway, "users", "list").modules
 
 
 def test_a_command_that_asks_a_broker_starts_soon(gateway: GatewayProcess) -> None:

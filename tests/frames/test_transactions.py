@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.apis.transactions import MAX_TRANSACTIONS
+from gateway.apis.transactions.lifecycle import MAX_TRANSACTIONS
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

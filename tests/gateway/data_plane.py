@@ -10,11 +10,11 @@ from uuid import UUID
 
 import asyncpg
 
-from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.fetch import fetch
-from gateway.apis.internal_topics import InternalTopics
-from gateway.apis.list_offsets import list_offsets
-from gateway.apis.produce import produce
+from gateway.apis.coordinator_topics import InternalTopics
+from gateway.apis.data.fetch import fetch
+from gateway.apis.data.list_offsets import list_offsets
+from gateway.apis.data.produce import produce
+from gateway.apis.metadata_cache import DescribedTopics
 from gateway.building.services import Services
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig

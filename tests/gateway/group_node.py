@@ -13,16 +13,16 @@ from typing import Any, cast
 import asyncpg
 
 from gateway.apis import SERVED
-from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
-from gateway.apis.consumer_groups import consumer_group_describe, consumer_group_heartbeat
-from gateway.apis.find_coordinator import find_coordinator
-from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
-from gateway.apis.internal_topics import InternalTopics
-from gateway.apis.offset_commit import offset_commit
-from gateway.apis.offset_delete import offset_delete
-from gateway.apis.offset_fetch import offset_fetch
-from gateway.apis.share_groups import share_group_describe, share_group_heartbeat
-from gateway.apis.txn_offset_commit import txn_offset_commit
+from gateway.apis.coordinator_topics import InternalTopics
+from gateway.apis.groups.classic_groups import heartbeat, join_group, leave_group, sync_group
+from gateway.apis.groups.consumer_groups import consumer_group_describe, consumer_group_heartbeat
+from gateway.apis.groups.find_coordinator import find_coordinator
+from gateway.apis.groups.group_admin import delete_groups, describe_groups, list_groups
+from gateway.apis.groups.offset_commit import offset_commit
+from gateway.apis.groups.offset_delete import offset_delete
+from gateway.apis.groups.offset_fetch import offset_fetch
+from gateway.apis.groups.share_groups import share_group_describe, share_group_heartbeat
+from gateway.apis.transactions.txn_offset_commit import txn_offset_commit
 from gateway.building.services import Services
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership

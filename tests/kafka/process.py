@@ -45,18 +45,19 @@ SYNCED: Mapping[str, str] = {"log.flush.interval.messages": "1"}
 """Every batch is on disk before it is acknowledged, as with a gateway. Kafka's default leaves it to the page cache."""
 
 
-def assemble() -> str:
-    """Fetch the jars if they are absent, and return Kafka's version. Needs mvn; CalledProcessError if it fails."""
-    complete = LIBRARIES.parent / "complete"
-    wanted = POM.read_text()
+def assemble(pom: Path = POM, libraries: Path = LIBRARIES) -> str:
+    """Fetch the jars that a pom names if they are absent, and return its version of Kafka. Needs mvn;
+    CalledProcessError if it fails."""
+    complete = libraries.parent / "complete"
+    wanted = pom.read_text()
     if not complete.exists() or complete.read_text() != wanted:
-        LIBRARIES.mkdir(parents=True, exist_ok=True)
-        for jar in LIBRARIES.glob("*.jar"):
+        libraries.mkdir(parents=True, exist_ok=True)
+        for jar in libraries.glob("*.jar"):
             jar.unlink()
         subprocess.run(
             [
-                *("mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies"),
-                *("-DincludeScope=runtime", f"-DoutputDirectory={LIBRARIES}"),
+                *("mvn", "-B", "-q", "-f", str(pom), "dependency:copy-dependencies"),
+                *("-DincludeScope=runtime", f"-DoutputDirectory={libraries}"),
             ],
             check=True,
             timeout=ASSEMBLE_SECONDS,
@@ -66,9 +67,9 @@ def assemble() -> str:
     return wanted.partition("<kafka.version>")[2].partition("<")[0]
 
 
-def java(main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+def java(main_class: str, *arguments: str, options: Sequence[str] = (), libraries: Path = LIBRARIES) -> list[str]:
     """Return the command that runs a class of Kafka's jars. Its tools are classes too."""
-    return ["java", *options, "-cp", f"{LIBRARIES}/*", main_class, *arguments]
+    return ["java", *options, "-cp", f"{libraries}/*", main_class, *arguments]
 
 
 class KafkaProcess:

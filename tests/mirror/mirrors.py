@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,13 +11,19 @@ import uuid
 from typing import Any, NamedTuple
 
 import confluent_kafka
+import pytest
 
 from gateway.commands import groups
 from gateway.commands.client import Cluster
 from gateway.commands.groups import Commit, commit_offsets
 from tests.gateway_process import ROOT, GatewayProcess, clean_environment
+from tests.kafka.process import LIBRARIES
 
 TIMEOUT_S = 120
+needs_kafka = pytest.mark.skipif(
+    shutil.which("java") is None or (shutil.which("mvn") is None and not LIBRARIES.exists()),
+    reason="Kafka needs java, and mvn for its jars",
+)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -163,3 +170,19 @@ def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) 
         producer.commit_transaction(30)
     else:
         producer.abort_transaction(30)
+
+
+def consume(bootstrap: str, topic: str, group: str, count: int) -> list[int | None]:
+    """Read so many records as a member of the group, commit, and return their offsets."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
+        | {"auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        messages = consumer.consume(count, 60)
+        assert len(messages) == count
+        consumer.commit(asynchronous=False)
+        return [message.offset() for message in messages]
+    finally:
+        consumer.close()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -14,30 +11,21 @@ from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[repor
 
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.kafka.process import LIBRARIES, KafkaProcess, assemble
-from tests.mirror.mirrors import CODECS, committed, fill, mirror_once, read_partition, transact, watermarks
+from tests.mirror.mirrors import (
+    CODECS,
+    committed,
+    consume,
+    fill,
+    mirror_once,
+    needs_kafka,
+    read_partition,
+    transact,
+    watermarks,
+)
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        shutil.which("java") is None or (shutil.which("mvn") is None and not LIBRARIES.exists()),
-        reason="Kafka needs java, and mvn for its jars",
-    ),
-]
+pytestmark = [pytest.mark.long, needs_kafka]
 
-EAGER_CLEANER = {"log.cleaner.backoff.ms": "100", "log.segment.delete.delay.ms": "0"}
 CLEAN_SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    assemble()
-    process = KafkaProcess(Path(tmp_path_factory.mktemp("kafka")), settings=EAGER_CLEANER)
-    try:
-        process.start()
-        yield process.bootstrap
-    finally:
-        process.close()
 
 
 @pytest.fixture
@@ -92,10 +80,10 @@ def test_a_group_resumes_at_its_offset(kafka: str, target: GatewayProcess) -> No
     fill(kafka, topic, 0, 100)
     transact(kafka, topic, [b"aborted"] * 5, commits=False)
     fill(kafka, topic, 0, 20)
-    first = _consume(kafka, topic, group, 102)
+    first = consume(kafka, topic, group, 102)
     mirror_once(kafka, target, "--topics", topic, "--groups", f"{group[:4]}*")
     assert committed(target.bootstrap, group, (topic, 0)) == committed(kafka, group, (topic, 0))
-    rest = _consume(target.bootstrap, topic, group, 18)
+    rest = consume(target.bootstrap, topic, group, 18)
     assert [*first, *rest] == [record.offset for record in read_partition(kafka, topic)]
 
 
@@ -106,25 +94,9 @@ def test_a_log_and_its_groups_go_to_kafka(kafka: str, target: GatewayProcess) ->
     assert_same(kafka, target, topic)
     transact(target.bootstrap, topic, [b"aborted"], commits=False)
     fill(target.bootstrap, topic, 0, 50, **{"compression.type": "lz4"})
-    first = _consume(target.bootstrap, topic, group, 210)
+    first = consume(target.bootstrap, topic, group, 210)
     mirror_once(target.bootstrap, target, "--to", kafka, "--produce", "--topics", topic, "--groups", group)
-    rest = _consume(kafka, topic, group, 40)
+    rest = consume(kafka, topic, group, 40)
     assert [first[0], first[-1], rest[0], rest[-1]] == [0, 211, 210, 249]
     copy, original = read_partition(kafka, topic), read_partition(target.bootstrap, topic)
     assert [record[1:] for record in copy] == [record[1:] for record in original]
-
-
-def _consume(bootstrap: str, topic: str, group: str, count: int) -> list[int | None]:
-    """Read so many records as a member of the group, commit, and return their offsets."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
-        | {"auto.offset.reset": "earliest"}
-    )
-    try:
-        consumer.subscribe([topic])
-        messages = consumer.consume(count, 60)
-        assert len(messages) == count
-        consumer.commit(asynchronous=False)
-        return [message.offset() for message in messages]
-    finally:
-        consumer.close()

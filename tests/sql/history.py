@@ -34,7 +34,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from tests.closing import close
 from tests.gateway_process import ROOT
 from tests.postgres import LoopThread
-from tests.trust.workloads import PATIENT, create_topics
+from tests.trust.patience import PATIENT
+from tests.trust.workloads import create_topics
 from tests.trust.world import World, world
 
 TOPICS: Mapping[str, int] = {"door-0": 3, "door-1": 3, "door-2": 3}

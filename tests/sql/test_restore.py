@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 from confluent_kafka import Consumer
 
-from storage.embedded import USER, EmbeddedPostgres
+from storage.embedded import EmbeddedPostgres
+from storage.embedded_socket import USER
 from storage.postgres_programs import bin_directory
 from tests.closing import close
 from tests.gateway_process import GatewayFactory

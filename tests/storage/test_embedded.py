@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from storage import embedded, embedded_child, postgres_programs
-from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.embedded_socket import DATABASE, SOCKET_NAME, USER
 from storage.postgres_programs import bin_directory
 from tests.postgres import short_directory
 from tests.steps.waiting import until
@@ -180,7 +181,7 @@ async def test_root_gives_the_server_an_unprivileged_user_without_capabilities(s
 async def test_the_unprivileged_user_itself_may_not_connect(server: EmbeddedPostgres) -> None:
     user = pwd.getpwnam(embedded.ACCOUNT)
     host = server.data_dir / "socket"
-    psql = [bin_directory() / "psql", "-h", host, "-U", embedded.USER, "-tAc", "SELECT 1", embedded.DATABASE]
+    psql = [bin_directory() / "psql", "-h", host, "-U", USER, "-tAc", "SELECT 1", DATABASE]
     if not embedded_child.can_run(user.pw_uid, user.pw_gid, None, "/", str(psql[0])):
         pytest.skip("that user cannot reach the wheel's psql")
     refused = await asyncio.to_thread(

@@ -1,6 +1,6 @@
 """Prove the checker: plant defects in copies of the product, and see that each one is found.
 
-`python -m tests.trust.mutants [--only NAME …] [--seconds 20] [--attempts 4]`
+`python -m tests.trust.mutants [--only NAME …] [--seconds 20] [--attempts 4] [--clients KIND …]`
 
 The one idea: a mutant is a text edit in a copy of the sources, so the product has no switch for it. A mutant whose text
 is no longer in the sources is an error. The faults that expose a mutant are named, because a short run with all of them
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gateway_process import ROOT
+from tests.trust.members import ALL_KINDS, LIBRDKAFKA
 from tests.trust.run import Verdict, run
 
 READ_S = 30.0
@@ -260,19 +261,21 @@ def mutated(mutant: Mutant) -> Iterator[Path]:
         yield root
 
 
-def hunt(mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1) -> Verdict:
+def hunt(
+    mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1, kinds: Sequence[str] = (LIBRDKAFKA,)
+) -> Verdict:
     """Run the checker on the mutant until a promise of `found_by` is broken, at most `attempts` times; return the last
-    verdict."""
+    verdict. `kinds`: of clients."""
     last_seed = first_seed + max(attempts, 1) - 1
     with mutated(mutant) as root:
         for seed in range(first_seed, last_seed):
-            verdict = _run(mutant, root, seed, seconds)
+            verdict = _run(mutant, root, seed, seconds, kinds)
             if mutant.broken(verdict):
                 return verdict
-        return _run(mutant, root, last_seed, seconds)
+        return _run(mutant, root, last_seed, seconds, kinds)
 
 
-def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
+def _run(mutant: Mutant, root: Path, seed: int, seconds: float, kinds: Sequence[str]) -> Verdict:
     return run(
         *(seed, seconds),
         root=root,
@@ -281,6 +284,7 @@ def _run(mutant: Mutant, root: Path, seed: int, seconds: float) -> Verdict:
         segments=mutant.segments,
         standby=False,
         postgres=mutant.postgres,
+        kinds=kinds,
         say=lambda _: None,
     )
 
@@ -293,12 +297,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the faults of one run (20)")
     parser.add_argument("--attempts", type=int, default=4, help="runs, each with another seed, per mutant (4)")
     parser.add_argument("--seed", type=int, default=1, help="the first seed (1)")
+    parser.add_argument(
+        "--clients", nargs="+", choices=ALL_KINDS, default=(LIBRDKAFKA,), help="kinds of clients (librdkafka)"
+    )
     arguments = parser.parse_args()
     chosen = [each for each in MUTANTS if not arguments.only or any(text in each.name for text in arguments.only)]
     missed = 0
     for mutant in chosen:
         began_s = time.monotonic()
-        verdict = hunt(mutant, arguments.seconds, arguments.attempts, arguments.seed)
+        verdict = hunt(mutant, arguments.seconds, arguments.attempts, arguments.seed, arguments.clients)
         took = f"{time.monotonic() - began_s:.0f} s"
         by = mutant.broken(verdict)
         others = [name for name, found in verdict.violations.items() if found and name not in by]

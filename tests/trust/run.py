@@ -9,6 +9,8 @@ whole from every partition, then all nodes describe the cluster, restart, and de
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,17 +25,19 @@ from tests.gateway_process import ROOT
 from tests.trust import checks
 from tests.trust.checks import Entry, Part, Place
 from tests.trust.history import Consumed, Faulted, History, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
+from tests.trust.java import Java
+from tests.trust.java import missing as java_missing
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA
 from tests.trust.nemeses import NEMESES, missing
+from tests.trust.patience import CALL_S, PATIENT, WorkloadError
 from tests.trust.workloads import (
-    CALL_S,
-    PATIENT,
+    Clients,
     Group,
     Observer,
     Producing,
     TopicChurn,
     Transfers,
     Workload,
-    WorkloadError,
     asking,
     committed,
     create_topics,
@@ -111,6 +115,7 @@ def run(
     segments: bool | None = None,
     standby: bool | None = None,
     postgres: Mapping[str, str] | None = None,
+    kinds: Sequence[str] | None = None,
     say: Callable[[str], None] = print,
 ) -> Verdict:
     """Attack a cluster for `seconds` and judge it.
@@ -118,7 +123,8 @@ def run(
     `root`: sources of the nodes. `faults`: names in NEMESES from which the seed chooses. `read_s`: how long groups may
     go on without progress after the faults. `segments`: whether records are in a directory instead of Postgres; None
     leaves it to the seed, which gives one run of four a synchronous standby unless `standby` decides. `postgres`:
-    settings of the server. `say` receives a line for each fault.
+    settings of the server. `kinds`: clients, in the words of ALL_KINDS; None leaves them to the seed. `say` receives a
+    line for each fault.
     """
     chance = random.Random(seed)
     history = History()
@@ -133,9 +139,18 @@ def run(
     for name, reason in left_out.items():
         say(f"{name} is left out: {reason}.")
     names = sorted(set(faults) - left_out.keys())
-    with world(NODES, root, segments=segments, standby=standby, postgres=postgres) as attacked:
+    kinds = _kinds(seed) if kinds is None else kinds
+    say(f"Clients are {', '.join(kinds)}.")
+    for client in ("kafka", "aiokafka"):
+        # These clients log each lost connection, several times a second while a node is down.
+        logging.getLogger(client).setLevel(logging.CRITICAL)
+    with (
+        world(NODES, root, segments=segments, standby=standby, postgres=postgres) as attacked,
+        contextlib.ExitStack() as stack,
+    ):
         create_topics(attacked.bootstrap, TOPICS, CONFIGS)
-        work = _work(history, attacked.bootstrap, chance)
+        java = stack.enter_context(contextlib.closing(Java(attacked.bootstrap))) if JAVA in kinds else None
+        work = _work(history, Clients(attacked.bootstrap, kinds, java), chance)
         for workload in work.all():
             workload.start()
         violations: dict[str, list[str]] = {EVERY_NODE_ANSWERS: []}
@@ -151,22 +166,44 @@ def run(
             for workload in work.all():
                 workload.stop()
         logs = attacked.logs()
-    counts = {
-        "records acknowledged": sum(1 for each in history.of(Produced) if each.outcome is Outcome.OK),
-        "records consumed": len(history.of(Consumed)),
-        "commits acknowledged": sum(1 for each in history.of(OffsetCommitted) if each.outcome is Outcome.OK),
-        "partitions assigned": len(history.of(OwnerChanged)),
-        "observations": len(history.of(Observed)),
-        "faults": len(history.of(Faulted)),
-        "topics created and deleted": work.churn.rounds,
-    }
+    counts = (
+        {
+            "records acknowledged": sum(1 for each in history.of(Produced) if each.outcome is Outcome.OK),
+            "records consumed": len(history.of(Consumed)),
+            "commits acknowledged": sum(1 for each in history.of(OffsetCommitted) if each.outcome is Outcome.OK),
+            "partitions assigned": len(history.of(OwnerChanged)),
+            "observations": len(history.of(Observed)),
+            "faults": len(history.of(Faulted)),
+            "topics created and deleted": work.churn.rounds,
+            "records transferred by Java": work.transfers.transferred_by_java,
+        }
+        | {
+            f"records acknowledged by {kind}": sum(
+                1 for each in history.of(Produced) if each.outcome is Outcome.OK and f"-{kind}-" in each.client
+            )
+            for kind in kinds
+        }
+        | {
+            f"records consumed by {kind}": sum(1 for each in history.of(Consumed) if each.member.endswith(f"-{kind}"))
+            for kind in kinds
+        }
+    )
     return Verdict(seed, time.monotonic() - began_s, violations, counts, history, logs)
 
 
-def _work(history: History, bootstrap: str, chance: random.Random) -> _Work:
+def _kinds(seed: int) -> Sequence[str]:
+    """Return librdkafka and, of each other kind that can run here, what the seed chooses."""
+    chance = random.Random(f"clients {seed}")
+    chosen = [kind for kind in ALL_KINDS if kind == LIBRDKAFKA or chance.random() < 0.6]
+    return [kind for kind in chosen if kind != JAVA or java_missing() is None]
+
+
+def _work(history: History, clients: Clients, chance: random.Random) -> _Work:
+    bootstrap = clients.bootstrap
+
     def producing(topic: str, *, idempotent: bool = True, keys: int = 0, rate: float = 100.0) -> Producing:
         return Producing(
-            *(history, bootstrap, topic, TOPICS[topic]),
+            *(history, clients, topic, TOPICS[topic]),
             idempotent=idempotent,
             keys=keys,
             rate=rate,
@@ -181,12 +218,12 @@ def _work(history: History, bootstrap: str, chance: random.Random) -> _Work:
         producing(SOURCE, rate=60.0),
     ]
     groups = [
-        Group(history, bootstrap, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
+        Group(history, clients, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
         for protocol in GROUPS
     ]
     groups.append(
         Group(
-            *(history, bootstrap, TARGET),
+            *(history, clients, TARGET),
             protocol="cooperative",
             members=2,
             seed=chance.randrange(2**31),
@@ -194,7 +231,7 @@ def _work(history: History, bootstrap: str, chance: random.Random) -> _Work:
         )
     )
     transfers = Transfers(
-        *(bootstrap, SOURCE, TARGET), workers=2, partitions=TOPICS[TARGET], seed=chance.randrange(2**31)
+        *(clients, SOURCE, TARGET), workers=2, partitions=TOPICS[TARGET], seed=chance.randrange(2**31)
     )
     watched = {group.group: group.topic for group in groups}
     observer = Observer(history, bootstrap, {topic: TOPICS[topic] for topic in (PLAIN, IDEMPOTENT, TARGET)}, watched)

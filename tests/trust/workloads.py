@@ -9,49 +9,51 @@ faults every workload can finish and the checks can demand everything that was p
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.closing import close
-from tests.trust.history import (
-    Change,
-    Consumed,
-    History,
-    Observed,
-    OffsetCommitted,
-    Outcome,
-    OwnerChanged,
-    Produced,
-    Quantity,
+from tests.trust.history import History, Observed, Outcome, Produced, Quantity
+from tests.trust.java import Java
+from tests.trust.members import (
+    KAFKA_PYTHON,
+    LIBRDKAFKA,
+    AiokafkaMember,
+    Isolation,
+    JavaMember,
+    KafkaPythonMember,
+    LibrdkafkaMember,
+    Life,
+    Membership,
+    draw,
+)
+from tests.trust.patience import CALL_S, FINISH_S, LEAVE_S, PATIENT, WorkloadError
+from tests.trust.senders import (
+    FAILED,
+    AiokafkaSender,
+    JavaSender,
+    KafkaPythonSender,
+    LibrdkafkaSender,
+    Sender,
+    SenderError,
+    Sending,
 )
 
-CALL_S = 10.0
 STUCK_S = 75.0
 """A life of a transactional worker without a return from its client for so long is abandoned."""
-FINISH_S = 180.0
-"""How long a workload may take to finish after the last fault has ended."""
-LEAVE_S = 120.0
-"""How long a consumer may take to leave its group, because its coordinator may be gone in the meantime."""
+LIFE_S = 30.0
+"""The longest life of a transactional worker of Java."""
 ABORTED = 0.03
 """Share of the transactions that a worker aborts after everything was sent."""
-PATIENT: Mapping[str, Any] = {
-    "reconnect.backoff.ms": 50,
-    "reconnect.backoff.max.ms": 500,
-    "socket.timeout.ms": 6_000,
-    "log_level": 0,
-}
-
-
-class WorkloadError(Exception):
-    """A workload could not go on or not finish after all faults had ended."""
 
 
 class Workload:
@@ -96,13 +98,51 @@ class Workload:
             raise WorkloadError(f"{self.name}: {self._failure!r}") from self._failure
 
 
+@dataclass(frozen=True)
+class Clients:
+    """The kinds of clients of a run, and the process of Java's, which is there if `kinds` names it."""
+
+    bootstrap: str
+    kinds: Sequence[str] = (LIBRDKAFKA,)
+    java: Java | None = None
+
+    def sender(self, kind: str, settings: Sending) -> Sender:
+        match kind:
+            case "kafka-python":
+                return KafkaPythonSender(settings)
+            case "aiokafka":
+                return AiokafkaSender(settings)
+            case "Java":
+                assert self.java is not None
+                return JavaSender(settings, self.java)
+            case _:
+                return LibrdkafkaSender(settings)
+
+    def live(self, kind: str, life: Life, membership: Membership) -> None:
+        """Live one life of a member until it has left its group."""
+        match kind:
+            case "kafka-python":
+                KafkaPythonMember(life, membership).live()
+            case "aiokafka":
+                AiokafkaMember(life, membership).live()
+            case "Java":
+                assert self.java is not None
+                JavaMember(life, membership, self.java).live()
+            case _:
+                LibrdkafkaMember(life, membership).live()
+
+
 class Producing(Workload):
-    """One producer that sends rising values, some of them with keys, at a bounded rate."""
+    """One producer that sends rising values, some of them with keys, at a bounded rate.
+
+    If its client fails for good, a client of the same kind goes on with the next value. It counts as another producer,
+    because no client promises an order across its failure.
+    """
 
     def __init__(
         self,
         history: History,
-        bootstrap: str,
+        clients: Clients,
         topic: str,
         partitions: int,
         *,
@@ -112,81 +152,77 @@ class Producing(Workload):
         seed: int = 0,
     ) -> None:
         """`keys`: so many keys get values in turn, each in one partition; 0 sends none. `rate`: records per second."""
-        name = f"producer-{uuid.uuid4().hex[:6]}"
+        self._chance = random.Random(seed)
+        linger_ms, compression = self._chance.choice([0, 2, 10]), self._chance.choice(["none", "lz4", "zstd"])
+        self.kind = self._chance.choice(clients.kinds)
+        name = f"producer-{self.kind}-{uuid.uuid4().hex[:6]}"
         super().__init__(name)
         self.topic = topic
+        self._clients = clients
         self._history, self._partitions, self._keys = history, partitions, keys
-        self._chance = random.Random(seed)
         self._pause_s = 1 / rate
-        self._settings = {
-            "bootstrap.servers": bootstrap,
-            "client.id": name,
-            "enable.idempotence": idempotent,
-            "acks": "all",
-            "linger.ms": self._chance.choice([0, 2, 10]),
-            "compression.type": self._chance.choice(["none", "lz4", "zstd"]),
-            "delivery.timeout.ms": 120_000,
-            "request.timeout.ms": 5_000,
-            **PATIENT,
-        }
+        self._settings = Sending(clients.bootstrap, name, idempotent, linger_ms, compression)
         self._thread(self._produce, name)
 
     def _produce(self) -> None:
-        producer = confluent_kafka.Producer(self._settings)
-        value = 0
+        value = left = 0
         while not self._stopping.is_set():
-            if self._send(producer, value):
-                value += 1
-            producer.poll(self._pause_s)
-        left = producer.flush(FINISH_S)
+            settings = dataclasses.replace(self._settings, client_id=f"{self.name}.{value}")
+            sender = self._clients.sender(self.kind, settings)
+            try:
+                while not self._stopping.is_set():
+                    if self._send(sender, settings.client_id, value):
+                        value += 1
+                    sender.poll(self._pause_s)
+            except SenderError:
+                value += 1  # its fate is unknown, and values are unique
+            left += sender.flush()
         if left:
             raise WorkloadError(f"{left} records were never answered")
 
-    def _send(self, producer: confluent_kafka.Producer, value: int) -> bool:
+    def _send(self, sender: Sender, client: str, value: int) -> bool:
         invoked_s = time.monotonic()
         key = f"k{value % self._keys}" if self._keys else None
         partition = (value % self._keys if self._keys else value) % self._partitions
 
-        def delivered(error: KafkaError | None, message: confluent_kafka.Message) -> None:
-            offset = message.offset()
-            # librdkafka says "purged" or "timed out" of records that it may have sent: their fate is unknown.
-            outcome = Outcome.OK if error is None else Outcome.UNKNOWN
+        def delivered(offset: int) -> None:
+            outcome = Outcome.UNKNOWN if offset == FAILED else Outcome.OK
             self._history.add(
                 Produced(
-                    *(self.name, self.topic, partition, key, value, invoked_s, time.monotonic(), outcome),
-                    offset if error is None and offset is not None else -1,
+                    *(client, self.topic, partition, key, value, invoked_s, time.monotonic(), outcome),
+                    max(offset, -1),
                 )
             )
 
         try:
-            producer.produce(self.topic, str(value).encode(), key=key, partition=partition, on_delivery=delivered)
-        except BufferError:
-            return False
-        return True
+            return sender.send(self.topic, partition, key, value, delivered)
+        except SenderError:
+            delivered(FAILED)
+            raise
 
 
 class Group(Workload):
-    """A consumer group whose members come and go. Members process, then commit, and commit before they revoke."""
+    """A consumer group whose members come and go, each life a client of another kind."""
 
     def __init__(
         self,
         history: History,
-        bootstrap: str,
+        clients: Clients,
         topic: str,
         *,
         protocol: str,
         members: int,
         seed: int,
         session_ms: int = 45_000,
-        isolation: str = "read_uncommitted",
+        isolation: Isolation = "read_uncommitted",
     ) -> None:
         """`protocol`: eager, cooperative, static (cooperative with instance ids) or consumer (KIP-848)."""
         self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.protocol, self.topic = protocol, topic
-        self._history, self._bootstrap = history, bootstrap
+        self._history, self._clients = history, clients
         self._session_ms = session_ms
-        self._isolation = isolation
+        self._isolation: Isolation = isolation
         self._seed = seed
         self._draining = threading.Event()
         for number in range(members):
@@ -196,139 +232,43 @@ class Group(Workload):
         """Let members stay from now on: they only read, until `stop`."""
         self._draining.set()
 
-    def _settings(self, number: int) -> dict[str, Any]:
-        common = {
-            "bootstrap.servers": self._bootstrap,
-            "group.id": self.group,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": self._isolation,
-            **PATIENT,
-        }
-        if self.protocol == "consumer":
-            return {**common, "group.protocol": "consumer"}
-        classic = {**common, "session.timeout.ms": self._session_ms, "heartbeat.interval.ms": 500}
-        if self.protocol == "eager":
-            return {**classic, "partition.assignment.strategy": "range"}
-        static = {"group.instance.id": f"instance-{number}"} if self.protocol == "static" else {}
-        return {**classic, "partition.assignment.strategy": "cooperative-sticky", **static}
-
     def _consume(self, number: int) -> None:
         chance = random.Random(self._seed * 100 + number)
-        life = 0
+        count = 0
         while not self._stopping.is_set():
-            name = f"m{number}.{life}"
-            _Member(self._history, self, name, {**self._settings(number), "client.id": name}, chance).live()
-            life += 1
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping.is_set()
-
-    @property
-    def draining(self) -> bool:
-        return self._draining.is_set()
-
-
-class _Member:
-    """One life of one member: from its subscription until it closes."""
-
-    def __init__(
-        self, history: History, group: Group, name: str, settings: Mapping[str, Any], chance: random.Random
-    ) -> None:
-        self._history, self._group, self._name = history, group, name
-        self._positions: dict[int, int] = {}
-        """Per owned partition the offset to commit: one past the last processed record."""
-        # The first member stays, so that the group never empties; the others live for 5 to 30 seconds.
-        self._ends_s = time.monotonic() + (float("inf") if name.startswith("m0.") else chance.uniform(5, 30))
-        self._release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
-        """How long this application still works on what it has read before it releases a partition."""
-        self._consumer = confluent_kafka.Consumer(dict(settings))
-
-    def live(self) -> None:
-        self._consumer.subscribe(
-            [self._group.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
-        processed = 0
-        try:
-            while not self._group.stopping and (self._group.draining or time.monotonic() < self._ends_s):
-                processed += self._take()
-                if processed >= 100:
-                    self._commit()
-                    processed = 0
-        finally:
-            close(self._consumer, self._take, patience_s=LEAVE_S)
-
-    def _take(self) -> int:
-        message = self._consumer.poll(0.1)
-        if message is None or message.error() is not None:
-            return 0
-        partition, offset, value = message.partition(), message.offset(), message.value()
-        assert partition is not None
-        assert offset is not None
-        assert value is not None
-        self._history.add(
-            Consumed(
-                *(self._group.group, self._name, self._group.topic, partition, offset, int(value)), time.monotonic()
+            # The first member stays, so that the group never empties; the others live for 5 to 30 seconds.
+            ends_s = time.monotonic() + (float("inf") if number == 0 else chance.uniform(5, 30))
+            release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
+            kind = draw(self._clients.kinds, self.protocol, chance)
+            if kind == KAFKA_PYTHON:
+                # Its members may stay silent for ever after a lost answer, so none of them stays.
+                ends_s = min(ends_s, time.monotonic() + chance.uniform(5, 30))
+            stays = kind != KAFKA_PYTHON
+            life = Life(
+                *(self._clients.bootstrap, self.group, self.topic, self.protocol, self._isolation),
+                f"instance-{number}" if self.protocol == "static" else None,
+                self._session_ms,
+                f"m{number}.{count}-{kind}",
+                release_s,
+                lambda stays=stays, ends_s=ends_s: (
+                    self._stopping.is_set() or (not (stays and self._draining.is_set()) and time.monotonic() >= ends_s)
+                ),
             )
-        )
-        self._positions[partition] = offset + 1
-        return 1
-
-    def _commit(self, partitions: Sequence[int] | None = None) -> None:
-        wanted = {part: at for part, at in self._positions.items() if partitions is None or part in partitions}
-        if not wanted:
-            return
-        invoked_s = time.monotonic()
-        outcomes = dict.fromkeys(wanted, Outcome.UNKNOWN)
-        try:
-            offsets = [TopicPartition(self._group.topic, part, at) for part, at in wanted.items()]
-            for answered in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
-                outcomes[answered.partition] = Outcome.OK if answered.error is None else Outcome.FAILED
-        except KafkaException:
-            pass  # refused or unanswered: the outcome stays unknown
-        for part, at in wanted.items():
-            self._history.add(
-                OffsetCommitted(
-                    *(self._group.group, self._name, self._group.topic, part, at, invoked_s, time.monotonic()),
-                    outcomes[part],
-                )
-            )
-
-    def _assigned(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        for partition in partitions:
-            self._positions.pop(partition.partition, None)
-            self._changed(partition, Change.ASSIGNED)
-
-    def _revoked(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        time.sleep(self._release_s)
-        self._commit([partition.partition for partition in partitions])
-        for partition in partitions:
-            self._positions.pop(partition.partition, None)
-            self._changed(partition, Change.REVOKED)
-
-    def _lost(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        for partition in partitions:
-            self._positions.pop(partition.partition, None)
-            self._changed(partition, Change.LOST)
-
-    def _changed(self, partition: TopicPartition, change: Change) -> None:
-        self._history.add(
-            OwnerChanged(
-                *(self._group.group, self._name, partition.topic, partition.partition, change), time.monotonic()
-            )
-        )
+            self._clients.live(kind, life, Membership(self._history, life))
+            count += 1
 
 
 class Transfers(Workload):
     """Consume-process-produce: each source record becomes one result, in one transaction with the offsets."""
 
-    def __init__(self, bootstrap: str, source: str, target: str, *, workers: int, partitions: int, seed: int) -> None:
+    def __init__(self, clients: Clients, source: str, target: str, *, workers: int, partitions: int, seed: int) -> None:
         self.chance = random.Random(seed)
         self.group = f"transfer-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
-        self.source, self.target, self.bootstrap = source, target, bootstrap
-        self._partitions = partitions
+        self.source, self.target, self.bootstrap = source, target, clients.bootstrap
+        self._clients, self._partitions = clients, partitions
+        self.transferred_by_java = 0
+        """Number of source records whose transaction Java committed."""
         for number in range(workers):
             self._thread(lambda number=number: self._run(number), f"{self.group}-w{number}")
 
@@ -339,6 +279,9 @@ class Transfers(Workload):
         beyond the timeout of the call. The next life has the same transactional id and fences the abandoned one.
         """
         while not self._stopping.is_set():
+            if self._clients.java is not None and (number % 2 or LIBRDKAFKA not in self._clients.kinds):
+                self._live_in_java(self._clients.java, number)
+                continue
             worker = _Worker(self, number, self._partitions)
             life = threading.Thread(target=worker.work, args=(self._stopping,), name=self.group, daemon=True)
             life.start()
@@ -346,6 +289,23 @@ class Transfers(Workload):
                 life.join(0.5)
             if not life.is_alive() and worker.failure is not None:
                 raise worker.failure
+
+    def _live_in_java(self, java: Java, number: int) -> None:
+        """Run a worker of Java for at most LIFE_S. An error ends it, and another life follows."""
+        worker = java.start(
+            *("transfer", self.group, self.source, self.target, f"{self.group}-{number}", self._partitions),
+            *(self.chance.randrange(2**31), ABORTED),
+            on_event=self._transferred,
+        )
+        ends_s = time.monotonic() + self.chance.uniform(5, LIFE_S)
+        while not (self._stopping.is_set() or time.monotonic() > ends_s) and not worker.wait(0.5):
+            pass
+        worker.stop()
+        if not worker.wait(FINISH_S):
+            raise WorkloadError(f"{self.group}: Java's worker {number} does not end")
+
+    def _transferred(self, event: Sequence[str]) -> None:
+        self.transferred_by_java += int(event[2])
 
 
 class _Worker:

@@ -1,3 +1,4 @@
+from asyncio import Future
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -26,3 +27,11 @@ class AIOKafkaConsumer:
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, Sequence[Any]]: ...
+
+class AIOKafkaProducer:
+    def __init__(self, **settings: Any) -> None: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def send(
+        self, topic: str, value: bytes | None = None, key: bytes | None = None, partition: int | None = None
+    ) -> Future[Any]: ...

@@ -69,6 +69,7 @@ function navigation(current) {
 function login(main) {
   document.getElementById("nav").replaceChildren();
   const said = h("p", { class: "bad small", role: "alert" });
+  const ended = LOGIN_ENDS[route().parameters.get("login")];
   const user = h("input", { name: "user", autocomplete: "username", required: true });
   const password = h("input", { name: "password", type: "password", autocomplete: "current-password", required: true });
   const form = h("form", {
@@ -85,8 +86,34 @@ function login(main) {
     },
   }, h("label", null, "User", user), h("label", null, "Password", password), said, h("button", { class: "main", type: "submit" }, "Log in"));
   main.replaceChildren(h("div", { class: "login card stack" }, h("h1", null, "Log in"),
-    h("p", { class: "soft small" }, "Use the name and password with which your clients log in (SCRAM)."), form, session.takesTokens ? byToken() : null));
-  user.focus();
+    session.provider && byProvider(ended),
+    h("p", { class: "soft small" }, `${session.provider ? "Or use" : "Use"} the name and password with which your clients log in (SCRAM).`), form, session.takesTokens ? byToken() : null));
+  (main.querySelector("a.button") || user).focus();
+}
+
+const LOGIN_ENDS = {
+  away: "The provider does not answer. Try again, or use a name and a password.",
+  denied: "The provider refused the login.",
+  late: "The login took longer than ten minutes. Try again.",
+  often: "Too many logins failed. Wait a minute, then try again.",
+  provider: "The provider's answer cannot be used. The gateway's log says why.",
+  state: "This login was not begun in this window of the browser. Try again.",
+  token: "The provider's token is refused. The gateway's log says why.",
+};
+const PLACE = "sluice-place";
+
+function byProvider(ended) {
+  const remember = () => sessionStorage.setItem(PLACE, location.hash.startsWith("#/?") ? "" : location.hash);
+  return h("div", { class: "stack" }, ended && h("p", { class: "bad small", role: "alert" }, ended),
+    h("a", { class: "button", href: "/api/oidc/login", onclick: remember }, `Log in at ${session.provider}`));
+}
+
+// The provider sends the browser to the overview. This shows the page from which the login began.
+function returnFromProvider() {
+  if (session.needsLogin || !route().parameters.has("login")) return;
+  const place = sessionStorage.getItem(PLACE) || "";
+  sessionStorage.removeItem(PLACE);
+  history.replaceState(null, "", place.startsWith("#/") ? place : "#/");
 }
 
 // For a cluster whose users are an identity provider's: the access token with which a client would log in.
@@ -127,4 +154,5 @@ addEventListener("login", async () => {
 addEventListener("unhandledrejection", (event) => { if (event.reason instanceof Refused) { notice(event.reason.message); event.preventDefault(); } });
 
 await refreshSession();
+returnFromProvider();
 await show();

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from gateway.apis import SERVED
+from gateway.apis.admin.features import supported
 from gateway.apis.api_versions import MAX_SOFTWARE_CHARS, api_versions
-from gateway.apis.features import supported
 from gateway.building.services import Services
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo, RequestContext, Role

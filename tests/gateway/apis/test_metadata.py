@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from gateway.apis.admin.topics import plan_internal
 from gateway.apis.metadata import MAX_CREATED
-from gateway.apis.topics import plan_internal
 from gateway.log.catalog import MAX_LOOKUPS
 from gateway.net.context import Role
 from protocol.api_keys import ApiKey

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from gateway.apis.produce import produce
+from gateway.apis.data.produce import produce
 from gateway.cluster.clock import ClusterClock
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.topic import effective

@@ -26,7 +26,7 @@ from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from storage.types import OffsetCommit
-from tests.gateway.apis.consumer_groups import G, beat, commit, join, rows, told
+from tests.gateway.apis.groups.consumer_groups import G, beat, commit, join, rows, told
 from tests.gateway.group_node import GroupNode, forget_everything, group_node
 from tests.postgres import Databases
 

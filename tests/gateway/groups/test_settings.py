@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.apis.alter_configs import incremental_alter_configs
-from gateway.apis.config_resources import ResourceType
+from gateway.apis.admin.alter_configs import incremental_alter_configs
+from gateway.apis.admin.config_resources import ResourceType
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.handoff import HandoffMode
 from gateway.groups.settings import group_settings
@@ -57,7 +57,7 @@ def test_guard_falls_back_to_the_broker() -> None:
 
 
 async def test_number_of_groups_with_own_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.apis.alter_configs.MAX_GROUPS_WITH_CONFIGS", 2)
+    monkeypatch.setattr("gateway.apis.admin.alter_configs.MAX_GROUPS_WITH_CONFIGS", 2)
     stored: dict[str, dict[str, str]] = {}
 
     async def refresh() -> None:

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from gateway.apis.classic_groups import refuse_join_group
-from gateway.apis.fetch import refuse_fetch
-from gateway.apis.find_coordinator import refuse_find_coordinator
+from gateway.apis.data.fetch import refuse_fetch
+from gateway.apis.groups.classic_groups import refuse_join_group
+from gateway.apis.groups.find_coordinator import refuse_find_coordinator
 from gateway.apis.metadata import refuse_metadata
 from gateway.net.refusals import DerivedRefusal
 from protocol.api_keys import ApiKey

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from gateway.apis.share_fetch import share_fetch
+from gateway.apis.data.share_fetch import share_fetch
 from gateway.cluster.placement import Leaders
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId

@@ -98,7 +98,7 @@ async def test_many_aborted_transactions_are_named_as_few_are(
         await node.transactions.end(f"p{number}", producer.producer_id, producer.producer_epoch, committed=False)
     wanted = [(producer.producer_id, offset) for offset, producer in enumerate(producers)]
     for piece in (200, 7, 3, 2, 1):
-        monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "PIECE", piece)
+        monkeypatch.setattr(importlib.import_module("gateway.apis.data.fetch"), "PIECE", piece)
         monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "PIECE", piece)
         if cold:
             node.tail.reset()

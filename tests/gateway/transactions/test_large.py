@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateway.apis.transactions import refuse_add_offsets_to_txn, refuse_add_partitions_to_txn
+from gateway.apis.transactions.lifecycle import refuse_add_offsets_to_txn, refuse_add_partitions_to_txn
 from gateway.coordinator.transactions import InitProducer, Producer
 from gateway.transactions.coordinator import Transactions
 from protocol.errors import ErrorCode, KafkaError

@@ -1,0 +1,1 @@
+"""Handlers of groups: their members, their committed offsets and their coordinators."""

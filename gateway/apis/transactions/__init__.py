@@ -1,0 +1,1 @@
+"""Handlers of producer ids and transactions."""

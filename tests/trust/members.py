@@ -1,0 +1,429 @@
+"""One life of a group's member, from its subscription until it closes, by clients of several kinds.
+
+The one idea: each kind reads, processes, commits every hundred records, and commits before it revokes. `Membership`
+keeps positions and writes the history, so that every kind is judged alike.
+"""
+
+# The stubs of these clients name only a part of what they have.
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiokafka
+import aiokafka.abc
+import confluent_kafka
+import kafka
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
+from aiokafka.errors import KafkaError as AiokafkaError
+from confluent_kafka import KafkaException, TopicPartition
+from kafka.consumer.subscription_state import (
+    AsyncConsumerRebalanceListener,  # pyright: ignore[reportAttributeAccessIssue]
+)
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.errors import KafkaError as KafkaPythonError
+from kafka.structs import OffsetAndMetadata
+from kafka.structs import TopicPartition as KafkaPythonPartition
+
+from tests.closing import close
+from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged
+from tests.trust.java import Java
+from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
+
+COMMIT_EVERY = 100
+POLL_S = 0.1
+JOINING_S = 2.0
+"""How long a member of kafka-python polls while it owns nothing. It drops a JoinGroup's answer if the poll ends
+first, and is then silent until its session has expired."""
+
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+
+@dataclass(frozen=True)
+class Life:
+    """Settings of one life of a member. `ended` becomes true when the member shall leave."""
+
+    bootstrap: str
+    group: str
+    topic: str
+    protocol: str
+    isolation: Isolation
+    instance: str | None
+    session_ms: int
+    name: str
+    release_s: float
+    """How long this application still works on what it has read before it releases a partition."""
+    ended: Callable[[], bool]
+
+
+class Membership:
+    """Positions of a member, and its part of the history. Times are now unless the client reports them."""
+
+    def __init__(self, history: History, life: Life) -> None:
+        self._history, self._life = history, life
+        self._positions: dict[int, int] = {}
+        """Per owned partition the offset to commit: one past the last processed record."""
+        self.owned: set[int] = set()
+        self.uncommitted = 0
+        """Number of records that were processed since the last commit of all positions."""
+
+    def took(self, partition: int, offset: int, value: int, at_s: float | None = None) -> None:
+        life = self._life
+        at_s = time.monotonic() if at_s is None else at_s
+        self._history.add(Consumed(life.group, life.name, life.topic, partition, offset, value, at_s))
+        self._positions[partition] = offset + 1
+        self.uncommitted += 1
+
+    def to_commit(self, partitions: Collection[int] | None = None) -> dict[int, int]:
+        """Return the offsets of these partitions, or of all, that the member has processed."""
+        if partitions is None:
+            self.uncommitted = 0
+        return {part: at for part, at in self._positions.items() if partitions is None or part in partitions}
+
+    def committed(
+        self,
+        offsets: Mapping[int, int],
+        invoked_s: float,
+        outcomes: Mapping[int, Outcome],
+        completed_s: float | None = None,
+    ) -> None:
+        life = self._life
+        completed_s = time.monotonic() if completed_s is None else completed_s
+        for partition, offset in offsets.items():
+            self._history.add(
+                OffsetCommitted(
+                    *(life.group, life.name, life.topic, partition, offset, invoked_s, completed_s),
+                    outcomes.get(partition, Outcome.UNKNOWN),
+                )
+            )
+
+    def assigned(self, partitions: Iterable[int], at_s: float | None = None) -> None:
+        self._changed(partitions, Change.ASSIGNED, at_s)
+
+    def revoked(self, partitions: Iterable[int], at_s: float | None = None) -> None:
+        self._changed(partitions, Change.REVOKED, at_s)
+
+    def lost(self, partitions: Iterable[int], at_s: float | None = None) -> None:
+        self._changed(partitions, Change.LOST, at_s)
+
+    def _changed(self, partitions: Iterable[int], change: Change, at_s: float | None) -> None:
+        life = self._life
+        for partition in list(partitions):
+            if change is not Change.ASSIGNED and partition not in self.owned:
+                continue  # some clients call back once more when they close
+            self._positions.pop(partition, None)
+            self.owned.add(partition) if change is Change.ASSIGNED else self.owned.discard(partition)
+            at_s = time.monotonic() if at_s is None else at_s
+            self._history.add(OwnerChanged(life.group, life.name, life.topic, partition, change, at_s))
+
+
+class FatalError(Exception):
+    """The client refuses every further call."""
+
+
+# --- librdkafka ---------------------------------------------------------------------------------------------------
+
+
+class LibrdkafkaMember:
+    def __init__(self, life: Life, membership: Membership) -> None:
+        self._life, self._membership = life, membership
+        self._consumer = confluent_kafka.Consumer(_librdkafka_settings(life))
+
+    def live(self) -> None:
+        self._consumer.subscribe(
+            [self._life.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        try:
+            while not self._life.ended():
+                self._take()
+                if self._membership.uncommitted >= COMMIT_EVERY:
+                    self._commit()
+            close(self._consumer, self._take, patience_s=LEAVE_S)
+        except FatalError:
+            # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
+            # nothing more, and its successor takes its place.
+            self._membership.lost(set(self._membership.owned))
+            self._consumer.close()
+
+    def _take(self) -> None:
+        message = self._consumer.poll(POLL_S)
+        if message is None:
+            return
+        error = message.error()
+        if error is not None:
+            if error.fatal():
+                raise FatalError(str(error))
+            return
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        assert value is not None
+        self._membership.took(partition, offset, int(value))
+
+    def _commit(self, partitions: Collection[int] | None = None) -> None:
+        wanted = self._membership.to_commit(partitions)
+        if not wanted:
+            return
+        invoked_s = time.monotonic()
+        outcomes: dict[int, Outcome] = {}
+        try:
+            offsets = [TopicPartition(self._life.topic, part, at) for part, at in wanted.items()]
+            for answered in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
+                outcomes[answered.partition] = Outcome.OK if answered.error is None else Outcome.FAILED
+        except KafkaException:
+            pass  # refused or unanswered: the outcome stays unknown
+        self._membership.committed(wanted, invoked_s, outcomes)
+
+    def _assigned(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._membership.assigned(_numbers(partitions))
+
+    def _revoked(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        time.sleep(self._life.release_s)
+        self._commit(_numbers(partitions))
+        self._membership.revoked(_numbers(partitions))
+
+    def _lost(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._membership.lost(_numbers(partitions))
+
+
+def _librdkafka_settings(life: Life) -> dict[str, Any]:
+    common = {
+        "bootstrap.servers": life.bootstrap,
+        "client.id": life.name,
+        "group.id": life.group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": life.isolation,
+        **PATIENT,
+    }
+    if life.protocol == "consumer":
+        return {**common, "group.protocol": "consumer"}
+    static = {} if life.instance is None else {"group.instance.id": life.instance}
+    return {
+        **common,
+        **static,
+        "session.timeout.ms": life.session_ms,
+        "heartbeat.interval.ms": 500,
+        "partition.assignment.strategy": "range" if life.protocol == "eager" else "cooperative-sticky",
+    }
+
+
+# --- kafka-python -------------------------------------------------------------------------------------------------
+
+
+class KafkaPythonMember(AsyncConsumerRebalanceListener):
+    """The library refuses to block in a callback, hence the asynchronous listener."""
+
+    def __init__(self, life: Life, membership: Membership) -> None:
+        self._life, self._membership = life, membership
+        self._consumer: Any = kafka.KafkaConsumer(
+            bootstrap_servers=life.bootstrap,
+            client_id=life.name,
+            group_id=life.group,
+            group_instance_id=life.instance,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level=life.isolation,
+            session_timeout_ms=life.session_ms,
+            heartbeat_interval_ms=500,
+            reconnect_backoff_max_ms=500,
+            partition_assignment_strategy=[
+                RangePartitionAssignor if life.protocol == "eager" else CooperativeStickyAssignor
+            ],
+        )
+
+    def live(self) -> None:
+        self._consumer.subscribe([self._life.topic], listener=self)
+        try:
+            while not self._life.ended():
+                with contextlib.suppress(KafkaPythonError):  # no coordinator for some seconds, or fenced
+                    self._take(POLL_S if self._membership.owned else JOINING_S)
+                if self._membership.uncommitted >= COMMIT_EVERY:
+                    self._commit()
+            self._commit()
+        finally:
+            self._membership.revoked(self._membership.owned)
+            self._consumer.close(autocommit=False, timeout_ms=int(CALL_S * 1_000))
+
+    def _take(self, seconds: float) -> None:
+        for records in self._consumer.poll(int(seconds * 1_000)).values():
+            for record in records:
+                self._membership.took(record.partition, record.offset, int(record.value))
+
+    def _commit(self) -> None:
+        wanted = self._membership.to_commit()
+        if not wanted:
+            return
+        invoked_s = time.monotonic()
+        outcomes: dict[int, Outcome] = {}
+        try:
+            self._consumer.commit(self._offsets(wanted), timeout_ms=int(CALL_S * 1_000))
+            outcomes = dict.fromkeys(wanted, Outcome.OK)
+        except KafkaPythonError:
+            pass  # refused or unanswered: the outcome stays unknown
+        self._membership.committed(wanted, invoked_s, outcomes)
+
+    def _offsets(self, offsets: Mapping[int, int]) -> dict[Any, Any]:
+        return {
+            KafkaPythonPartition(self._life.topic, part): OffsetAndMetadata(at, "", -1) for part, at in offsets.items()
+        }
+
+    async def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
+        self._membership.assigned(set(_numbers(assigned)) - self._membership.owned)
+
+    async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
+        wanted = self._membership.to_commit(_numbers(revoked))
+        if wanted:
+            invoked_s = time.monotonic()
+            outcomes: dict[int, Outcome] = {}
+            try:
+                await self._consumer.commit_async(self._offsets(wanted))
+                outcomes = dict.fromkeys(wanted, Outcome.OK)
+            except KafkaPythonError:
+                pass  # refused or unanswered: the outcome stays unknown
+            self._membership.committed(wanted, invoked_s, outcomes)
+        self._membership.revoked(_numbers(revoked))
+
+    async def on_partitions_lost(self, lost: Collection[Any]) -> None:
+        self._membership.lost(_numbers(lost))
+
+
+# --- aiokafka -----------------------------------------------------------------------------------------------------
+
+
+class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
+    """An eager member. It has an event loop of its own, on the caller's thread."""
+
+    def __init__(self, life: Life, membership: Membership) -> None:
+        self._life, self._membership = life, membership
+        self._consumer: Any = None
+
+    def live(self) -> None:
+        asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        life = self._life
+        self._consumer = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=life.bootstrap,
+            client_id=life.name,
+            group_id=life.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level=life.isolation,
+            session_timeout_ms=life.session_ms,
+            heartbeat_interval_ms=500,
+            partition_assignment_strategy=(AiokafkaRange,),
+        )
+        self._consumer.subscribe([life.topic], listener=self)
+        try:
+            await self._consumer.start()
+            while not life.ended():
+                for records in (await self._consumer.getmany(timeout_ms=int(POLL_S * 1_000))).values():
+                    for record in records:
+                        # A rebalance may have begun between the fetch and this line. The member still owns a
+                        # partition until its callback, and a record of another partition is none of its own.
+                        if record.partition in self._membership.owned:
+                            self._membership.took(record.partition, record.offset, int(record.value))
+                if self._membership.uncommitted >= COMMIT_EVERY:
+                    await self._commit()
+            await self._commit()
+        except AiokafkaError:
+            pass  # no node answers, or the coordinator refuses for good: another life follows
+        finally:
+            self._membership.revoked(self._membership.owned)
+            with contextlib.suppress(AiokafkaError, TimeoutError):
+                await asyncio.wait_for(self._consumer.stop(), LEAVE_S)
+
+    async def _commit(self, partitions: Collection[int] | None = None) -> None:
+        wanted = self._membership.to_commit(partitions)
+        if not wanted:
+            return
+        invoked_s = time.monotonic()
+        outcomes: dict[int, Outcome] = {}
+        try:
+            offsets = {aiokafka.TopicPartition(self._life.topic, part): at for part, at in wanted.items()}
+            await asyncio.wait_for(self._consumer.commit(offsets), CALL_S)
+            outcomes = dict.fromkeys(wanted, Outcome.OK)
+        except (AiokafkaError, TimeoutError):
+            pass  # refused or unanswered: the outcome stays unknown
+        self._membership.committed(wanted, invoked_s, outcomes)
+
+    async def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
+        self._membership.assigned(_numbers(assigned))
+
+    async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
+        if revoked:
+            await asyncio.sleep(self._life.release_s)
+            await self._commit(_numbers(revoked))
+        self._membership.revoked(_numbers(revoked))
+
+
+# --- Java ---------------------------------------------------------------------------------------------------------
+
+
+class JavaMember:
+    def __init__(self, life: Life, membership: Membership, java: Java) -> None:
+        self._life, self._membership = life, membership
+        self._client = java.start(
+            *("member", life.name, life.group, life.topic, life.protocol, life.isolation),
+            *(life.instance or "", int(life.release_s * 1_000)),
+            on_event=self._heard,
+        )
+
+    def live(self) -> None:
+        while not self._life.ended() and not self._client.wait(POLL_S):
+            pass
+        self._client.stop()
+        if not self._client.wait(LEAVE_S):
+            raise WorkloadError(f"Java's member {self._life.name} of {self._life.group} does not end")
+
+    def _heard(self, event: Sequence[str]) -> None:
+        name, _, partition, *values = event
+        match name:
+            case "took":
+                self._membership.took(int(partition), int(values[0]), int(values[1]), float(values[2]))
+            case "committed":
+                offset, invoked_s, completed_s, outcome = values
+                self._membership.committed(
+                    {int(partition): int(offset)},
+                    float(invoked_s),
+                    {int(partition): Outcome(outcome)},
+                    float(completed_s),
+                )
+            case "assigned":
+                self._membership.assigned([int(partition)], float(values[0]))
+            case "revoked":
+                self._membership.revoked([int(partition)], float(values[0]))
+            case "lost":
+                self._membership.lost([int(partition)], float(values[0]))
+            case _:
+                raise AssertionError(event)
+
+
+def _numbers(partitions: Iterable[Any]) -> list[int]:
+    return [each.partition for each in partitions]
+
+
+LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA = "librdkafka", "kafka-python", "aiokafka", "Java"
+ALL_KINDS = (LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA)
+SPOKEN: Mapping[str, Sequence[str]] = {
+    "eager": ALL_KINDS,
+    "cooperative": (LIBRDKAFKA, KAFKA_PYTHON, JAVA),
+    "static": (LIBRDKAFKA, JAVA),
+    "consumer": (LIBRDKAFKA, JAVA),
+}
+"""Kinds of clients by the protocol of a group that their members can join."""
+
+
+def draw(kinds: Sequence[str], protocol: str, chance: random.Random) -> str:
+    """Choose a kind among `kinds` that speaks the protocol, or librdkafka, which speaks each, if none does."""
+    return chance.choice([kind for kind in kinds if kind in SPOKEN[protocol]] or [LIBRDKAFKA])

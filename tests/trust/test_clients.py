@@ -1,0 +1,117 @@
+"""Each kind of client as producer, member and transactional worker, without faults, against one gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway_process import GatewayProcess
+from tests.steps.waiting import wait_for
+from tests.trust import checks, java
+from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged, Produced
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SPOKEN
+from tests.trust.run import read_log
+from tests.trust.workloads import Clients, Group, Producing, Transfers, create_topics
+
+PARTITIONS = 3
+WAIT_S = 120.0
+RECORDS = 150
+JOINABLE = [(kind, protocol) for protocol, kinds in SPOKEN.items() for kind in kinds]
+
+
+@pytest.fixture
+def topic(gateway: GatewayProcess) -> str:
+    name = f"topic-{uuid.uuid4().hex[:6]}"
+    create_topics(gateway.bootstrap, {name: PARTITIONS}, {})
+    return name
+
+
+@contextlib.contextmanager
+def clients(gateway: GatewayProcess, kind: str) -> Iterator[Clients]:
+    reason = java.missing() if kind == JAVA else None
+    if reason is not None:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        machine = stack.enter_context(contextlib.closing(java.Java(gateway.bootstrap))) if kind == JAVA else None
+        yield Clients(gateway.bootstrap, (kind,), machine)
+
+
+def produced(history: History, gateway: GatewayProcess, topic: str, kind: str = LIBRDKAFKA) -> list[Produced]:
+    """Produce at least RECORDS records, and return all of them."""
+    with clients(gateway, kind) as chosen:
+        producing = Producing(history, chosen, topic, PARTITIONS)
+        producing.start()
+        wait_for(lambda: len(history.of(Produced)) >= RECORDS, "records", seconds=WAIT_S)
+        producing.stop()
+        producing.finish()
+    return history.of(Produced)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_producer_of_each_kind_notes_each_record_at_its_offset(
+    gateway: GatewayProcess, topic: str, kind: str
+) -> None:
+    records = produced(History(), gateway, topic, kind)
+    log, unread = read_log(gateway.bootstrap, {topic: PARTITIONS}, WAIT_S)
+    assert unread == []
+    assert {record.outcome for record in records} == {Outcome.OK}
+    assert len(log) == len(records)
+    assert checks.nothing_acknowledged_is_lost(records, log) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "protocol"), JOINABLE)
+def test_members_of_each_kind_note_what_they_own_read_and_commit(
+    gateway: GatewayProcess, topic: str, kind: str, protocol: str
+) -> None:
+    history = History()
+    records = produced(history, gateway, topic)
+    with clients(gateway, kind) as chosen:
+        group = Group(history, chosen, topic, protocol=protocol, members=2, seed=1)
+        group.start()
+        missing = {group.group: topic}
+        wait_for(
+            lambda: len(checks.unread(records, history.of(Consumed), missing)),
+            "records to be consumed",
+            holds=lambda left: left == 0,
+            seconds=WAIT_S,
+        )
+        group.stop()
+        group.finish()
+    changes, commits = history.of(OwnerChanged), history.of(OffsetCommitted)
+    assert {change.partition for change in changes if change.change is Change.ASSIGNED} == set(range(PARTITIONS))
+    assert sum(1 if change.change is Change.ASSIGNED else -1 for change in changes) == 0
+    ends = {
+        part: max(record.offset + 1 for record in records if record.partition == part) for part in range(PARTITIONS)
+    }
+    committed = [commit for commit in commits if commit.outcome is Outcome.OK]
+    assert {part: max(each.offset for each in committed if each.partition == part) for part in ends} == ends
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [LIBRDKAFKA, JAVA])
+def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProcess, topic: str, kind: str) -> None:
+    target = f"{topic}-results"
+    create_topics(gateway.bootstrap, {target: PARTITIONS}, {})
+    records = produced(History(), gateway, topic)
+    topics = {topic: PARTITIONS, target: PARTITIONS}
+
+    def results() -> list[int]:
+        return [
+            entry.value
+            for place, entry in read_log(gateway.bootstrap, topics, WAIT_S)[0].items()
+            if place.topic == target
+        ]
+
+    with clients(gateway, kind) as chosen:
+        transfers = Transfers(chosen, topic, target, workers=2, partitions=PARTITIONS, seed=1)
+        transfers.start()
+        wait_for(results, "results", holds=lambda found: len(found) >= len(records), seconds=WAIT_S)
+        transfers.stop()
+        transfers.finish()
+    assert checks.transfers_happen_once([record.value for record in records], results()) == []
+    assert kind != JAVA or transfers.transferred_by_java > 0
