@@ -109,7 +109,7 @@ def _columns_over_time(spans: Sequence[dict[str, Any]], column: str, label: str,
 
 
 def _keys(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw a line per key, with its whole name, so that none is lost between two labels."""
+    """Draw a line per key, with the name of each."""
     if not rows:
         return '<p class="soft">No record has a key.</p>'
     drawing = Drawing(len(rows) * KEY_ROW + 8, "Most frequent keys")
