@@ -442,8 +442,9 @@ def _left(
                     f"{', '.join(stones)}",
                     event="tombstones", tombstones=len(stones),
                 )  # fmt: skip
-        archive = table.location(arguments.archive, arguments.format)
-        for name, where in {arguments.archive: archive, **_tables(spark, arguments).others}.items():
+        names = [arguments.archive, *proof.tables, *_tables(spark, arguments).others]
+        for name in dict.fromkeys(names):
+            where = table.location(name, arguments.format)
             rows = _of_key(table.read(spark, where), proof.topic, proof.key_sha256)
             found += [
                 f"{name}: {proof.topic}-{row.partition} offset {row.offset:,}"
