@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from gateway.apis import SERVED, HandlerServices
-from gateway.apis.admin.topics import make_dead_letter_topic
+from gateway.apis.admin.new_topics import make_dead_letter_topic
 from gateway.apis.coordinator_topics import InternalTopics, prepare
 from gateway.apis.metadata_cache import DescribedTopics
 from gateway.apis.permissions import authorize

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import structlog
 
-from gateway.apis.admin.topics import make_automatic_topic
+from gateway.apis.admin.new_topics import make_automatic_topic
 from gateway.building.services import Services
 from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import BrokerConfig, principals

@@ -160,6 +160,10 @@ class JournalStore:
         moved."""
         return cast(int, await self._cold.fetch_value(statement("journal_sql_commits"), node_id, limit))
 
+    async def take_sql_refusals(self, node_id: int) -> int:
+        """Move the fenced commits of SQL transactions to the journal, and return how many there were."""
+        return cast(int, await self._cold.fetch_value(statement("journal_sql_refusals"), node_id))
+
     async def make_partitions(self) -> int:
         """Create the missing partitions of days, up to two days ahead."""
         return cast(int, await self._cold.fetch_value(statement("journal_make_partitions"), DAYS_AHEAD))

@@ -2,9 +2,9 @@
 
 The one idea: a staged transaction has a place, `staged_commit.seq`, which it drew while it committed. One session at a
 time owns the staged records, by a lock that ends with the session. It appends transactions in the order of their places
-and deletes them in the same Postgres transaction. So a crash at any point leaves a record either staged or appended. A
-large transaction is appended in several pieces, each in a Postgres transaction of its own, because an append holds its
-partitions and memory for as long as it takes.
+and deletes them in the same Postgres transaction. So a crash at any point leaves a record either staged or appended.
+The records of a large transaction are read and written in pieces, so that they need little memory. All of it is one
+Postgres transaction, which locks the partitions only at its end (`written_chunks.py`).
 
 A place is drawn a moment before it becomes visible, so a later place may be visible first. A place that was skipped is
 a gap: it is looked up by itself until it appears, or until every transaction that could have drawn it has ended. The
@@ -20,9 +20,11 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from storage.append_group import AppendGroup
+from storage.errors import StorageError
 from storage.pool import APPLICATION_NAME, SESSION_SETTINGS, Database, Row, connect, translated_errors
 from storage.queries import statement
 from storage.types import Appended, NewBatch, Refusal
+from storage.written_chunks import Grown, WrittenChunks
 
 CHANNEL = "sluice_staged"
 """A transaction with staged records committed while no relay polled."""
@@ -30,7 +32,7 @@ CHANNEL = "sluice_staged"
 TRANSACTIONS_AT_ONCE = 2_000
 RECORDS_AT_ONCE = 10_000
 BYTES_AT_ONCE = 8 * 1024 * 1024
-"""Bounds of one append. A larger transaction is appended in pieces of these sizes."""
+"""Bounds of one statement. A larger transaction is read and written in pieces of these sizes."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """How long a postponed transaction waits, doubled each time."""
 
@@ -58,8 +60,6 @@ class StagedTransaction(NamedTuple):
     """At least the bytes of the counted records."""
     creates: bool
     """True if a topic of its counted records did not exist."""
-    behind: int = -1
-    """Position of the last record that is appended already."""
 
     @property
     def is_small(self) -> bool:
@@ -249,7 +249,7 @@ class StagedRecords:
 
     async def new_topics(self, transactions: Sequence[StagedTransaction]) -> dict[int, list[str]]:
         """Return, by xid, the names of topics that did not exist when the transactions staged records for them."""
-        xids = [each.xid for each in transactions if each.creates and each.behind < 0]
+        xids = [each.xid for each in transactions if each.creates]
         found: dict[int, list[str]] = {}
         if xids:
             async with translated_errors():
@@ -265,25 +265,42 @@ class StagedRecords:
         transactions: Sequence[StagedTransaction],
         build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]],
     ) -> list[tuple[NewBatch, Appended | Refusal]]:
-        """Append what `build` makes of the transactions' records and delete them, in one durable transaction. Return
-        each batch with its outcome. UNKNOWN_PARTITION: the topic was deleted, and its records with it. `look` returns
-        a large transaction again until its last piece is appended."""
+        """Append what `build` makes of the records of small transactions, and delete them, in one durable transaction.
+        Return each batch with its outcome. UNKNOWN_PARTITION: the topic was deleted, and its records with it."""
         asked = self._guard.history
-        first = transactions[0]
-        has_ended = True
         async with translated_errors():
-            if first.is_small:
-                outcomes, decided = await self._append_small(transactions, build)
-            else:
-                outcomes, decided, behind, has_ended = await self._append_piece(first, build)
-                self._waiting[first.seq] = first._replace(behind=behind)
+            outcomes, decided = await self._append_small(transactions, build)
+        self._settle(transactions, asked, decided)
+        return outcomes
+
+    async def append_large(
+        self, large: StagedTransaction, build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]]
+    ) -> list[Grown]:
+        """Append what `build` makes of each piece of a large transaction, and delete it, in one durable transaction.
+        Return the new ends of the partitions. Readers see all records together."""
+        asked = self._guard.history
+        async with translated_errors(), self._connection.transaction():
+            chunks = WrittenChunks(self._connection, await self._connection.fetchval(statement("inline_slot")))
+            behind = -1
+            while rows := await self._connection.fetch(
+                statement("take_staged_piece"), large.xid, behind, RECORDS_AT_ONCE, BYTES_AT_ONCE
+            ):
+                batches = await build(await asyncio.to_thread(_staged_records, rows))
+                if batches:
+                    await chunks.write(batches)
+                behind = rows[-1]["position"]
+            if await self._connection.fetchval(statement("delete_staged_place"), large.seq) is None:
+                raise StorageError(f"another relay has appended the records of transaction {large.xid}")
+            decided, grown = await chunks.append()
+        self._settle([large], asked, decided)
+        return grown
+
+    def _settle(self, transactions: Sequence[StagedTransaction], asked: int, decided: Row | None) -> None:
         if decided is not None and decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
-        if has_ended:
-            for transaction in transactions:
-                self._waiting.pop(transaction.seq, None)
-                self._postponed.pop(transaction.xid, None)
-        return outcomes
+        for transaction in transactions:
+            self._waiting.pop(transaction.seq, None)
+            self._postponed.pop(transaction.xid, None)
 
     async def _append_small(
         self,
@@ -307,31 +324,14 @@ class StagedRecords:
         assert decided is not None
         return list(zip(batches, group.settle(decided), strict=True)), decided
 
-    async def _append_piece(
-        self, large: StagedTransaction, build: Callable[[list[StagedRecord]], Awaitable[list[NewBatch]]]
-    ) -> tuple[list[tuple[NewBatch, Appended | Refusal]], Row | None, int, bool]:
-        """Delete and append the next piece of a large transaction. Return also the position of its last record, and
-        whether it was the last piece."""
-        outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
-        decided: Row | None = None
-        async with self._connection.transaction():
-            rows = await self._connection.fetch(
-                statement("take_staged_piece"), large.xid, large.behind, RECORDS_AT_ONCE, BYTES_AT_ONCE
-            )
-            batches = await build([_staged_record(row) for row in rows])
-            if batches:
-                group = AppendGroup(batches)
-                decided = await self._connection.fetchrow(statement("append_chunks"), *_arguments(group))
-                assert decided is not None
-                outcomes += zip(batches, group.settle(decided), strict=True)
-            behind: int = rows[-1]["position"] if rows else large.behind
-            place = await self._connection.fetchval(statement("delete_staged_place"), large.seq, large.xid, behind)
-        return outcomes, decided, behind, place is not None
-
 
 def _arguments(group: AppendGroup) -> tuple[object, ...]:
     records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
     return group.arguments(wait=True, records=records)
+
+
+def _staged_records(rows: Sequence[Row]) -> list[StagedRecord]:
+    return [_staged_record(row) for row in rows]
 
 
 def _staged_record(row: Row) -> StagedRecord:

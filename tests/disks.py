@@ -45,13 +45,22 @@ class Disk:
 @contextlib.contextmanager
 def mounted() -> Iterator[Disk]:
     """Mount a file system of 200 MB for as long as the context lasts. Skip the test if the user may not mount."""
-    with short_directory() as parent:
-        directory = parent / "disk"
-        directory.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=200m,mode=0711", "tmpfs", str(directory)]
-        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-            pytest.skip("only who may mount has a disk to fill")
+    with short_directory() as parent, contextlib.ExitStack() as stack:
         try:
-            yield Disk(directory)
-        finally:
-            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+            disk = stack.enter_context(mounted_at(parent / "disk", 200))
+        except PermissionError as error:
+            pytest.skip(str(error))
+        yield disk
+
+
+@contextlib.contextmanager
+def mounted_at(directory: Path, megabytes: int) -> Iterator[Disk]:
+    """Mount a file system on a new directory. Raise PermissionError if the user may not mount."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0711", "tmpfs", str(directory)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        raise PermissionError("only a user that may mount has a disk to fill")
+    try:
+        yield Disk(directory)
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.apis.admin.topics import plan_internal
+from gateway.apis.admin.new_topics import plan_internal
 from gateway.apis.services import ChangesCatalog, HasGroups
 from gateway.cluster.leases import partition_of
 from gateway.log.catalog import Catalog

@@ -16,10 +16,9 @@ from uuid import UUID
 
 import structlog
 
-from gateway.apis.admin.topics import make_topics, plan_automatic
+from gateway.apis.admin.new_topics import make_topics, may_create_topic, plan_automatic
 from gateway.apis.metadata_cache import MIN_PARTITIONS, HasDescribedTopics
 from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog, HasClusterId, HasMembership
-from gateway.apis.visibility import may_create_topic
 from gateway.cluster.placement import NO_LEADER
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal

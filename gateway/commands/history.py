@@ -140,7 +140,9 @@ def told(history: GroupHistory) -> list[Row]:
         if event["group_id"] or _within(event, history)
     ]
     rows += _merged(history.ownership, ("change", "member_id", "generation_id", "at_ms"), _ownership)
-    rows += _merged(history.refused_commits, ("error_code", "member_id", "generation_id", "at_ms"), _refusal)
+    rows += _merged(
+        history.refused_commits, ("error_code", "member_id", "generation_id", "at_ms", "sql_role"), _refusal
+    )
     alike = ("phase", "source_member_id", "target_member_id", "generation_id", "reason", "at_ms")
     rows += _merged(history.handoffs, alike, _handoff)
     return sorted(rows, key=lambda row: int(str(row["seq"])))
@@ -255,7 +257,9 @@ def _refusal(records: Sequence[Record]) -> str:
         + ("" if each["commit_count"] == 1 else f" and {each['commit_count'] - 1} more")
         for each in records
     )
-    return f"commit of {first['member_id'] or 'an administrator'} refused, {reason}: {offsets}"
+    by_sql = f"SQL role {first['sql_role']}" if first["sql_role"] else ""
+    who = first["member_id"] or by_sql or "an administrator"
+    return f"commit of {who}{f' by {by_sql}' if by_sql not in ('', who) else ''} refused, {reason}: {offsets}"
 
 
 _REASONS = {

@@ -12,8 +12,7 @@ commits in that state sends, because Postgres serialises the commits of transact
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -31,6 +30,7 @@ from protocol.records import Record, TimestampType, build_batch
 from storage.pool import Database
 from storage.staged import StagedRecord, StagedRecords, StagedTransaction
 from storage.types import Appended, NewBatch, Partition, PartitionKey, Refusal, Topic
+from storage.written_chunks import Grown
 
 logger = structlog.get_logger(__name__)
 
@@ -56,7 +56,8 @@ REFUSED_AT_ONCE = 10
 BATCH_BYTES = 1024 * 1024
 BATCH_RECORDS = 10_000
 THREAD_BYTES = 64 * 1024
-"""Records of more bytes are encoded in a thread."""
+THREAD_RECORDS = 500
+"""Records of more bytes, and more records, are encoded in a thread."""
 RECORD_OVERHEAD_BYTES = 40
 HEADER_OVERHEAD_BYTES = 10
 
@@ -157,8 +158,13 @@ class Relay:
         ready = await self._with_topics(session, transactions)
         if not ready:
             return len(transactions)
+        outcomes: list[tuple[NewBatch, Appended | Refusal]] = []
+        grown: list[Grown] = []
         try:
-            outcomes = await session.append(ready, self._build)
+            if ready[0].is_small:
+                outcomes = await session.append(ready, self._build)
+            else:
+                grown = await session.append_large(ready[0], self._build)
         except _CannotCreateError as error:
             self._postpone(session, error)
             return len(transactions)
@@ -168,6 +174,8 @@ class Relay:
         now_s = asyncio.get_running_loop().time()
         for batch, outcome in outcomes:
             self._record(batch, outcome, now_s)
+        for end in grown:
+            self._announce(end)
         return len(transactions)
 
     async def _with_topics(
@@ -194,13 +202,18 @@ class Relay:
         logger.warning("the records of a SQL transaction wait for their topic", xid=error.xid, error=str(error))
         session.postpone(error.xid)
 
+    def _announce(self, grown: Grown) -> None:
+        """Wake fetches here and on other nodes. They read the records from Postgres, because a large transaction would
+        push everything else out of the tail."""
+        if grown.end_offset is None:
+            _log_dropped(grown.record_count)
+            return
+        self._tail.heard(grown.partition_key, grown.end_offset)
+        self._listener.appended(grown.partition_key, grown.end_offset)
+
     def _record(self, batch: NewBatch, outcome: Appended | Refusal, now_s: float) -> None:
         if isinstance(outcome, Refusal):
-            logger.info(
-                "staged records were dropped: their topic has been deleted",
-                records=batch.record_count,
-                refusal=outcome.value,
-            )
+            _log_dropped(batch.record_count)
             return
         end_offset = outcome.base_offset + batch.record_count
         self._tail.record_append(
@@ -219,29 +232,15 @@ class Relay:
 
     async def _build(self, records: list[StagedRecord]) -> list[NewBatch]:
         topics = await self._topics(records)
-        targets: dict[PartitionKey, _Target] = {}
-        dropped: Counter[UUID] = Counter()
-        size_bytes = 0
-        for staged in records:
-            topic = topics[staged.topic_id or staged.topic]
-            if topic is None:
-                assert staged.topic_id is not None
-                dropped[staged.topic_id] += 1
-                continue
-            partition = _partition(topic, staged)
-            target = targets.get(partition.partition_key)
-            if target is None:
-                target = targets[partition.partition_key] = _Target(partition, self._catalog.config(topic), [])
-            target.records.append(Record(0, staged.timestamp_ms, staged.key, staged.value, staged.headers))
-            size_bytes += len(staged.key or b"") + len(staged.value or b"")
-        for topic_id, count in dropped.items():
-            logger.info(
-                "staged records were dropped: their topic has been deleted", topic_id=str(topic_id), records=count
-            )
+        configs = {topic.topic_id: self._catalog.config(topic) for topic in topics.values() if topic is not None}
         now_ms = self._now_ms()
-        if size_bytes > THREAD_BYTES:
-            return await asyncio.to_thread(_batches, list(targets.values()), now_ms)
-        return _batches(list(targets.values()), now_ms)
+        if len(records) > THREAD_RECORDS or _size_bytes(records) > THREAD_BYTES:
+            batches, dropped = await asyncio.to_thread(_batches, records, topics, configs, now_ms)
+        else:
+            batches, dropped = _batches(records, topics, configs, now_ms)
+        if dropped:
+            _log_dropped(dropped)
+        return batches
 
     async def _topics(self, records: Sequence[StagedRecord]) -> dict[UUID | str | None, Topic | None]:
         """Return the topics of these records by id or, if a topic did not exist, by name; None for a deleted one. Each
@@ -295,8 +294,34 @@ def _partition(topic: Topic, staged: StagedRecord) -> Partition:
     return topic.partitions[min(index, count - 1)]
 
 
-def _batches(targets: Sequence[_Target], now_ms: int) -> list[NewBatch]:
-    return [batch for target in targets for batch in _batches_of(target, now_ms)]
+def _log_dropped(count: int) -> None:
+    logger.info("staged records were dropped: their topic has been deleted", records=count)
+
+
+def _size_bytes(records: Sequence[StagedRecord]) -> int:
+    return sum(len(staged.key or b"") + len(staged.value or b"") for staged in records)
+
+
+def _batches(
+    records: Sequence[StagedRecord],
+    topics: Mapping[UUID | str | None, Topic | None],
+    configs: Mapping[UUID, TopicConfig],
+    now_ms: int,
+) -> tuple[list[NewBatch], int]:
+    """Return the batches of these records, and how many records have lost their topic."""
+    targets: dict[PartitionKey, _Target] = {}
+    dropped = 0
+    for staged in records:
+        topic = topics[staged.topic_id or staged.topic]
+        if topic is None:
+            dropped += 1
+            continue
+        partition = _partition(topic, staged)
+        target = targets.get(partition.partition_key)
+        if target is None:
+            target = targets[partition.partition_key] = _Target(partition, configs[topic.topic_id], [])
+        target.records.append(Record(0, staged.timestamp_ms, staged.key, staged.value, staged.headers))
+    return [batch for target in targets.values() for batch in _batches_of(target, now_ms)], dropped
 
 
 def _batches_of(target: _Target, now_ms: int) -> list[NewBatch]:

@@ -197,8 +197,9 @@ class Maintenance:
             logger.info("days of the journal dropped", days=dropped)
 
     async def journal_sql_commits(self) -> None:
-        """Move the offsets that SQL transactions have committed to the journal."""
+        """Move the offsets that SQL transactions have committed to the journal, and the commits that were fenced."""
         store, node_id = JournalStore(self.database), self.node_id()
+        await store.take_sql_refusals(node_id)
         for _ in range(ROUNDS_PER_PASS):
             if await store.take_sql_commits(node_id, OFFSETS_PER_STATEMENT) < OFFSETS_PER_STATEMENT:
                 return

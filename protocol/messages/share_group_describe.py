@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from protocol.api_keys import ApiKey
-from protocol.schema import array, boolean, int16, int32, message, nested, string, struct, uuid
+from protocol.messages.consumer_group_describe import Assignment
+from protocol.schema import array, boolean, int16, int32, message, nested, string, struct
 
 
 @message(ApiKey.SHARE_GROUP_DESCRIBE, versions="1", flexible="0+")
 class ShareGroupDescribeRequest:
     group_ids: tuple[str, ...] = array(string)
     include_authorized_operations: bool = boolean()
-
-
-@struct
-class TopicPartitions:
-    topic_id: UUID = uuid()
-    topic_name: str = string()
-    partitions: tuple[int, ...] = array(int32)
-
-
-@struct
-class Assignment:
-    topic_partitions: tuple[TopicPartitions, ...] = array(TopicPartitions)
 
 
 @struct

@@ -5,10 +5,9 @@ Version 0 was early access and is gone. Nulls say "as before".
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from protocol.api_keys import ApiKey
-from protocol.schema import array, int16, int32, message, nested, string, struct, uuid
+from protocol.messages.consumer_group_heartbeat import Assignment
+from protocol.schema import array, int16, int32, message, nested, string
 
 
 @message(ApiKey.SHARE_GROUP_HEARTBEAT, versions="1", flexible="0+")
@@ -18,17 +17,6 @@ class ShareGroupHeartbeatRequest:
     member_epoch: int = int32()
     rack_id: str | None = string(nullable="0+", default=None)
     subscribed_topic_names: tuple[str, ...] | None = array(string, nullable="0+", default=None)
-
-
-@struct
-class TopicPartitions:
-    topic_id: UUID = uuid()
-    partitions: tuple[int, ...] = array(int32)
-
-
-@struct
-class Assignment:
-    topic_partitions: tuple[TopicPartitions, ...] = array(TopicPartitions)
 
 
 @message(ApiKey.SHARE_GROUP_HEARTBEAT, versions="1", flexible="0+")

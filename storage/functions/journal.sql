@@ -104,3 +104,71 @@ begin
     return dropped;
 end
 $$;
+
+create function journal_sql_refusals(p_node_id integer) returns bigint
+language plpgsql volatile
+as $$
+-- Move the fenced commits of SQL transactions from the ring of sequences (migrations/0012) to the journal; how many there
+-- were. The ring has the newest 16. If there were more, the newest row counts those that were overwritten. Names are
+-- looked up by their hashes among the groups and their members, present and recent.
+declare
+    done     bigint;
+    last     bigint;
+    seen     bigint := 0;
+    slot     text;
+    held     record;
+    place    record;
+    found_group  text;
+    found_member text;
+    row_seq      bigint;
+begin
+    last := coalesce(pg_sequence_last_value('refused_commit'), 0);
+    select d.refusals_journaled into done from sql_door d;
+    if not found or last <= done then
+        return 0;
+    end if;
+    select d.refusals_journaled into done from sql_door d for update;
+    for number in greatest(done + 1, last - 15)..last loop
+        slot := 'refused_commit_' || number % 16 || '_';
+        select
+            pg_sequence_last_value((slot || 'group_hash')::regclass) as group_hash,
+            pg_sequence_last_value((slot || 'member_hash')::regclass) as member_hash,
+            pg_sequence_last_value((slot || 'partition_key')::regclass) as partition_key,
+            pg_sequence_last_value((slot || 'offset')::regclass) as committed_offset,
+            pg_sequence_last_value((slot || 'role_generation')::regclass) as role_generation,
+            pg_sequence_last_value((slot || 'time_code')::regclass) as time_code
+        into held;
+        -- Looked up behind the fields: a caller that has begun to overwrite them has changed the number first.
+        continue when pg_sequence_last_value((slot || 'number')::regclass) is distinct from number;
+        seen := seen + 1;
+        select g.group_id into found_group from consumer_group g where hashtextextended(g.group_id, 0) = held.group_hash;
+        continue when not found;
+        select t.topic_id, t.name, l.partition_index, l.log_start_offset, l.next_offset into place
+        from partition_log l join topic t on t.topic_id = l.topic_id where l.partition_key = held.partition_key;
+        continue when not found;
+        select m.member_id into found_member
+        from (
+            select m.member_id from group_member m where m.group_id = found_group
+            union all
+            (select j.member_id from journal_member j where j.group_id = found_group order by j.seq desc limit 10000)
+        ) m
+        where hashtextextended(m.member_id, 0) = held.member_hash
+        limit 1;
+        row_seq := journal_reserve(1);
+        insert into journal_offset (
+            seq, at_ms, node_id, group_id, kind, generation_id, member_id, topic_id, topic, partition, "offset",
+            log_start_offset, log_end_offset, error_code, sql_role
+        ) values (
+            row_seq, held.time_code >> 8, p_node_id, found_group, 'commit', (held.role_generation << 32) >> 32,
+            found_member, place.topic_id, place.name, place.partition_index, held.committed_offset,
+            place.log_start_offset, place.next_offset, held.time_code & 255,
+            pg_get_userbyid((held.role_generation >> 32 & 4294967295)::oid)
+        );
+    end loop;
+    if row_seq is not null and last - done > seen then
+        update journal_offset j set commit_count = 1 + last - done - seen where j.seq = row_seq;
+    end if;
+    update sql_door d set refusals_journaled = last;
+    return last - done;
+end
+$$;

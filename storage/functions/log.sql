@@ -5,7 +5,7 @@ create function append_chunks(
     p_wait                     boolean,   -- for partitions locked by other transactions; else their entries are refused
     p_object_id                bigint,    -- where the bytes lie; null: inline
     p_chunk_partitions         integer[], -- per candidate chunk: position in p_partition_keys
-    p_chunk_positions          bigint[],  -- per candidate chunk: where its bytes begin in the object; null: inline
+    p_chunk_positions          bigint[],  -- per candidate chunk: where its bytes begin in the object or lie in the slot; null: inline
     p_chunk_records            bytea[],   -- per candidate chunk: its bytes, if inline; null: the caller inserts them
     p_entry_chunks             integer[], -- per entry: its candidate chunk, ascending
     p_batch_counts             integer[], -- per entry
@@ -18,6 +18,7 @@ create function append_chunks(
     p_producer_epochs          integer[], -- per entry
     p_base_sequences           integer[], -- per entry
     p_transactional            boolean[], -- per entry
+    p_written_slot             smallint default null, -- of the bytes, if they lie inline already, at p_chunk_positions
     out sealed             boolean,       -- nothing was written: the object takes no more appends
     out refusals           text[],        -- per entry, as are the next five
     out duplicates         boolean[],
@@ -116,6 +117,8 @@ begin
             sealed := true;
             return;
         end if;
+    elsif p_written_slot is not null then
+        inline_slot := p_written_slot;
     else
         select r.current_slot into inline_slot from inline_rotation r;
     end if;
@@ -347,7 +350,7 @@ begin
             chunk_total := chunk_total + 1;
             chunk_candidates[chunk_total] := c;
             chunk_positions[chunk_total]  := case
-                when p_object_id is null then nextval('inline_position')
+                when p_object_id is null and p_written_slot is null then nextval('inline_position')
                 else p_chunk_positions[c] + skipped_bytes end;
             chunk_skipped[chunk_total]    := skipped_bytes;
             chunk_bases[chunk_total]      := base_offsets[i];

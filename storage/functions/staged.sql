@@ -26,3 +26,24 @@ begin
     return true;
 end
 $$;
+
+create function place_written(
+    p_slot         smallint,
+    p_positions    bigint[], -- of bytes that this transaction has written before their offsets were known
+    p_base_offsets bigint[]
+) returns void
+language plpgsql volatile
+set plan_cache_mode = force_generic_plan
+-- Look each row up by the index. The table is never analysed, so the planner might choose otherwise.
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+-- Name the chunks that the bytes belong to. Only the row's head is written anew, not the bytes.
+begin
+    update inline_records r
+    set base_offset = placed.base_offset
+    from unnest(p_positions, p_base_offsets) placed (position, base_offset)
+    where r.slot = p_slot and r.position = placed.position;
+end
+$$;

@@ -102,7 +102,7 @@ limit $4;
 -- name: console_group_refusals
 -- Refused commits of a group between two times, newest first, at most $4.
 select seq, at_ms, node_id, generation_id, member_id, topic, partition, "offset", log_end_offset, error_code,
-    commit_count
+    commit_count, sql_role
 from journal_offset
 where group_id = $1 and error_code <> 0 and at_ms >= $2 and at_ms <= $3
     and written_at >= to_timestamp(($2 - 3600000) / 1000.0) and written_at <= to_timestamp(($3 + 3600000) / 1000.0)

@@ -39,6 +39,10 @@ written as (
 )
 select count(*) from taken;
 
+-- name: journal_sql_refusals
+-- Move the fenced commits of SQL transactions to the journal, as node $1; how many there were.
+select journal_sql_refusals($1);
+
 -- name: journal_make_partitions
 -- Makes the tables of today and of $1 days ahead; how many were made.
 select journal_make_partitions($1);
@@ -67,7 +71,7 @@ limit $3;
 -- name: journal_recent_refusals
 -- The group's refused commits from a number on, newest first.
 select seq, at_ms, node_id, generation_id, member_id, topic, partition, "offset", log_end_offset, error_code,
-    commit_count
+    commit_count, sql_role
 from journal_offset
 where group_id = $1 and seq >= $2 and error_code <> 0
 order by seq desc

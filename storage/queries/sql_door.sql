@@ -130,11 +130,25 @@ select
     case when r.headers is not null then array(select h.value from jsonb_each_text(r.headers) h) end as header_values
 from taken r order by r.position;
 
+-- name: inline_slot
+-- The slot that takes new inline bytes.
+select r.current_slot from inline_rotation r;
+
+-- name: inline_positions
+-- Positions of $1 new rows of inline bytes, ascending.
+select array(select nextval('inline_position') from generate_series(1, $1::integer)) as positions;
+
+-- name: append_written
+-- As append_chunks, for bytes that lie inline already, in the slot $18.
+select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
+
+-- name: place_written
+-- Name the chunks that bytes in slot $1 at the positions $2 belong to, by their base offsets $3.
+select place_written($1, $2, $3);
+
 -- name: delete_staged_place
--- Delete the place $1 of the transaction $2 if it has no record behind the position $3, and return the place.
-delete from staged_commit c
-where c.seq = $1 and not exists (select from staged_record r where r.xid = $2 and r.position > $3)
-returning c.seq;
+-- Delete a transaction's place and return it.
+delete from staged_commit c where c.seq = $1 returning c.seq;
 
 -- name: staged_horizon
 -- Every transaction below the first number has ended; transactions from the second on had not begun. And the last place

@@ -66,12 +66,60 @@ begin
 end
 $$;
 
-create or replace function sluice.door_refuse_fenced(
-    p_group_id text, p_topic text, p_partition integer, p_offset bigint, p_why text
+create or replace function sluice.door_refusal_code(p_why text) returns integer
+language sql immutable
+as $$
+-- Kafka's error code for a refusal of door_fence.
+    select case
+        when p_why like 'the group is at generation %' then 22
+        when p_why = 'the group is rebalancing' then 27
+        when p_why = 'the group does not exist' then 69
+        when p_why = 'a share group has no committed offsets' then 24
+        when p_why = 'the topic has been deleted' then 3
+        when p_why like 'member % is at epoch %' and p_why not like '% is not in the group' then 113
+        else 25 end
+$$;
+
+create or replace function sluice.door_note_refusal(
+    p_group_id text, p_topic_id uuid, p_partition integer, p_offset bigint, p_generation_id integer, p_member_id text,
+    p_why text
 ) returns void
-language plpgsql immutable
+language plpgsql volatile
+set search_path = sluice, pg_temp
+as $$
+-- Note a fenced commit for the journal, in sequences, because the error will roll back everything else. The number of
+-- the slot is written last: a reader that finds it has all fields.
+declare
+    number constant bigint := nextval('sluice.refused_commit');
+    slot   constant text := 'sluice.refused_commit_' || number % 16 || '_';
+begin
+    perform setval((slot || 'number')::regclass, 0),
+        setval((slot || 'group_hash')::regclass, hashtextextended(p_group_id, 0)),
+        setval((slot || 'member_hash')::regclass, coalesce(hashtextextended(p_member_id, 0), 0)),
+        setval((slot || 'partition_key')::regclass, coalesce((
+            select p.partition_key from partition p where p.topic_id = p_topic_id and p.partition_index = p_partition
+        ), 0)),
+        setval((slot || 'offset')::regclass, p_offset),
+        setval((slot || 'role_generation')::regclass,
+            coalesce((select r.oid::bigint from pg_roles r where r.rolname = door_role()), 0) << 32
+            | (coalesce(p_generation_id, -1)::bigint & 4294967295)),
+        setval((slot || 'time_code')::regclass,
+            (extract(epoch from clock_timestamp()) * 1000)::bigint << 8 | door_refusal_code(p_why)),
+        setval((slot || 'number')::regclass, number);
+end
+$$;
+
+drop function if exists sluice.door_refuse_fenced(text, text, integer, bigint, text);
+
+create or replace function sluice.door_refuse_fenced(
+    p_group_id text, p_topic_id uuid, p_topic text, p_partition integer, p_offset bigint, p_generation_id integer,
+    p_member_id text, p_why text
+) returns void
+language plpgsql volatile
+set search_path = sluice, pg_temp
 as $$
 begin
+    perform door_note_refusal(p_group_id, p_topic_id, p_partition, p_offset, p_generation_id, p_member_id, p_why);
     raise exception using
         errcode = 'SL001',
         message = format('group %s: the commit of offset %s for %s-%s is fenced: %s', p_group_id, p_offset, p_topic, p_partition, p_why),
@@ -125,7 +173,8 @@ begin
             else door_fence(staged.group_id, staged.generation_id, staged.member_id) end;
         if why is not null then
             perform door_refuse_fenced(
-                staged.group_id, coalesce(staged.topic, staged.topic_id::text), staged.partition_index, staged.committed_offset, why);
+                staged.group_id, staged.topic_id, coalesce(staged.topic, staged.topic_id::text), staged.partition_index,
+                staged.committed_offset, staged.generation_id, staged.member_id, why);
         end if;
     end loop;
     insert into committed_offset as o (
@@ -215,7 +264,8 @@ begin
     why := door_fence(commit_offset."group", commit_offset.generation, commit_offset.member);
     if why is not null then
         perform door_refuse_fenced(
-            commit_offset."group", commit_offset.topic, commit_offset.partition, commit_offset."offset", why);
+            commit_offset."group", target.topic_id, commit_offset.topic, commit_offset.partition, commit_offset."offset",
+            commit_offset.generation, commit_offset.member, why);
     end if;
     insert into staged_offset (
         xid, group_id, topic_id, partition_index, committed_offset, metadata, member_id, generation_id, role_name

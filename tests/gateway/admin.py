@@ -15,13 +15,15 @@ from gateway.apis.admin.alter_configs import alter_configs, incremental_alter_co
 from gateway.apis.admin.brokers import unregister_broker
 from gateway.apis.admin.client_quotas import alter_client_quotas, describe_client_quotas
 from gateway.apis.admin.config_resources import list_config_resources
+from gateway.apis.admin.create_partitions import create_partitions
+from gateway.apis.admin.create_topics import create_topics
+from gateway.apis.admin.delete_topics import delete_topics
 from gateway.apis.admin.describe_configs import describe_configs
 from gateway.apis.admin.features import update_features
 from gateway.apis.admin.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from gateway.apis.admin.quorum import add_raft_voter, describe_quorum, remove_raft_voter
 from gateway.apis.admin.replicas import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from gateway.apis.admin.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
-from gateway.apis.admin.topics import create_partitions, create_topics, delete_topics
 from gateway.apis.api_versions import api_versions
 from gateway.apis.coordinator_topics import InternalTopics
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata

@@ -164,11 +164,13 @@ class Fault(Enum):
     """Delay answers by a second."""
     ERRORS = "errors"
     """Answer every request with 500."""
+    BUSY = "busy"
+    """Answer every request with 503, as S3 does if requests come too fast."""
 
 
 SLOW_S = 1.0
 PAUSE_S = 0.2
-_ERROR = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_ANSWERS = {Fault.ERRORS: "500 Internal Server Error", Fault.BUSY: "503 Slow Down"}
 
 
 class FaultyRoad:
@@ -243,9 +245,9 @@ class FaultyRoad:
         self.requests += 1
         if fault is Fault.REFUSED:
             return
-        if fault is Fault.ERRORS:
+        if fault in _ANSWERS:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(_ERROR)
+            writer.write(f"HTTP/1.1 {_ANSWERS[fault]}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
             await writer.drain()
             writer.write_eof()
         while await reader.read(65_536):

@@ -43,10 +43,16 @@ ACCOUNTS = 5
 """Accounts of each table that all writers share. Few accounts make deadlocks and waits for row locks frequent."""
 WRITERS, CONSUMERS, PRODUCERS = 8, 4, 2
 NODES = 2
+LARGE = 12_000
+"""Records of a transaction that one statement of the relay cannot take."""
+LARGE_IN_VIGIL = 3
+"""Large transactions in a third of the run, about."""
 GROUP = "sums"
 PACE_S = 0.03
 POLL_S = 0.1
 SETTLE_S = 240.0
+OPEN_S = 600.0
+"""How long one session of a run stays open, at most a third of the run. Postgres is not killed in the meantime."""
 HELD_S = 20.0
 """How long a consumer that keeps its transaction open waits for the group to go on without it."""
 
@@ -112,15 +118,31 @@ def sums_of(log: Iterable[Record]) -> dict[tuple[str, str], tuple[int, int]]:
 # --- writers ------------------------------------------------------------------------------------------------------
 
 
+class Vigil:
+    """The time in which one session must stay open: from `begin_s` (monotonic) until it has lived for `length_s`."""
+
+    def __init__(self, begin_s: float, length_s: float) -> None:
+        self.begin_s = begin_s
+        self.length_s = length_s
+        self.ended = False
+
+    def holds(self) -> bool:
+        return self.begin_s <= time.monotonic() and not self.ended
+
+
 class Writers:
     """SQL clients that move amounts between accounts, and a session that stays open."""
 
-    def __init__(self, database_url: str, loop: LoopThread, findings: Findings, chance: random.Random) -> None:
+    def __init__(
+        self, database_url: str, loop: LoopThread, findings: Findings, chance: random.Random, vigil: Vigil
+    ) -> None:
         self._url = database_url
+        self._vigil = vigil
         self._findings = findings
         self._stopping = False
         work: list[Coroutine[Any, Any, None]] = [self._write(random.Random(chance.random())) for _ in range(WRITERS)]
-        self._tasks: list[Future[None]] = [loop.submit(each) for each in [*work, self._stay_open()]]
+        work += [self._stay_open(), self._write_much(random.Random(chance.random()))]
+        self._tasks: list[Future[None]] = [loop.submit(each) for each in work]
 
     def finish(self) -> None:
         self._stopping = True
@@ -171,23 +193,59 @@ class Writers:
             await transaction.commit()
             self._findings.counts["transactions committed"] += 1
 
+    async def _write_much(self, chance: random.Random) -> None:
+        """Commit a transaction that the relay must append in pieces, about ten times in a run."""
+        connection: asyncpg.Connection | None = None
+        while not self._stopping:
+            try:
+                if connection is None or connection.is_closed():
+                    connection = await connect(self._url, "door writer")
+                async with connection.transaction():
+                    await move_often(connection, chance.choice(list(TOPICS)), "account-0", chance)
+                self._findings.counts["large transactions"] += 1
+            except asyncpg.DeadlockDetectedError:
+                self._findings.counts["deadlocks"] += 1
+            except CUT:
+                self._findings.counts["transactions cut"] += 1
+                if connection is not None:
+                    connection.terminate()
+                connection = None
+            await until_stopped(lambda: self._stopping, chance.uniform(0, 2 * self._vigil.length_s / LARGE_IN_VIGIL))
+        if connection is not None:
+            await connection.close()
+
     async def _stay_open(self) -> None:
-        """Produce for accounts of its own and commit only at the end, or begin again if a fault cuts the session."""
+        """Produce for an account of its own and commit late, or begin again if a fault cuts the session. The vigil's
+        session is cut by no fault."""
         chance = random.Random(0)
         while not self._stopping:
+            keeps = self._vigil.holds()
+            opened_s = 0.0
             try:
                 connection = await connect(self._url, "door sleeper")
                 try:
                     async with connection.transaction():
                         await move(connection, "door-0", "open", chance, early=True)
-                        while not self._stopping:
+                        opened_s = time.monotonic()
+                        while not self._ends(keeps, opened_s):
                             await asyncio.sleep(0.2)
                             await connection.fetchval("select 1")
+                    if keeps and not self._stopping:
+                        self._findings.counts["seconds of the open session"] = int(time.monotonic() - opened_s)
+                        self._vigil.ended = True
                 finally:
                     connection.terminate()
-            except CUT:
+            except CUT as error:
+                if keeps and opened_s:
+                    self._findings.broke("the open session is not cut", repr(error))
                 self._findings.counts["open sessions cut"] += 1
                 await asyncio.sleep(0.2)
+
+    def _ends(self, keeps: bool, opened_s: float) -> bool:
+        """True if the open session commits now. An earlier session gives way to the vigil's."""
+        if keeps:
+            return self._stopping or time.monotonic() - opened_s >= self._vigil.length_s
+        return self._stopping or self._vigil.holds()
 
 
 async def connect(url: str, name: str) -> asyncpg.Connection:
@@ -230,6 +288,37 @@ async def move(connection: asyncpg.Connection, topic: str, key: str, chance: ran
     await connection.execute("insert into event values ($1, $2, $3, $4, $5)", topic, key, version, token, amount)
     if not produce_first:
         await connection.execute("select kafka.produce($1, $2::text, $3::text)", topic, value, key)
+
+
+async def move_often(connection: asyncpg.Connection, topic: str, key: str, chance: random.Random) -> None:
+    """Update an account LARGE times by one statement and produce the events."""
+    moved = [(uuid.uuid4().hex, chance.randint(-100, 100)) for _ in range(LARGE)]
+    version: Any = await connection.fetchval(
+        "update account set version = version + $3, balance = balance + $4 where topic = $1 and key = $2"
+        " returning version",
+        *(topic, key, LARGE, sum(amount for _, amount in moved)),
+    )
+    await connection.execute(
+        "insert into event select $1, $2, $3 + n, token, amount"
+        " from unnest($4::text[], $5::bigint[]) with ordinality e (token, amount, n)",
+        *(topic, key, version - LARGE, [token for token, _ in moved], [amount for _, amount in moved]),
+    )
+    await connection.execute(
+        "select kafka.produce_many($1, $2::text[], $3::text[])",
+        *(topic, [json.dumps({"token": token, "amount": amount}) for token, amount in moved], [key] * LARGE),
+    )
+
+
+async def until_stopped(stopped: Callable[[], bool], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await _until(_answered(stopped), seconds)
+
+
+def _answered(asked: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def answer() -> bool:
+        return asked()
+
+    return answer
 
 
 class Stock:
@@ -454,7 +543,8 @@ def record_of(message: Any) -> Record:
 class Faults:
     """Each method is one fault, which has ended when the method returns."""
 
-    def __init__(self, attacked: World, loop: LoopThread, chance: random.Random) -> None:
+    def __init__(self, attacked: World, loop: LoopThread, chance: random.Random, vigil: Vigil) -> None:
+        self._vigil = vigil
         self._attacked = attacked
         self._loop = loop
         self._chance = chance
@@ -494,6 +584,8 @@ class Faults:
         return f"Node {node.name} is killed and starts again."
 
     def _postgres(self) -> str:
+        if self._vigil.holds():
+            return f"Postgres is spared: a session must stay open. {self._sessions()}"
         self._attacked.kill_postgres()
         return "Postgres is killed and recovers."
 
@@ -536,20 +628,23 @@ def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], No
         with world(NODES, root) as attacked:
             create_topics(attacked.bootstrap, TOPICS, {})
             loop.run(_prepare(attacked.database_url))
-            writers = Writers(attacked.database_url, loop, findings, chance)
+            vigil = Vigil(time.monotonic() + seconds / 3, min(OPEN_S, seconds / 3))
+            writers = Writers(attacked.database_url, loop, findings, chance, vigil)
             stock = [Stock(attacked.bootstrap, number, chance.randrange(2**31)) for number in range(PRODUCERS)]
             consumers = [
                 Summing(attacked.bootstrap, attacked.database_url, loop, findings, chance.randrange(2**31))
                 for _ in range(CONSUMERS)
             ]
-            faults = Faults(attacked, loop, chance)
+            faults = Faults(attacked, loop, chance, vigil)
             until_s = time.monotonic() + seconds
-            while time.monotonic() < until_s:
+            while time.monotonic() < until_s + (0 if vigil.ended else SETTLE_S):
                 time.sleep(chance.uniform(0.5, 4.0))  # the pause between two faults
                 say(faults.any())
                 findings.counts["faults"] += 1
             attacked.heal()
             say("All faults have ended; workloads finish.")
+            if not vigil.ended:
+                findings.broke("a session stays open", f"none lived for {vigil.length_s:.0f} s")
             writers.finish()
             for producer in stock:
                 producer.finish(findings)
@@ -572,7 +667,8 @@ async def _settled(url: str) -> tuple[list[Any], list[Any]]:
     """Return accounts and events after each record has its offset."""
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute("select kafka.flush()", timeout=SETTLE_S)
+        whole: Any = await connection.fetchval("select kafka.flush('200 seconds')", timeout=SETTLE_S)
+        assert whole, "records have no offsets 200 seconds after the last fault"
         accounts = await connection.fetch("select * from account order by topic, key")
         events = await connection.fetch("select * from event order by topic, key, version")
         return accounts, events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.gateway_process import GatewayProcess
 from tests.sql.offsets import COMMIT, Connection, fence
 from tests.sql.reading import error
+from tests.steps.command import output_of
+from tests.steps.waiting import until
 
 DEADLINE_S = 20
 
@@ -188,7 +191,7 @@ async def test_the_journal_shows_who_committed_by_sql(
     role: Any = await sql.fetchval("select session_user")
     rows = await sql.fetch(
         """select group_id, generation_id, member_id, topic, partition, "offset", error_code, sql_role, log_end_offset
-        from sluice.journal_offset where kind = 'commit' and topic = $1 order by seq""",
+        from sluice.journal_offset where kind = 'commit' and topic = $1 and error_code = 0 order by seq""",
         topic,
     )
     assert [tuple(row) for row in rows] == [
@@ -196,3 +199,60 @@ async def test_the_journal_shows_who_committed_by_sql(
         ("journaled", generation, member_id, topic, 1, 4, 0, role, 0),
         ("unfenced", -1, None, topic, 2, 5, 0, role, 0),
     ]
+
+
+async def journaled_refusals(sql: Connection, topic: str) -> list[Any]:
+    """Return the refused commits to the topic in the journal, once all that happened before are there."""
+    await until(
+        lambda: sql.fetchval(
+            "select d.refusals_journaled = (select q.last_value from sluice.refused_commit q) from sluice.sql_door d"
+        ),
+        "a node moves refused commits to the journal",
+    )
+    rows = await sql.fetch(
+        """select generation_id, member_id, partition, "offset", error_code, sql_role, commit_count
+        from sluice.journal_offset where kind = 'commit' and topic = $1 and error_code <> 0 order by seq""",
+        topic,
+    )
+    return [tuple(row) for row in rows]
+
+
+async def test_the_journal_shows_fenced_commits_of_sql(
+    sql: Connection, topic: str, join: Callable[..., Consumer], gateway: GatewayProcess
+) -> None:
+    role: Any = await sql.fetchval("select session_user")
+    consumer = join("fenced", topic)
+    member_id = consumer.memberid()
+    generation = await fence(sql, "fenced", member_id)
+    for named, offset in ((generation - 1, 7), (generation, 2**40)):
+        member = member_id if named < generation else "nobody"
+        with pytest.raises(asyncpg.PostgresError, match="fenced"):
+            await sql.execute(COMMIT, "fenced", topic, 1, offset, named, member)
+    await sql.execute("begin")
+    await sql.execute(COMMIT, "fenced", topic, 2, 9, generation, member_id)
+    consumer.close()  # the group's generation ends between the call and the commit
+    with pytest.raises(asyncpg.PostgresError, match="fenced"):
+        await sql.execute("commit")
+    assert await journaled_refusals(sql, topic) == [
+        (generation - 1, member_id, 1, 7, 22, role, 1),
+        (generation, None, 1, 2**40, 25, role, 1),
+        (generation, member_id, 2, 9, 25, role, 1),
+    ]
+    assert await sql.fetch("select * from kafka.committed('fenced')") == []
+    assert gateway.database_url is not None
+    shown = await asyncio.to_thread(output_of, "groups", "history", "fenced", "--database-url", gateway.database_url)
+    assert f"commit of {member_id} by SQL role {role} refused, ILLEGAL_GENERATION: {topic}[1] to 7" in shown
+
+
+async def test_fenced_commits_beyond_the_ring_are_counted(
+    sql: Connection, topic: str, join: Callable[..., Consumer]
+) -> None:
+    consumer = join("often-fenced", topic)
+    total = 200
+    for number in range(total):
+        with pytest.raises(asyncpg.PostgresError, match="fenced"):
+            await sql.execute(COMMIT, "often-fenced", topic, 0, number, 0, "nobody")
+    found = await journaled_refusals(sql, topic)
+    assert sum(row[-1] for row in found) == total
+    assert found[-1][3] == total - 1
+    consumer.close()

@@ -7,7 +7,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.sql.conftest import create_topic
@@ -239,6 +240,59 @@ async def test_a_transaction_larger_than_one_append_arrives_whole(
     found = read(consumer, topic, 25_012)
     assert [int(m.value()) for m in found if m.partition() == 0] == list(range(1, 25_001))
     assert [len(m.value()) for m in found if m.partition() == 1] == [900_000] * 12
+
+
+@pytest.mark.timeout(400)
+async def test_records_of_a_large_transaction_become_visible_together(
+    sql: Connection, other: Connection, gateway: GatewayProcess, consumer: Consumer
+) -> None:
+    names = [f"large-{number}" for number in range(3)]
+    for name in names:
+        create_topic(gateway, name, 2)
+    each = 70_000
+    admin = AdminClient({"bootstrap.servers": gateway.bootstrap})
+    places = [TopicPartition(name, index) for name in names for index in range(2)]
+
+    def ends_of_a_client() -> int:
+        # One node leads all partitions, so the client asks once, and the node answers from one snapshot.
+        asked: dict[TopicPartition, Any] = {place: OffsetSpec.latest() for place in places}
+        found = admin.list_offsets(asked, request_timeout=30)
+        return sum(future.result(30).offset for future in found.values())
+
+    seen_by_sql: set[int] = set()
+    seen_by_clients: set[int] = set()
+    async with sql.transaction():
+        for name in names:
+            await sql.execute(
+                "select kafka.produce_many($1, array(select n::text from generate_series(1, $2) n),"
+                " array(select (n % 100)::text from generate_series(1, $2) n))",
+                *(name, each),
+                timeout=120,
+            )
+    flushed = asyncio.ensure_future(sql.fetchval("select kafka.flush('300 seconds')", timeout=330))
+    while not flushed.done():
+        ends: Any = await other.fetchval(
+            "select sum(end_offset)::bigint from kafka.partitions where topic = any ($1)", names
+        )
+        seen_by_sql.add(ends)
+        seen_by_clients.add(await asyncio.to_thread(ends_of_a_client))
+    assert flushed.result()
+    seen_by_clients.add(await asyncio.to_thread(ends_of_a_client))
+    assert 0 in seen_by_sql, "this reader came too late to see anything"
+    assert seen_by_sql <= {0, 3 * each}
+    assert seen_by_clients <= {0, 3 * each}
+    assert 3 * each in seen_by_clients
+    consumer.assign([TopicPartition(place.topic, place.partition, 0) for place in places])
+    found: dict[tuple[str, bytes], list[int]] = {}
+    while sum(map(len, found.values())) < 3 * each:
+        messages = consumer.consume(10_000, 30)
+        assert messages, "no more records come"
+        for message in messages:
+            assert message.error() is None, message.error()
+            found.setdefault((str(message.topic()), message.key() or b""), []).append(int(message.value() or b""))
+    assert len(found) == 300
+    for (_, key), numbers in found.items():
+        assert numbers == list(range(int(key) or 100, each + 1, 100)), key
 
 
 # --- topics' settings ---------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime
 from itertools import count
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -18,6 +20,8 @@ from storage.pool import Database
 from storage.staged import StagedRecord, StagedRecords
 from storage.types import NewBatch
 from tests.cluster.conftest import Cluster, cluster
+from tests.gateway_process import GatewayFactory
+from tests.objects.records import moved
 from tests.postgres import LoopThread, short_directory
 from tests.sql.conftest import create_topic
 from tests.sql.reading import DEADLINE_S, read, values
@@ -95,6 +99,70 @@ async def test_fetches_that_wait_on_other_nodes_return_at_once(cluster: Cluster,
         consumer.close()
     # The first fetch of each partition comes when the client has found its leader.
     assert max(taken[2 * partitions :]) < WAIT_S / 2, taken
+
+
+async def test_a_large_transaction_survives_the_move_of_its_bytes(
+    gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """A slot of inline bytes is emptied once no chunk needs it, and chunks find bytes written before their offsets."""
+    gateway = gateway_factory(
+        {"log.store.roll.ms": "100", "log.retention.check.interval.ms": "200"},
+        environment={"SLUICE_LOG_STORE": str(tmp_path / "log")},
+    )
+    assert gateway.database_url is not None
+    create_topic(gateway, "t", 3)
+    sql = await asyncpg.connect(gateway.database_url)
+    await sql.execute(
+        "select kafka.produce_many('t', array(select n::text from generate_series(1, 25000) n),"
+        " array(select (n % 10)::text from generate_series(1, 25000) n))"
+    )
+    assert await sql.fetchval("select kafka.flush('120 seconds')", timeout=130)
+    await sql.close()
+    await moved(gateway.database_url)
+    consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": "g"})
+    try:
+        found = read(consumer, "t", 25_000)
+    finally:
+        consumer.close()
+    assert sorted(int(value) for value in values(found)) == list(range(1, 25_001))
+
+
+async def test_a_large_transaction_waits_for_a_locked_partition_without_beginning_again(
+    gateway_factory: GatewayFactory,
+) -> None:
+    gateway = gateway_factory()
+    assert gateway.database_url is not None
+    create_topic(gateway, "t", 1)
+    sql = await asyncpg.connect(gateway.database_url)
+    holder = await asyncpg.connect(gateway.database_url)
+    hold = holder.transaction()
+    await hold.start()
+    await holder.execute("select from sluice.partition for update")
+    await sql.execute("select kafka.produce_many('t', array(select n::text from generate_series(1, 20000) n))")
+
+    async def waiting() -> tuple[int, datetime] | None:
+        """Process id and start of the relay's statement, if the statement waits for a lock."""
+        row = await sql.fetchrow(
+            "select pid, query_start from pg_stat_activity"
+            " where application_name = 'sluice relay' and wait_event_type = 'Lock'"
+        )
+        return None if row is None else (row["pid"], row["query_start"])
+
+    first = await until(waiting, "the relay waits for the partition")
+
+    async def again() -> tuple[int, datetime] | None:
+        found = await waiting()
+        return found if found is not None and found != first else None
+
+    second = await until(again, "the relay waits a second time")
+    assert first is not None
+    assert second is not None
+    assert second[0] == first[0], "a new session has written all bytes again"
+    await hold.rollback()
+    assert await sql.fetchval("select kafka.flush('60 seconds')", timeout=70)
+    assert await sql.fetchval("select end_offset from kafka.partitions where topic = 't'") == 20_000
+    await holder.close()
+    await sql.close()
 
 
 async def test_records_that_are_gone_when_they_are_appended_are_refused(cluster: Cluster, database_url: str) -> None:

@@ -14,10 +14,12 @@ import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import org.apache.kafka.clients.consumer.AcknowledgeType;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
@@ -53,6 +55,7 @@ public final class Clients {
                 case "producer" -> start(new Sender(words, bootstrap));
                 case "send" -> ((Sender) CLIENTS.get(words[1])).put(words);
                 case "member" -> start(new Member(words, bootstrap));
+                case "sharer" -> start(new Sharer(words, bootstrap));
                 case "transfer" -> start(new Transfer(words, bootstrap));
                 case "stop" -> CLIENTS.get(words[1]).stopping = true;
                 default -> throw new IllegalArgumentException(line);
@@ -293,6 +296,78 @@ public final class Clients {
                 owned.remove(each.partition());
                 say(change, id, each.partition(), now());
             }
+        }
+    }
+
+    /**
+     * sharer, id, client id, group, topic, seed: a member of a share group (KIP-932).
+     *
+     * <p>It accepts most records. Some values it always rejects, and some it always releases, until they have been
+     * delivered as often as the group allows.
+     */
+    private static final class Sharer extends Client {
+        private final String topic;
+        private final Random chance;
+        private final KafkaShareConsumer<byte[], byte[]> consumer;
+
+        Sharer(String[] words, String bootstrap) {
+            super(words[1]);
+            topic = words[4];
+            chance = new Random(Long.parseLong(words[5]));
+            Map<String, Object> settings = common(bootstrap, words[2]);
+            settings.put("group.id", words[3]);
+            settings.put("share.acknowledgement.mode", "explicit");
+            settings.put("max.poll.records", COMMIT_EVERY);
+            consumer = new KafkaShareConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+        }
+
+        @Override
+        void live() {
+            try {
+                consumer.subscribe(List.of(topic));
+                while (!stopping) {
+                    settle(consumer.poll(POLL));
+                }
+            } finally {
+                consumer.close(LEAVE);
+            }
+        }
+
+        private void settle(ConsumerRecords<byte[], byte[]> records) {
+            Map<ConsumerRecord<byte[], byte[]>, AcknowledgeType> settled = new HashMap<>();
+            for (ConsumerRecord<byte[], byte[]> record : records) {
+                say("delivered", id, record.partition(), record.offset(), text(record.value()), count(record), now());
+                AcknowledgeType type = type(Long.parseLong(text(record.value())));
+                consumer.acknowledge(record, type);
+                settled.put(record, type);
+            }
+            if (settled.isEmpty()) {
+                return;
+            }
+            String invoked = now();
+            Map<Integer, String> outcomes = new HashMap<>();
+            try {
+                consumer.commitSync(CALL).forEach((part, error) -> {
+                    // A partition whose acknowledgement went out with the poll before may be named as well.
+                    outcomes.merge(part.partition(), error.isEmpty() ? "ok" : "unknown", (one, other) -> "unknown");
+                });
+            } catch (KafkaException unanswered) {
+                outcomes.clear();
+            }
+            settled.forEach((record, type) -> say(
+                    "settled", id, record.partition(), record.offset(), count(record), type.toString(), invoked, now(),
+                    outcomes.getOrDefault(record.partition(), "unknown")));
+        }
+
+        private AcknowledgeType type(long value) {
+            if (value % 40 == 13) {
+                return AcknowledgeType.REJECT;
+            }
+            return value % 40 == 7 || chance.nextInt(30) == 0 ? AcknowledgeType.RELEASE : AcknowledgeType.ACCEPT;
+        }
+
+        private static int count(ConsumerRecord<byte[], byte[]> record) {
+            return record.deliveryCount().orElseThrow();
         }
     }
 

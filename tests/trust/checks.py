@@ -8,15 +8,28 @@ Each function names the promise that it checks. No function may excuse a violati
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.trust.history import Change, Consumed, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
+from tests.trust.history import (
+    Change,
+    Consumed,
+    Delivered,
+    Observed,
+    OffsetCommitted,
+    Outcome,
+    OwnerChanged,
+    Produced,
+    Settled,
+    Settlement,
+)
 
 MAX_SENTENCES = 20
 """Violations that one check describes; it counts the others."""
+STALE_S = 30.0
+"""How long a member of a share group may hold a fetched record back: its lock lasts no longer."""
 
 
 class Place(NamedTuple):
@@ -122,7 +135,7 @@ def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[s
 
 
 def groups_read_everything(
-    produced: Iterable[Produced], consumed: Iterable[Consumed], groups: Mapping[str, str]
+    produced: Iterable[Produced], consumed: Iterable[Consumed | Delivered], groups: Mapping[str, str]
 ) -> list[str]:
     """Every acknowledged record reached its groups. `groups`: topic by group."""
     return _some(
@@ -132,7 +145,7 @@ def groups_read_everything(
 
 
 def unread(
-    produced: Iterable[Produced], consumed: Iterable[Consumed], groups: Mapping[str, str]
+    produced: Iterable[Produced], consumed: Iterable[Consumed | Delivered], groups: Mapping[str, str]
 ) -> list[tuple[str, Produced]]:
     """Return each group with the acknowledged records that it was not given. `groups`: topic by group."""
     read: dict[str, set[tuple[int, int]]] = {group: set() for group in groups}
@@ -148,7 +161,7 @@ def unread(
     ]
 
 
-def groups_read_what_the_log_holds(consumed: Iterable[Consumed], log: Log) -> list[str]:
+def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log: Log) -> list[str]:
     """A consumer is given the record that the log holds at that offset, at any time and by any node."""
     return _some(
         f"{delivery.member} of {delivery.group} was given value {delivery.value} at {delivery.topic}-"
@@ -241,6 +254,78 @@ def numbers_never_fall(
     return _some(found)
 
 
+def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Iterable[Settled]) -> list[str]:
+    """A share group delivers no record again that a member has accepted or rejected, and only one member can do so.
+
+    A member may still hand out what it fetched before, if its acquisition ended in the meantime. Such a delivery has no
+    higher count than the settled one, and the client hands it out within STALE_S.
+    """
+    final: dict[tuple[str, str, int, int], Settled] = {}
+    found: list[str] = []
+    for each in settled:
+        if each.settlement is Settlement.RELEASE or each.outcome is not Outcome.OK:
+            continue
+        key = (each.group, each.topic, each.partition, each.offset)
+        first = final.setdefault(key, each)
+        if first is not each:
+            found.append(
+                f"group {each.group}: {first.member} and {each.member} both settled "
+                f"{each.topic}-{each.partition} offset {each.offset}"
+            )
+    for each in deliveries:
+        first = final.get((each.group, each.topic, each.partition, each.offset))
+        if first is None or each.at_s <= first.completed_s:
+            continue
+        if each.count > first.count or each.at_s > first.completed_s + STALE_S:
+            found.append(
+                f"group {each.group}: {each.member} was given {each.topic}-{each.partition} offset {each.offset} "
+                f"(delivery {each.count}) at {each.at_s:.3f} s, after the {first.settlement} of {first.member} "
+                f"(delivery {first.count}) at {first.completed_s:.3f} s"
+            )
+    return _some(found)
+
+
+def deliveries_keep_their_limit(deliveries: Iterable[Delivered], limit: int) -> list[str]:
+    """A share group delivers a record at most `limit` times, as it counts itself."""
+    return _some(
+        f"group {each.group}: {each.topic}-{each.partition} offset {each.offset} was delivered for the "
+        f"{each.count}th time to {each.member}"
+        for each in deliveries
+        if not 1 <= each.count <= limit
+    )
+
+
+def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str, log: Log) -> list[str]:
+    """SQL transactions produce exactly the records whose rows they commit, in the order of their row locks.
+
+    `rows`: values by key, in the order of the locks.
+    """
+    records: dict[str, list[int]] = {key: [] for key in rows}
+    for place, entry in sorted(log.items()):
+        if place.topic == topic:
+            records.setdefault(entry.key or "", []).append(entry.value)
+    found: list[str] = []
+    for key, values in sorted(records.items()):
+        wanted = list(rows.get(key, ()))
+        if values == wanted:
+            continue
+        lost, extra = Counter(wanted) - Counter(values), Counter(values) - Counter(wanted)
+        why = f"rows without a record: {sorted(lost)[:5]}; records without a row: {sorted(extra.elements())[:5]}"
+        found.append(f"{topic}, key {key}: {why if lost or extra else 'the order differs'}")
+    return _some(found)
+
+
+def records_are_processed_once(processed: Iterable[Place], topic: str, log: Log) -> list[str]:
+    """A consumer that commits its offsets in the SQL transaction of its results has one result for each record."""
+    counts = Counter(processed)
+    wanted = Counter(place for place in log if place.topic == topic)
+    return _some(
+        f"{place.topic}-{place.partition} offset {place.offset} has {counts[place]} results"
+        for place in sorted({*counts, *wanted})
+        if counts[place] != wanted[place]
+    )
+
+
 def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[str], log: Log) -> list[str]:
     """The last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown fate."""
     least: dict[tuple[str, str], int] = {}
@@ -279,7 +364,7 @@ def states_are_equal(before: Mapping[str, object], after: Mapping[str, object], 
     )
 
 
-def _place(event: Produced | Consumed) -> Place:
+def _place(event: Produced | Consumed | Delivered) -> Place:
     return Place(event.topic, event.partition, event.offset)
 
 

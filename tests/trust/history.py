@@ -87,6 +87,45 @@ class OffsetCommitted:
     outcome: Outcome
 
 
+class Settlement(StrEnum):
+    """Acknowledgement types of a share group (KIP-932). The group delivers an accepted or rejected record no more."""
+
+    ACCEPT = "accept"
+    RELEASE = "release"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A record that a share group gave to a member."""
+
+    group: str
+    member: str
+    topic: str
+    partition: int
+    offset: int
+    value: int
+    count: int
+    """The delivery count that came with the record: 1 at the first delivery."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The acknowledgement of one delivery by a member of a share group."""
+
+    group: str
+    member: str
+    topic: str
+    partition: int
+    offset: int
+    count: int
+    settlement: Settlement
+    invoked_s: float
+    completed_s: float
+    outcome: Outcome
+
+
 class Quantity(StrEnum):
     COMMITTED = "committed offset"
     LOG_START = "log start"
@@ -115,7 +154,7 @@ class Faulted:
     ended_s: float
 
 
-Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulted
+Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulted | Delivered | Settled
 
 
 class History:

@@ -38,6 +38,8 @@ from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outc
 from tests.trust.java import Java
 from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
 
+SIMPLE = "simple"
+"""The protocol of a group without members, whose one consumer assigns itself all partitions."""
 COMMIT_EVERY = 100
 POLL_S = 0.1
 JOINING_S = 2.0
@@ -139,20 +141,42 @@ class LibrdkafkaMember:
         self._consumer = confluent_kafka.Consumer(_librdkafka_settings(life))
 
     def live(self) -> None:
-        self._consumer.subscribe(
-            [self._life.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
+        is_simple = self._life.protocol == SIMPLE
+        if is_simple:
+            self._assign()
+        else:
+            self._consumer.subscribe(
+                [self._life.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
         try:
             while not self._life.ended():
                 self._take()
-                if self._membership.uncommitted >= COMMIT_EVERY:
+                # A simple group commits seldom, because an offset that fell shows only until the next commit.
+                if self._membership.uncommitted >= COMMIT_EVERY * (3 if is_simple else 1):
                     self._commit()
-            close(self._consumer, self._take, patience_s=LEAVE_S)
+            if is_simple:
+                self._commit()
+                self._consumer.close()
+            else:
+                close(self._consumer, self._take, patience_s=LEAVE_S)
         except FatalError:
             # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
             # nothing more, and its successor takes its place.
             self._membership.lost(set(self._membership.owned))
             self._consumer.close()
+
+    def _assign(self) -> None:
+        """Take all partitions of the topic, at the group's committed offsets."""
+        topic = self._life.topic
+        while not self._life.ended():
+            try:
+                count = len(self._consumer.list_topics(topic, CALL_S).topics[topic].partitions)
+                found = self._consumer.committed([TopicPartition(topic, index) for index in range(count)], CALL_S)
+            except KafkaException:
+                continue  # unanswered, so it asks again
+            if count and not any(part.error for part in found):
+                self._consumer.assign([TopicPartition(topic, part.partition, max(part.offset, 0)) for part in found])
+                return
 
     def _take(self) -> None:
         message = self._consumer.poll(POLL_S)
@@ -420,6 +444,7 @@ SPOKEN: Mapping[str, Sequence[str]] = {
     "cooperative": (LIBRDKAFKA, KAFKA_PYTHON, JAVA),
     "static": (LIBRDKAFKA, JAVA),
     "consumer": (LIBRDKAFKA, JAVA),
+    SIMPLE: (LIBRDKAFKA,),
 }
 """Kinds of clients by the protocol of a group that their members can join."""
 

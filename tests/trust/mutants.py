@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gateway_process import ROOT
-from tests.trust.members import ALL_KINDS, LIBRDKAFKA
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA
 from tests.trust.run import Verdict, run
+from tests.trust.world import Store
 
 READ_S = 30.0
 """How long a group may go on without progress after the faults: it has waited long enough to be judged."""
@@ -50,8 +51,9 @@ class Mutant:
     found_by: Sequence[str]
     """Promises that the defect breaks by itself. A mutant that breaks only other promises is missed."""
     faults: Sequence[str] = HARMLESS
-    segments: bool | None = None
-    """See `run`."""
+    store: Store = Store.POSTGRES
+    kinds: Sequence[str] = (LIBRDKAFKA,)
+    """Kinds of clients without which the defect does not show."""
     postgres: Mapping[str, str] | None = None
     """Settings of the server that are the defect."""
 
@@ -119,7 +121,7 @@ MUTANTS: Sequence[Mutant] = (
             )
         ],
         ("nothing acknowledged is lost", "a restart keeps the log"),
-        segments=True,
+        store=Store.SEGMENTS,
     ),
     Mutant(
         "an append is acknowledged before it is on disk",
@@ -226,12 +228,76 @@ MUTANTS: Sequence[Mutant] = (
         ("deliver_statements_late",),
     ),
     Mutant(
+        "a share group forgets what was accepted when its node ends",
+        [
+            Edit(
+                "gateway/share/partitions.py",
+                "Range(offset, offset + length - 1, RecordState(state), delivery_count)",
+                "Range(offset, offset + length - 1, RecordState.AVAILABLE, delivery_count)",
+            ),
+            Edit("gateway/share/partitions.py", "SharePartition(row.start_offset, ", "SharePartition(0, "),
+            Edit("gateway/share/partitions.py", "    offset = row.start_offset\n", "    offset = 0\n"),
+        ],
+        ("settled records stay settled",),
+        ("kill_a_node",),
+        kinds=(LIBRDKAFKA, JAVA),
+    ),
+    Mutant(
+        "a released record is delivered without a limit",
+        [
+            Edit(
+                "gateway/coordinator/share/partition.py",
+                "    if each.delivery_count < settings.delivery_count_limit:\n",
+                "    if each.delivery_count < settings.delivery_count_limit + 1:\n",
+            )
+        ],
+        ("deliveries keep their limit",),
+        kinds=(LIBRDKAFKA, JAVA),
+    ),
+    Mutant(
+        "records of SQL transactions stay staged after they were appended",
+        [
+            Edit(
+                "storage/queries/sql_door.sql",
+                "from take_staged($1, $2, $3)\ncross join append_chunks(",
+                "from (select case when random() < 0.95 then take_staged($1, $2, $3) end) taken\n"
+                "cross join append_chunks(",
+            )
+        ],
+        ("records of SQL are the committed rows",),
+    ),
+    Mutant(
+        "an offset that SQL commits is the one before",
+        [
+            Edit(
+                "storage/sql_door/30_offsets.sql",
+                '        commit_offset."offset", coalesce(',
+                '        greatest(commit_offset."offset" - 1, 0), coalesce(',
+            )
+        ],
+        ("SQL consumers process once",),
+        ("kill_postgres",),
+    ),
+    Mutant(
+        "an object that the bucket refused counts as stored",
+        [
+            Edit(
+                "storage/mover.py",
+                '            await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)\n'
+                "            return 0\n        return await self._name(copied, object_id, 0",
+                "        return await self._name(copied, object_id, 0",
+            )
+        ],
+        ("nothing acknowledged is lost", "every partition can be read to its end", "groups read everything"),
+        ("disturb_the_bucket",),
+        store=Store.BUCKET,
+    ),
+    Mutant(
         "Postgres does not sync",
         [],
         # The database may have lost so much that nodes refuse it.
         ("nothing acknowledged is lost", "every node starts again and answers"),
         ("cut_power",),
-        segments=False,
         postgres={"fsync": "off"},
     ),
     Mutant(
@@ -239,7 +305,7 @@ MUTANTS: Sequence[Mutant] = (
         [Edit("storage/segments.py", "        os.fdatasync(self._fd)\n", "")],
         ("nothing acknowledged is lost",),
         ("cut_power",),
-        segments=True,
+        store=Store.SEGMENTS,
     ),
 )
 
@@ -281,10 +347,10 @@ def _run(mutant: Mutant, root: Path, seed: int, seconds: float, kinds: Sequence[
         root=root,
         faults=mutant.faults,
         read_s=READ_S,
-        segments=mutant.segments,
+        store=mutant.store,
         standby=False,
         postgres=mutant.postgres,
-        kinds=kinds,
+        kinds=sorted({*kinds, *mutant.kinds}),
         say=lambda _: None,
     )
 

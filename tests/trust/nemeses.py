@@ -11,9 +11,10 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 
+from tests.objects.s3_server import Fault
 from tests.trust.links import Direction
 from tests.trust.powercut import compiler
-from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, World
+from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, Store, World
 
 Nemesis = Callable[[World, random.Random], str]
 """Harms and heals; returns what it did, in words."""
@@ -142,13 +143,21 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
 
 
 def deliver_statements_late(world: World, chance: random.Random) -> str:
-    node, late_s = chance.choice(world.nodes), _length(chance, 1.0, 2 * TTL_S)
-    node.postgres.hold_open_connections()
-    _wait(_length(chance, 0.0, 2.0))  # statements of several kinds gather
-    asyncio.run(node.postgres.lose_held_statement())
-    _wait(late_s)
-    node.postgres.heal()
-    return f"{node.name} lost its connections to Postgres, which read their last statements {late_s:.1f} s later"
+    """Let Postgres read statements of lost connections later than their repeats. It happens several times, because only
+    a statement that the repeat does not exclude does harm."""
+    node, times = chance.choice(world.nodes), chance.randint(1, 4)
+    delays_s = [_length(chance, 1.0, TTL_S) for _ in range(times)]
+    for late_s in delays_s:
+        node.postgres.hold_open_connections()
+        _wait(chance.uniform(0.2, 2.0))  # statements of several kinds gather
+        asyncio.run(node.postgres.lose_held_statement())
+        _wait(late_s)
+        node.postgres.heal()
+    return (
+        f"{node.name} lost its connections to Postgres, which read their last statements "
+        + ", ".join(f"{late_s:.1f} s" for late_s in delays_s)
+        + " later"
+    )
 
 
 def hold_row_locks(world: World, chance: random.Random) -> str:
@@ -206,6 +215,42 @@ def move_a_clock(world: World, chance: random.Random) -> str:
     return f"clock of {node.name} wrong by {', '.join(f'{offset:+d} s' for offset in offsets)} in turn"
 
 
+def fill_the_disk(world: World, chance: random.Random) -> str:
+    """Fill the disk of the segments to its last page. Postgres is on another disk."""
+    assert world.small_disk is not None
+    full_s = _length(chance, 0.5, 3 * TTL_S)
+    world.small_disk.fill()
+    _wait(full_s)
+    world.small_disk.empty()
+    return f"disk of the segments full for {full_s:.1f} s"
+
+
+def disturb_the_bucket(world: World, chance: random.Random) -> str:
+    assert world.bucket is not None
+    fault = chance.choice([each for each in Fault if each is not Fault.NONE])
+    away_s = _length(chance, 0.5, 4 * TTL_S)
+    world.bucket.road.set(fault)
+    _wait(away_s)
+    world.bucket.heal()
+    return f"the way to the bucket {fault.value} for {away_s:.1f} s"
+
+
+def cut_the_bucket(world: World, chance: random.Random) -> str:
+    """Break connections to the bucket, most of them in the middle of an upload or a read."""
+    assert world.bucket is not None
+    times = chance.randint(2, 20)
+    for _ in range(times):
+        world.bucket.heal()
+        _wait(chance.uniform(0.05, 0.5))
+    return f"all connections to the bucket broken {times} times"
+
+
+def kill_the_bucket(world: World, _: random.Random) -> str:
+    assert world.bucket is not None
+    world.bucket.kill()
+    return "S3 server killed by SIGKILL, and started again"
+
+
 NEMESES: Mapping[str, Nemesis] = {
     nemesis.__name__: nemesis
     for nemesis in (
@@ -231,17 +276,31 @@ NEMESES: Mapping[str, Nemesis] = {
         lose_notifications,
         cut_power,
         move_a_clock,
+        fill_the_disk,
+        disturb_the_bucket,
+        cut_the_bucket,
+        kill_the_bucket,
     )
 }
 
 
-def missing(*, standby: bool) -> Mapping[str, str]:
-    """Return the faults that this machine, or this run with or without a standby, cannot play; with the reason."""
+def missing(*, standby: bool, store: Store) -> Mapping[str, str]:
+    """Return the faults that this machine, or a run with this store and a standby or none, cannot play; with the
+    reason."""
     found: dict[str, str] = {}
     if not standby:
         found |= {each.__name__: "this run has no standby" for each in (fail_over, freeze_the_standby)}
     elif compiler() is not None:
         found[cut_power.__name__] = "this run has a standby"
+    if store is not Store.BUCKET:
+        found |= {
+            each.__name__: "records are not in a bucket"
+            for each in (disturb_the_bucket, cut_the_bucket, kill_the_bucket)
+        }
+    if store is Store.SMALL_DISK:
+        found[cut_power.__name__] = "files of this run are on two disks"
+    else:
+        found[fill_the_disk.__name__] = "this run has no small disk"
     if compiler() is None:
         found[cut_power.__name__] = "no C compiler is installed"
     if CLOCK_LIBRARY is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,14 +23,28 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.gateway_process import ROOT
+from tests.objects.s3_server import missing as no_server
 from tests.trust import checks
 from tests.trust.checks import Entry, Part, Place
-from tests.trust.history import Consumed, Faulted, History, Observed, OffsetCommitted, Outcome, OwnerChanged, Produced
+from tests.trust.door import SqlDoor
+from tests.trust.history import (
+    Consumed,
+    Delivered,
+    Faulted,
+    History,
+    Observed,
+    OffsetCommitted,
+    Outcome,
+    OwnerChanged,
+    Produced,
+    Settled,
+)
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
-from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE
 from tests.trust.nemeses import NEMESES, missing
 from tests.trust.patience import CALL_S, PATIENT, WorkloadError
+from tests.trust.share import DELIVERY_LIMIT, ShareGroup
 from tests.trust.workloads import (
     Clients,
     Group,
@@ -42,13 +57,13 @@ from tests.trust.workloads import (
     committed,
     create_topics,
 )
-from tests.trust.world import World, world
+from tests.trust.world import Store, World, world
 
 READ_S = 120.0
 NODES = 3
 
-PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET = "plain", "idempotent", "keyed", "source", "target"
-TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4}
+PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET, DOOR = "plain", "idempotent", "keyed", "source", "target", "door"
+TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4, DOOR: 3}
 CONFIGS: Mapping[str, Mapping[str, str]] = {
     KEYED: {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
 }
@@ -99,10 +114,14 @@ class _Work:
     groups: Sequence[Group]
     transfers: Transfers
     churn: TopicChurn
+    door: SqlDoor
+    share: ShareGroup | None
+    """None without Java."""
     observer: Observer
 
     def all(self) -> list[Workload]:
-        return [*self.producers, self.transfers, self.churn, *self.groups, self.observer]
+        shared = [] if self.share is None else [self.share]
+        return [*self.producers, self.transfers, self.churn, self.door, *self.groups, *shared, self.observer]
 
 
 def run(
@@ -112,7 +131,7 @@ def run(
     root: Path = ROOT,
     faults: Collection[str] = NEMESES,
     read_s: float = READ_S,
-    segments: bool | None = None,
+    store: Store | None = None,
     standby: bool | None = None,
     postgres: Mapping[str, str] | None = None,
     kinds: Sequence[str] | None = None,
@@ -121,21 +140,19 @@ def run(
     """Attack a cluster for `seconds` and judge it.
 
     `root`: sources of the nodes. `faults`: names in NEMESES from which the seed chooses. `read_s`: how long groups may
-    go on without progress after the faults. `segments`: whether records are in a directory instead of Postgres; None
-    leaves it to the seed, which gives one run of four a synchronous standby unless `standby` decides. `postgres`:
-    settings of the server. `kinds`: clients, in the words of ALL_KINDS; None leaves them to the seed. `say` receives a
-    line for each fault.
+    go on without progress after the faults. `store`: where records are; None leaves it to the seed, which gives one run
+    of four a synchronous standby unless `standby` decides. `postgres`: settings of the server. `kinds`: clients, in the
+    words of ALL_KINDS; None leaves them to the seed. `say` receives a line for each fault.
     """
     chance = random.Random(seed)
     history = History()
     began_s = time.monotonic()
-    by_seed = chance.random() < 0.5
-    segments = by_seed if segments is None else segments
+    by_seed = _store(seed, chance)
+    store = by_seed if store is None else store
     by_seed = random.Random(f"standby {seed}").random() < 0.25
     standby = by_seed if standby is None else standby
-    place = "a directory of segments" if segments else "Postgres"
-    say(f"Records are in {place}. Postgres has {'a synchronous' if standby else 'no'} standby.")
-    left_out = missing(standby=standby)
+    say(f"Records are in {store.value}. Postgres has {'a synchronous' if standby else 'no'} standby.")
+    left_out = missing(standby=standby, store=store)
     for name, reason in left_out.items():
         say(f"{name} is left out: {reason}.")
     names = sorted(set(faults) - left_out.keys())
@@ -145,12 +162,12 @@ def run(
         # These clients log each lost connection, several times a second while a node is down.
         logging.getLogger(client).setLevel(logging.CRITICAL)
     with (
-        world(NODES, root, segments=segments, standby=standby, postgres=postgres) as attacked,
+        world(NODES, root, store=store, standby=standby, postgres=postgres) as attacked,
         contextlib.ExitStack() as stack,
     ):
         create_topics(attacked.bootstrap, TOPICS, CONFIGS)
         java = stack.enter_context(contextlib.closing(Java(attacked.bootstrap))) if JAVA in kinds else None
-        work = _work(history, Clients(attacked.bootstrap, kinds, java), chance)
+        work = _work(history, Clients(attacked.bootstrap, kinds, java), lambda: attacked.database_url, chance)
         for workload in work.all():
             workload.start()
         violations: dict[str, list[str]] = {EVERY_NODE_ANSWERS: []}
@@ -175,6 +192,8 @@ def run(
             "observations": len(history.of(Observed)),
             "faults": len(history.of(Faulted)),
             "topics created and deleted": work.churn.rounds,
+            "SQL transactions acknowledged": work.door.committed,
+            "deliveries of the share group": len(history.of(Delivered)),
             "records transferred by Java": work.transfers.transferred_by_java,
         }
         | {
@@ -191,6 +210,16 @@ def run(
     return Verdict(seed, time.monotonic() - began_s, violations, counts, history, logs)
 
 
+def _store(seed: int, chance: random.Random) -> Store:
+    """Return where the seed wants records to be: mostly in Postgres or a directory, and else in a bucket or on a small
+    disk if this machine can have one."""
+    drawn = random.Random(f"store {seed}").random()
+    chosen = Store.SEGMENTS if chance.random() < 0.5 else Store.POSTGRES
+    if drawn < 0.25 and no_server() is None:
+        return Store.BUCKET
+    return Store.SMALL_DISK if 0.25 <= drawn < 0.4 and os.geteuid() == 0 else chosen
+
+
 def _kinds(seed: int) -> Sequence[str]:
     """Return librdkafka and, of each other kind that can run here, what the seed chooses."""
     chance = random.Random(f"clients {seed}")
@@ -198,7 +227,7 @@ def _kinds(seed: int) -> Sequence[str]:
     return [kind for kind in chosen if kind != JAVA or java_missing() is None]
 
 
-def _work(history: History, clients: Clients, chance: random.Random) -> _Work:
+def _work(history: History, clients: Clients, database_url: Callable[[], str], chance: random.Random) -> _Work:
     bootstrap = clients.bootstrap
 
     def producing(topic: str, *, idempotent: bool = True, keys: int = 0, rate: float = 100.0) -> Producing:
@@ -221,6 +250,7 @@ def _work(history: History, clients: Clients, chance: random.Random) -> _Work:
         Group(history, clients, IDEMPOTENT, protocol=protocol, members=3, seed=chance.randrange(2**31))
         for protocol in GROUPS
     ]
+    groups.append(Group(history, clients, IDEMPOTENT, protocol=SIMPLE, members=1, seed=chance.randrange(2**31)))
     groups.append(
         Group(
             *(history, clients, TARGET),
@@ -235,7 +265,12 @@ def _work(history: History, clients: Clients, chance: random.Random) -> _Work:
     )
     watched = {group.group: group.topic for group in groups}
     observer = Observer(history, bootstrap, {topic: TOPICS[topic] for topic in (PLAIN, IDEMPOTENT, TARGET)}, watched)
-    return _Work(producers, groups, transfers, TopicChurn(bootstrap, seed=chance.randrange(2**31)), observer)
+    churn = TopicChurn(bootstrap, seed=chance.randrange(2**31))
+    door = SqlDoor(bootstrap, database_url, DOOR, partitions=TOPICS[DOOR], seed=chance.randrange(2**31))
+    share = None
+    if clients.java is not None:
+        share = ShareGroup(*(history, clients.java, bootstrap, SOURCE), members=2, seed=chance.randrange(2**31))
+    return _Work(producers, groups, transfers, churn, door, share, observer)
 
 
 def _attack(
@@ -271,21 +306,27 @@ def _finish(work: _Work, history: History, read_s: float) -> list[str]:
             except WorkloadError as error:
                 failures.append(str(error))
 
-    finish([*work.producers, work.churn])
+    finish([*work.producers, work.churn, work.door])
     for group in work.groups:
         group.drain()
-    _until_read(history, {group.group: group.topic for group in work.groups}, read_s)
+    _until_read(history, Consumed, {group.group: group.topic for group in work.groups}, read_s)
+    if work.share is not None:
+        work.share.drain()
+        _until_read(history, Delivered, {work.share.group: work.share.topic}, read_s)
+        finish([work.share])
     _until_transferred(work.transfers, read_s)
     finish([work.observer])
     finish([work.transfers, *work.groups])
     return failures
 
 
-def _until_read(history: History, groups: Mapping[str, str], read_s: float) -> None:
+def _until_read(
+    history: History, kind: type[Consumed] | type[Delivered], groups: Mapping[str, str], read_s: float
+) -> None:
     """Wait until each group was given every acknowledged record, or until no group gets one for `read_s`."""
     produced = history.of(Produced)
     left, since_s = -1, time.monotonic()
-    while missing := len(checks.unread(produced, history.of(Consumed), groups)):
+    while missing := len(checks.unread(produced, history.of(kind), groups)):
         if missing != left:
             left, since_s = missing, time.monotonic()
         if time.monotonic() > since_s + read_s:
@@ -330,11 +371,11 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         "nothing acknowledged is lost": checks.nothing_acknowledged_is_lost(
             (record for record in produced if record.topic != KEYED), log
         ),
-        "nothing is there twice": checks.nothing_is_there_twice([IDEMPOTENT, SOURCE, TARGET], log),
+        "nothing is there twice": checks.nothing_is_there_twice([IDEMPOTENT, SOURCE, TARGET, DOOR], log),
         "nothing was invented": checks.nothing_was_invented(
-            produced, {place: entry for place, entry in log.items() if place.topic != TARGET}
+            produced, {place: entry for place, entry in log.items() if place.topic not in (TARGET, DOOR)}
         ),
-        "offsets are dense": checks.offsets_are_dense(ends, [PLAIN, IDEMPOTENT, SOURCE], log),
+        "offsets are dense": checks.offsets_are_dense(ends, [PLAIN, IDEMPOTENT, SOURCE, DOOR], log),
         "producers keep their order": checks.producers_keep_their_order(
             (record for record in produced if record.topic != PLAIN), kept
         ),
@@ -345,6 +386,8 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         "numbers never fall": checks.numbers_never_fall(observed, commits, produced),
         "compaction keeps the last": checks.compaction_keeps_the_last(produced, [KEYED], log),
         "transfers happen once": checks.transfers_happen_once(sources, results),
+        "records of SQL are the committed rows": checks.records_are_the_committed_rows(work.door.rows(), DOOR, log),
+        "SQL consumers process once": checks.records_are_processed_once(work.door.results(), DOOR, log),
         "topics that are created again keep their records": work.churn.violations,
         "every node gives the same answer": [
             sentence
@@ -361,7 +404,23 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
     found["a restart keeps the log"] = checks.states_are_equal(
         {str(place): entry for place, entry in kept.items()}, log_after, "log after the restart"
     )
+    if work.share is not None:
+        work.share.look_again()
+        found |= _judge_share(history, work.share, log)
     return found
+
+
+def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]) -> dict[str, list[str]]:
+    """Judge the share group, also by what a member was given after the restart."""
+    delivered = history.of(Delivered)
+    return {
+        "share groups read everything": checks.groups_read_everything(
+            history.of(Produced), delivered, {share.group: share.topic}
+        ),
+        "share groups read what the log holds": checks.groups_read_what_the_log_holds(delivered, log),
+        "settled records stay settled": checks.settled_records_stay_settled(delivered, history.of(Settled)),
+        "deliveries keep their limit": checks.deliveries_keep_their_limit(delivered, DELIVERY_LIMIT),
+    }
 
 
 def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[dict[Place, Entry], list[str]]:

@@ -11,12 +11,15 @@ from tests.trust.checks import Entry, Part, Place
 from tests.trust.history import (
     Change,
     Consumed,
+    Delivered,
     Observed,
     OffsetCommitted,
     Outcome,
     OwnerChanged,
     Produced,
     Quantity,
+    Settled,
+    Settlement,
 )
 
 
@@ -190,3 +193,66 @@ def test_check_describes_twenty_violations_and_counts_the_others() -> None:
     found = checks.nothing_was_invented([], log_of(*range(30)))
     assert len(found) == checks.MAX_SENTENCES + 1
     assert found[-1] == "and 10 more"
+
+
+def delivered(count: int, at_s: float, member: str = "m") -> Delivered:
+    return Delivered("g", member, "t", 0, 5, 50, count, at_s)
+
+
+def settled(settlement: Settlement, count: int, at_s: float, outcome: Outcome = Outcome.OK) -> Settled:
+    return Settled("g", "m", "t", 0, 5, count, settlement, at_s, at_s + 0.5, outcome)
+
+
+@pytest.mark.parametrize("settlement", [Settlement.ACCEPT, Settlement.REJECT])
+def test_delivery_after_a_final_acknowledgement_is_reported(settlement: Settlement) -> None:
+    final = [settled(settlement, 2, 1.0)]
+    assert checks.settled_records_stay_settled([delivered(1, 0.1), delivered(2, 0.9)], final) == []
+    (again,) = checks.settled_records_stay_settled([delivered(3, 2.0, "n")], final)
+    assert again == (
+        "group g: n was given t-0 offset 5 (delivery 3) at 2.000 s, "
+        f"after the {settlement} of m (delivery 2) at 1.500 s"
+    )
+    (late,) = checks.settled_records_stay_settled([delivered(2, 1.5 + checks.STALE_S + 1)], final)
+    assert "delivery 2" in late
+
+
+def test_delivery_that_a_member_held_back_is_no_new_delivery() -> None:
+    assert checks.settled_records_stay_settled([delivered(1, 2.0, "n")], [settled(Settlement.ACCEPT, 2, 1.0)]) == []
+
+
+def test_record_that_was_released_or_perhaps_accepted_may_come_again() -> None:
+    released = settled(Settlement.RELEASE, 1, 1.0)
+    unsure = settled(Settlement.ACCEPT, 1, 1.0, Outcome.UNKNOWN)
+    assert checks.settled_records_stay_settled([delivered(2, 2.0)], [released, unsure]) == []
+
+
+def test_two_members_that_settle_one_record_are_reported() -> None:
+    twice = [settled(Settlement.ACCEPT, 1, 1.0), settled(Settlement.REJECT, 2, 2.0)]
+    assert checks.settled_records_stay_settled([], twice) == ["group g: m and m both settled t-0 offset 5"]
+
+
+def test_delivery_beyond_the_limit_is_reported() -> None:
+    assert checks.deliveries_keep_their_limit([delivered(5, 1.0)], 5) == []
+    assert checks.deliveries_keep_their_limit([delivered(6, 1.0)], 5) == [
+        "group g: t-0 offset 5 was delivered for the 6th time to m"
+    ]
+
+
+def test_record_without_a_row_and_row_without_a_record_are_reported() -> None:
+    assert checks.records_are_the_committed_rows({"k": [1, 2]}, "t", log_of(1, 2, key="k")) == []
+    (lost,) = checks.records_are_the_committed_rows({"k": [1, 2]}, "t", log_of(1, key="k"))
+    assert lost == "t, key k: rows without a record: [2]; records without a row: []"
+    (extra,) = checks.records_are_the_committed_rows({"k": [1]}, "t", log_of(1, 1, key="k"))
+    assert extra == "t, key k: rows without a record: []; records without a row: [1]"
+    (order,) = checks.records_are_the_committed_rows({"k": [1, 2]}, "t", log_of(2, 1, key="k"))
+    assert order == "t, key k: the order differs"
+
+
+def test_record_that_is_processed_twice_or_never_is_reported() -> None:
+    log = log_of(1, 2)
+    first, second = log
+    assert checks.records_are_processed_once([first, second], "t", log) == []
+    assert checks.records_are_processed_once([first, first], "t", log) == [
+        "t-0 offset 0 has 2 results",
+        "t-0 offset 1 has 0 results",
+    ]

@@ -11,9 +11,21 @@ import pytest
 from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
 from tests.trust import checks, java
-from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged, Produced
-from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SPOKEN
+from tests.trust.history import (
+    Change,
+    Consumed,
+    Delivered,
+    History,
+    OffsetCommitted,
+    Outcome,
+    OwnerChanged,
+    Produced,
+    Settled,
+    Settlement,
+)
+from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE, SPOKEN
 from tests.trust.run import read_log
+from tests.trust.share import DELIVERY_LIMIT, ShareGroup
 from tests.trust.workloads import Clients, Group, Producing, Transfers, create_topics
 
 PARTITIONS = 3
@@ -71,7 +83,7 @@ def test_members_of_each_kind_note_what_they_own_read_and_commit(
     history = History()
     records = produced(history, gateway, topic)
     with clients(gateway, kind) as chosen:
-        group = Group(history, chosen, topic, protocol=protocol, members=2, seed=1)
+        group = Group(history, chosen, topic, protocol=protocol, members=1 if protocol == SIMPLE else 2, seed=1)
         group.start()
         missing = {group.group: topic}
         wait_for(
@@ -83,13 +95,38 @@ def test_members_of_each_kind_note_what_they_own_read_and_commit(
         group.stop()
         group.finish()
     changes, commits = history.of(OwnerChanged), history.of(OffsetCommitted)
-    assert {change.partition for change in changes if change.change is Change.ASSIGNED} == set(range(PARTITIONS))
+    owned = {change.partition for change in changes if change.change is Change.ASSIGNED}
+    assert owned == (set() if protocol == SIMPLE else set(range(PARTITIONS)))
     assert sum(1 if change.change is Change.ASSIGNED else -1 for change in changes) == 0
     ends = {
         part: max(record.offset + 1 for record in records if record.partition == part) for part in range(PARTITIONS)
     }
     committed = [commit for commit in commits if commit.outcome is Outcome.OK]
     assert {part: max(each.offset for each in committed if each.partition == part) for part in ends} == ends
+
+
+@pytest.mark.timeout(300)
+def test_share_group_settles_each_record_within_its_limit(gateway: GatewayProcess, topic: str) -> None:
+    history = History()
+    records = produced(history, gateway, topic)
+    with clients(gateway, JAVA) as chosen:
+        assert chosen.java is not None
+        share = ShareGroup(history, chosen.java, gateway.bootstrap, topic, members=2, seed=1)
+        share.start()
+        settled = {record.value for record in records if record.value % 40 != 7}
+        wait_for(
+            lambda: settled - {each.value for each in history.of(Delivered)},
+            "records to be delivered",
+            holds=lambda left: not left,
+            seconds=WAIT_S,
+        )
+        share.stop()
+        share.finish()
+        share.look_again()
+    deliveries, settlements = history.of(Delivered), history.of(Settled)
+    assert {each.settlement for each in settlements} == set(Settlement)
+    assert max(each.count for each in deliveries) == DELIVERY_LIMIT
+    assert checks.settled_records_stay_settled(deliveries, settlements) == []
 
 
 @pytest.mark.timeout(300)

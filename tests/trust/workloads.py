@@ -216,7 +216,7 @@ class Group(Workload):
         session_ms: int = 45_000,
         isolation: Isolation = "read_uncommitted",
     ) -> None:
-        """`protocol`: eager, cooperative, static (cooperative with instance ids) or consumer (KIP-848)."""
+        """`protocol`: eager, cooperative, static (cooperative with instance ids), consumer (KIP-848) or simple."""
         self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.protocol, self.topic = protocol, topic
@@ -493,13 +493,13 @@ class TopicChurn(Workload):
         while not self._stopping.is_set():
             topic = f"{self.name}-{self._chance.randrange(3)}"
             partitions = self._chance.randint(1, 4)
-            _insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions))
+            insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions))
             sent, unsure = self._write(topic, partitions)
             read = self._read(topic, partitions)
             found = {index: [value for value in values if value not in unsure] for index, values in read.items()}
             if found != sent:
                 self.violations.append(f"{topic}: wrote {sent} and read {found}")
-            _insist(lambda topic=topic: _delete(admin, topic))
+            insist(lambda topic=topic: _delete(admin, topic))
             self.rounds += 1
 
     def _write(self, topic: str, partitions: int) -> tuple[dict[int, list[bytes]], set[bytes]]:
@@ -582,7 +582,7 @@ def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[st
     """Create `topics` (partitions by name) with the settings in `configs`, and wait until every node lists them."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
     for topic, partitions in topics.items():
-        _insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions, configs.get(topic, {})))
+        insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions, configs.get(topic, {})))
 
 
 def _create(admin: AdminClient, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
@@ -602,7 +602,7 @@ def _delete(admin: AdminClient, topic: str) -> None:
             raise
 
 
-def _insist(call: Callable[[], None]) -> None:
+def insist(call: Callable[[], None]) -> None:
     """Make the call until it succeeds. Raise WorkloadError after FINISH_S."""
     deadline_s = time.monotonic() + FINISH_S
     while True:

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import asyncpg
@@ -21,7 +22,10 @@ import psutil
 
 from storage.embedded import EmbeddedPostgres
 from tests.cluster.proxy import PostgresProxy, proxied
+from tests.disks import Disk as SmallDisk
+from tests.disks import mounted_at
 from tests.gateway_process import ROOT, GatewayProcess, find_coordinator, free_ports
+from tests.objects.s3_server import BUCKET, PROGRAMS, Fault, FaultyRoad, S3Server
 from tests.postgres import LoopThread, short_directory
 from tests.standby import ReplicatedPostgres, running, sleeping, suspend
 from tests.trust.links import Link
@@ -47,8 +51,26 @@ SETTINGS = {
     "log.cleaner.backoff.ms": "1000",
 }
 """Settings of every node. Heartbeats and compactions are frequent, so that a short run has many of them."""
-SEGMENTS = {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"}
-"""Settings of nodes with a directory of segments: most commits go there at once, and the others soon."""
+
+
+class Store(StrEnum):
+    """Places of the bytes of records."""
+
+    POSTGRES = "Postgres"
+    SEGMENTS = "a directory of segments"
+    SMALL_DISK = "segments on a disk that can be filled"
+    BUCKET = "a bucket"
+
+
+STORED: Mapping[Store, Mapping[str, str]] = {
+    Store.POSTGRES: {},
+    # Most commits go to segments at once, and the others soon.
+    Store.SEGMENTS: {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"},
+    Store.SMALL_DISK: {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"},
+    Store.BUCKET: {"log.store.roll.ms": "1000", "log.retention.check.interval.ms": "1000"},
+}
+"""Settings of nodes by their store."""
+DISK_MB = 500
 
 
 @dataclass
@@ -80,6 +102,38 @@ class Node:
             self.process.send_signal(signal.SIGCONT)
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """An S3 server, and the proxy between it and the nodes."""
+
+    server: S3Server
+    road: FaultyRoad
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {"SLUICE_LOG_STORE": f"s3://{BUCKET}/run", **self.server.environment(self.road.port)}
+
+    def kill(self) -> None:
+        """Kill the server by SIGKILL and start it again, with what it had stored."""
+        self.server.kill()
+        self.server.start()
+
+    def heal(self) -> None:
+        self.road.set(Fault.NONE)
+
+
+@contextlib.contextmanager
+def bucket(directory: Path) -> Iterator[Bucket]:
+    directory.mkdir(mode=0o711)
+    server = S3Server(next(iter(PROGRAMS)), directory)
+    server.start()
+    try:
+        with FaultyRoad(server.port) as road:
+            yield Bucket(server, road)
+    finally:
+        server.kill()
+
+
 class World:
     def __init__(
         self,
@@ -87,7 +141,7 @@ class World:
         directory: Path,
         root: Path,
         *,
-        segments: bool,
+        store: Store,
         standby: bool,
         postgres: Mapping[str, str],
     ) -> None:
@@ -97,17 +151,29 @@ class World:
         self._stack = contextlib.ExitStack()
         self.nodes: list[Node] = []
         self._snapshot: asyncpg.Connection | None = None
-        self.disk = Disk(directory) if compiler() is not None and not standby else None
-        """The disk whose power can be cut; None without a C compiler, and beside a standby."""
+        cuttable = compiler() is not None and not standby and store is not Store.SMALL_DISK
+        self.disk = Disk(directory) if cuttable else None
+        """The disk whose power can be cut; None without a C compiler, beside a standby, and with a small disk, because
+        its files are on two file systems."""
         files = directory if self.disk is None else self.disk.watched
         programs = None if self.disk is None else self.disk.postgres_programs(directory / "programs")
         self._environment = {"SLUICE_NODE_TTL_MS": str(NODE_TTL_MS)}
         if self.disk is not None:
             self._environment |= self.disk.environment
-        self._settings = dict(SETTINGS)
-        if segments:
-            self._settings |= SEGMENTS
-            self._environment["SLUICE_LOG_STORE"] = str(files / "log")
+        self._settings = {**SETTINGS, **STORED[store]}
+        self.small_disk: SmallDisk | None = None
+        self.bucket: Bucket | None = None
+        match store:
+            case Store.SEGMENTS:
+                self._environment["SLUICE_LOG_STORE"] = str(files / "log")
+            case Store.SMALL_DISK:
+                self.small_disk = self._stack.enter_context(mounted_at(directory / "small", DISK_MB))
+                self._environment["SLUICE_LOG_STORE"] = str(self.small_disk.directory / "log")
+            case Store.BUCKET:
+                self.bucket = self._stack.enter_context(bucket(directory / "s3"))
+                self._environment |= self.bucket.environment
+            case Store.POSTGRES:
+                pass
         self._pair = ReplicatedPostgres(loop, files, CONNECTIONS, postgres) if standby else None
         """The server and its standby; None if there is only `_single`."""
         self._single = EmbeddedPostgres(files / "postgres", CONNECTIONS, programs=programs, settings=postgres)
@@ -265,6 +331,10 @@ class World:
         """End every fault that lasts: wake nodes, set clocks, open links, release snapshots, start nodes that are
         down."""
         self._release_snapshot()
+        if self.small_disk is not None:
+            self.small_disk.empty()
+        if self.bucket is not None:
+            self.bucket.heal()
         for node in self.nodes:
             node.wake()
             node.move_clock(0)
@@ -331,20 +401,19 @@ def world(
     nodes: int,
     root: Path = ROOT,
     *,
-    segments: bool = False,
+    store: Store = Store.POSTGRES,
     standby: bool = False,
     postgres: Mapping[str, str] | None = None,
 ) -> Iterator[World]:
     """Start Postgres and `nodes` nodes from the sources in `root`, and stop everything afterwards.
 
-    With `segments`, the nodes share a directory of segments; otherwise all records are in Postgres. With `standby`,
-    commits wait for a standby to which Postgres can fail over. `postgres` are settings of the server that win over
-    those of the embedded one.
+    `store` is shared by the nodes. With `standby`, commits wait for a standby to which Postgres can fail over.
+    `postgres` are settings of the server that win over those of the embedded one.
     """
     loop = LoopThread()
     try:
         with short_directory() as directory:
-            made = World(*(loop, directory, root), segments=segments, standby=standby, postgres=postgres or {})
+            made = World(*(loop, directory, root), store=store, standby=standby, postgres=postgres or {})
             try:
                 for _ in range(nodes):
                     made.start_node()

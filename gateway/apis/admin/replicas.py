@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from gateway.apis.admin.topics import Brokers
+from gateway.apis.admin.replica_assignment import Brokers
 from gateway.apis.metadata import Placement
 from gateway.apis.services import ChangesCatalog, HasCatalog, HasMembership
 from gateway.cluster.placement import Leaders

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from gateway.apis.groups.group_views import ViewsGroups, group_views
 from gateway.apis.services import HasShare
-from gateway.apis.visibility import ViewsGroups, group_views
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.classic.views import describe
 from gateway.coordinator.machine import Value

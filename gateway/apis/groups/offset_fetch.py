@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
+from gateway.apis.groups.group_views import ViewsGroups
 from gateway.apis.groups.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve, topic_of
 from gateway.apis.services import FindsTopics, HasGroups, HasIdleOwners, HasOffsets
-from gateway.apis.visibility import ViewsGroups
 from gateway.coordinator.classic.handoff import awaited_by, member_on
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.consumer import unsettled

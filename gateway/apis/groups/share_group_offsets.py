@@ -13,10 +13,10 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.apis.admin.features import SHARE, ChecksFeatures, require_protocol
-from gateway.apis.groups.group_types import of_type
+from gateway.apis.groups.epoch_groups import of_type
+from gateway.apis.groups.group_views import group_views
 from gateway.apis.partition_lookup import look_up_topics, read_states, state_of
 from gateway.apis.services import FindsTopics, HasGroups, HasLog, HasShare, HasShareStore
-from gateway.apis.visibility import group_views
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.coordinator.share.partition import NOT_DELIVERED_AGAIN

@@ -7,19 +7,16 @@ module creates them on the client's behalf.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 from gateway.apis.admin.features import STREAMS, ChecksFeatures, require_protocol
-from gateway.apis.admin.topics import make_internal_topics
-from gateway.apis.groups.group_types import of_type
-from gateway.apis.groups.leave_delay import delay_leave
+from gateway.apis.admin.new_topics import make_internal_topics, may_create_topic
+from gateway.apis.groups.epoch_groups import describe_groups, play_heartbeat, require_group_id, require_shown
 from gateway.apis.services import ChangesCatalog, FindsTopics, HasGroups, HasThrottles
-from gateway.apis.visibility import group_views, may_create_topic, shows_all
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, Value
+from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.streams.model import (
     Endpoint,
     EndpointPartitions,
@@ -33,10 +30,8 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 from gateway.coordinator.streams.topology import MAX_NAMED, StatusCode, Subtopology, TopicInfo, Topology
 from gateway.log.topic_names import INTERNAL_TOPICS, why_illegal
 from gateway.net.context import RequestContext
-from gateway.net.pieces import first_of_each
 from gateway.net.refusals import DerivedRefusal
-from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
-from gateway.security.authorizer import HasAuthorizer
+from gateway.security.authorized_operations import Resource, authorized_operations
 from protocol.api_keys import ApiKey
 from protocol.codec import has_more_elements
 from protocol.errors import ErrorCode, KafkaError
@@ -53,6 +48,8 @@ MAX_TOPOLOGY_ELEMENTS = 5_000
 """Subtopologies, their topics and these topics' settings. The group compares and stores them in one step."""
 MAX_TOPOLOGY_CHARACTERS = 1 << 20
 """Characters of all names and settings. Kafka would store them in one record of at most this length."""
+
+HIDDEN = "The described group uses topics that the client is not authorized to describe."
 
 ASSIGNOR = "sticky"
 """Kafka's name of a similar assignor."""
@@ -79,18 +76,12 @@ async def streams_group_heartbeat(
 ) -> StreamsGroupHeartbeatResponse:
     """Answer a heartbeat. Unknown topics of the topology are looked up first, as for consumer groups."""
     require_protocol(STREAMS, context)
-    if not request.group_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+    require_group_id(request.group_id)
     topology = None if request.topology is None else topology_of(request.topology)
     if topology is not None:
         _check_names(topology.required_topics)
         await context.services.catalog.resolve_all(topology.required_topics)
-    if request.member_epoch < 0:
-        await delay_leave()
-    groups = context.services.groups
-    reply = groups.submit(request.group_id, _event(request, topology, context))
-    if isinstance(reply, asyncio.Future):
-        reply = await reply
+    reply = await play_heartbeat(request.group_id, _event(request, topology, context), request.member_epoch, context)
     status = [message.Status(status_code=code, status_detail=detail) for code, detail in reply.status]
     if reply.missing_internal_topics:
         names = [topic.name for topic in reply.missing_internal_topics]
@@ -304,48 +295,28 @@ def _partitions(given: Mapping[str, Iterable[int]]) -> tuple[message.TopicPartit
 async def streams_group_describe(
     request: described.StreamsGroupDescribeRequest, context: RequestContext[StreamsGroupServices]
 ) -> described.StreamsGroupDescribeResponse:
-    """Describe streams groups. A missing group, or one of another type, is GROUP_ID_NOT_FOUND."""
-    require_protocol(STREAMS, context)
+    """Describe streams groups, as `describe_groups` says."""
     status = DescriptionStatus.NOT_STORED if request.include_topology_description else DescriptionStatus.NOT_REQUESTED
-    viewed = group_views(context, await first_of_each(request.group_ids))
-    return described.StreamsGroupDescribeResponse(
-        groups=tuple([await _described(group_id, group, request, status, context) async for group_id, group in viewed])
-    )
 
+    async def describe(group: StreamsGroup) -> described.DescribedGroup:
+        if group.topology is not None:
+            await require_shown(context, _topics_of(group.topology), HIDDEN)
+        return described.DescribedGroup(
+            group_id=group.group_id,
+            group_state=state_of(group).value,
+            group_epoch=group.group_epoch,
+            assignment_epoch=group.assignment_epoch,
+            topology=None if group.topology is None else _described_topology(group.topology),
+            members=tuple(_member(each, group.target.get(each.member_id, NO_TASKS)) for each in group.members.values()),
+            authorized_operations=authorized_operations(
+                Resource.GROUP, group.group_id, context, asked=request.include_authorized_operations
+            ),
+            topology_description_status=status,
+            assignor_name=ASSIGNOR,
+        )
 
-async def _described(
-    group_id: str,
-    group: Value | KafkaError,
-    request: described.StreamsGroupDescribeRequest,
-    status: DescriptionStatus,
-    context: RequestContext[HasAuthorizer],
-) -> described.DescribedGroup:
-    try:
-        found = of_type(StreamsGroup, group_id, group)
-    except KafkaError as error:
-        return described.DescribedGroup(
-            group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
-        )
-    if found.topology is not None and not await shows_all(context, _topics_of(found.topology)):
-        return described.DescribedGroup(
-            group_id=group_id,
-            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            error_message="The described group uses topics that the client is not authorized to describe.",
-            authorized_operations=NOT_ASKED,
-        )
-    return described.DescribedGroup(
-        group_id=group_id,
-        group_state=state_of(found).value,
-        group_epoch=found.group_epoch,
-        assignment_epoch=found.assignment_epoch,
-        topology=None if found.topology is None else _described_topology(found.topology),
-        members=tuple(_member(each, found.target.get(each.member_id, NO_TASKS)) for each in found.members.values()),
-        authorized_operations=authorized_operations(
-            Resource.GROUP, group_id, context, asked=request.include_authorized_operations
-        ),
-        topology_description_status=status,
-        assignor_name=ASSIGNOR,
-    )
+    groups = await describe_groups(StreamsGroup, STREAMS, request, context, describe, described.DescribedGroup)
+    return described.StreamsGroupDescribeResponse(groups=groups)
 
 
 def _topics_of(topology: Topology) -> frozenset[str]:

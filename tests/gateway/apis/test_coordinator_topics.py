@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.apis.admin.topics import plan_internal
+from gateway.apis.admin.new_topics import plan_internal
 from gateway.apis.coordinator_topics import COORDINATED, prepare
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.cluster import Cluster, ClusterTopic

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from gateway.apis.admin.topics import plan_internal
+from gateway.apis.admin.new_topics import plan_internal
 from gateway.apis.metadata import MAX_CREATED
 from gateway.log.catalog import MAX_LOOKUPS
 from gateway.net.context import Role

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.apis.admin.topics import plan_internal
+from gateway.apis.admin.new_topics import plan_internal
 from gateway.cluster.leases import partition_of
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.apis.admin.topics import plan_automatic
+from gateway.apis.admin.new_topics import plan_automatic
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.log.topic_names import RenderedNames
 from protocol.errors import ErrorCode, KafkaError

@@ -104,7 +104,7 @@ def test_the_finest_of_several_of_kafkas_names_counts() -> None:
 
 def test_the_names_with_the_most_of_a_path_stand_for_it() -> None:
     assert loggers.kafka_names_of("gateway.apis.data.produce") == ["kafka.server.ReplicaManager"]
-    assert loggers.kafka_names_of("gateway.apis.admin.topics") == ["kafka.server.KafkaApis"]
+    assert loggers.kafka_names_of("gateway.apis.admin.new_topics") == ["kafka.server.KafkaApis"]
     assert loggers.kafka_names_of("gateway.quotas.limits") == ["kafka"]
     assert loggers.kafka_names_of("asyncpg") == []
 

@@ -70,7 +70,7 @@ async def test_a_level_that_is_set_decides_what_is_logged(database_url: str, lin
         assert (await alter(node, LOGGERS, "1", (SET, OURS, "DEBUG"))).error_code == ErrorCode.NONE
         said(lines)
         log.debug("fine")
-        structlog.get_logger("gateway.apis.admin.topics").debug("not asked for")
+        structlog.get_logger("gateway.apis.admin.new_topics").debug("not asked for")
         assert said(lines) == ["fine"]
         assert await levels(node, OURS, "root") == {OURS: "DEBUG", "root": "INFO"}
         await alter(node, LOGGERS, "1", (SET, OURS, "ERROR"))

@@ -11,7 +11,7 @@ import structlog.testing
 
 from gateway.apis.admin.broker_loggers import Operation
 from gateway.apis.admin.config_resources import ResourceType
-from gateway.apis.admin.topics import plan_internal
+from gateway.apis.admin.new_topics import plan_internal
 from gateway.config.broker_table import BROKER_CONFIGS, UNLISTED
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.apis.admin.topics import MAX_PARTITIONS_PER_REQUEST, plan_internal
+from gateway.apis.admin.new_topics import MAX_PARTITIONS_PER_REQUEST, plan_internal
 from gateway.config.definition import ConfigSource
 from gateway.config.topic import REPLICATION_FACTOR
 from protocol.api_keys import ApiKey

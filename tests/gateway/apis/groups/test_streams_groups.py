@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.apis.admin.topics import MAX_PARTITIONS_PER_REQUEST, make_internal_topics
+from gateway.apis.admin.new_topics import MAX_PARTITIONS_PER_REQUEST, make_internal_topics
 from gateway.apis.groups.streams_groups import MAX_TOPOLOGY_CHARACTERS, MAX_TOPOLOGY_ELEMENTS, topology_of
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.streams.topology import TopicInfo

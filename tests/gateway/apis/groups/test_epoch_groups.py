@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.apis.groups.consumer_groups import consumer_group_heartbeat
+from gateway.apis.groups.epoch_groups import MAX_SUBSCRIBED_TOPICS
 from gateway.apis.groups.share_groups import share_group_heartbeat
-from gateway.apis.groups.subscribed_topics import MAX_SUBSCRIBED_TOPICS
 from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo
 from gateway.net.refusals import DerivedRefusal
