@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from pipeline.erase.proof import Proof, places
 from tests.kafka.process import KafkaProcess, assemble
 from tests.pipeline import jobs, topics
 
@@ -102,17 +101,3 @@ def test_what_retention_took_is_told(spark: SparkSession, kafka: KafkaProcess, t
     proof = jobs.verify(spark, kafka.bootstrap, out)
     assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 60)
     assert "offsets before 40 have been removed from the topic" in proof.words
-
-
-def test_a_key_is_erased_though_kafka_compacts_no_open_segment(
-    spark: SparkSession, kafka: KafkaProcess, tmp_path: Path
-) -> None:
-    out, topic = str(tmp_path / "table"), topics.fresh(kafka.bootstrap, 1, cleanup_policy="compact")
-    topics.fill(kafka.bootstrap, topic, [(0, b"k%d" % (n % 3), b"v", topics.START_MS, []) for n in range(30)])
-    jobs.archive(spark, kafka.bootstrap, out, "--topics", topic)
-    proof = tmp_path / "proof.json"
-    jobs.erase(spark, kafka.bootstrap, out, "--topic", topic, "--key", "k1", "--proof", str(proof))
-    found = Proof.from_json(proof.read_text(), "proof")
-    assert places(found.in_topic) == places(found.in_archive) == {(0, offset) for offset in range(1, 30, 3)}
-    assert {bytes(row.key) for row in spark.read.format("delta").load(out).collect()} == {b"k0", b"k2"}
-    assert jobs.verify(spark, kafka.bootstrap, out).code == 0
