@@ -61,7 +61,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     verdict.history.write(folder / "history.jsonl")
     for name, text in verdict.logs.items():
-        (folder / f"node-{name.rpartition(':')[2]}.log").write_text(text)
+        (folder / f"{name}.log").write_text(text)
     write_report(folder / "report.html", verdict, commit)
     if arguments.record is not None:
         record(arguments.record, verdict, commit)

@@ -149,7 +149,7 @@ def deliver_statements_late(world: World, chance: random.Random) -> str:
     delays_s = [_length(chance, 1.0, TTL_S) for _ in range(times)]
     for late_s in delays_s:
         node.postgres.hold_open_connections()
-        _wait(chance.uniform(0.2, 2.0))  # statements of several kinds gather
+        _wait(chance.uniform(0.1, 0.8))  # statements gather; the node must not lose its leases, which fence them
         asyncio.run(node.postgres.lose_held_statement())
         _wait(late_s)
         node.postgres.heal()

@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.gateway_process import ROOT
 from tests.objects.s3_server import missing as no_server
 from tests.trust import checks
+from tests.trust.assigned import AssignedTransfers
 from tests.trust.checks import Entry, Part, Place
 from tests.trust.door import SqlDoor
 from tests.trust.history import (
@@ -41,7 +42,7 @@ from tests.trust.history import (
 )
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
-from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE
+from tests.trust.members import AIOKAFKA, ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE
 from tests.trust.nemeses import NEMESES, missing
 from tests.trust.patience import CALL_S, PATIENT, WorkloadError
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
@@ -63,7 +64,9 @@ READ_S = 120.0
 NODES = 3
 
 PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET, DOOR = "plain", "idempotent", "keyed", "source", "target", "door"
-TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4, DOOR: 3}
+ASSIGNED = "assigned"
+"""Results of workers that assign themselves their partitions."""
+TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4, ASSIGNED: 2, DOOR: 3}
 CONFIGS: Mapping[str, Mapping[str, str]] = {
     KEYED: {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
 }
@@ -113,6 +116,8 @@ class _Work:
     producers: Sequence[Producing]
     groups: Sequence[Group]
     transfers: Transfers
+    assigned: AssignedTransfers | None
+    """None without aiokafka."""
     churn: TopicChurn
     door: SqlDoor
     share: ShareGroup | None
@@ -120,8 +125,8 @@ class _Work:
     observer: Observer
 
     def all(self) -> list[Workload]:
-        shared = [] if self.share is None else [self.share]
-        return [*self.producers, self.transfers, self.churn, self.door, *self.groups, *shared, self.observer]
+        some = [each for each in (self.assigned, self.share) if each is not None]
+        return [*self.producers, self.transfers, self.churn, self.door, *self.groups, *some, self.observer]
 
 
 def run(
@@ -171,18 +176,19 @@ def run(
         for workload in work.all():
             workload.start()
         violations: dict[str, list[str]] = {EVERY_NODE_ANSWERS: []}
+        states: dict[str, str] = {}
         try:
             _attack(attacked, history, chance, names, time.monotonic() + seconds, say)
             attacked.heal()
             say("All faults have ended; workloads finish.")
-            violations[EVERY_WORKLOAD_FINISHES] = _finish(work, history, read_s)
+            violations[EVERY_WORKLOAD_FINISHES] = _finish(attacked, work, history, read_s, states)
             say("Reading the log, and judging.")
             violations |= _judge(attacked, history, work, read_s)
         except (WorkloadError, AssertionError, confluent_kafka.KafkaException) as error:
             violations[EVERY_NODE_ANSWERS].append(str(error))
             for workload in work.all():
                 workload.stop()
-        logs = attacked.logs()
+        logs = {**attacked.logs(), **states}
     counts = (
         {
             "records acknowledged": sum(1 for each in history.of(Produced) if each.outcome is Outcome.OK),
@@ -195,6 +201,7 @@ def run(
             "SQL transactions acknowledged": work.door.committed,
             "deliveries of the share group": len(history.of(Delivered)),
             "records transferred by Java": work.transfers.transferred_by_java,
+            "records transferred by aiokafka": 0 if work.assigned is None else work.assigned.transferred,
         }
         | {
             f"records acknowledged by {kind}": sum(
@@ -270,7 +277,16 @@ def _work(history: History, clients: Clients, database_url: Callable[[], str], c
     share = None
     if clients.java is not None:
         share = ShareGroup(*(history, clients.java, bootstrap, SOURCE), members=2, seed=chance.randrange(2**31))
-    return _Work(producers, groups, transfers, churn, door, share, observer)
+    assigned = None
+    if AIOKAFKA in clients.kinds:
+        assigned = AssignedTransfers(
+            *(bootstrap, SOURCE, ASSIGNED),
+            workers=2,
+            source_partitions=TOPICS[SOURCE],
+            target_partitions=TOPICS[ASSIGNED],
+            seed=chance.randrange(2**31),
+        )
+    return _Work(producers, groups, transfers, assigned, churn, door, share, observer)
 
 
 def _attack(
@@ -290,8 +306,10 @@ def _attack(
         say(detail)
 
 
-def _finish(work: _Work, history: History, read_s: float) -> list[str]:
+def _finish(attacked: World, work: _Work, history: History, read_s: float, states: dict[str, str]) -> list[str]:
     """Let every workload finish. Return a sentence for each that does not.
+
+    Put the state of each group that was not given everything into `states`, while its members are still there.
 
     A group that reads nothing more, or a transfer that stands still, is no error here: checks judge what is missing.
     """
@@ -309,14 +327,19 @@ def _finish(work: _Work, history: History, read_s: float) -> list[str]:
     finish([*work.producers, work.churn, work.door])
     for group in work.groups:
         group.drain()
-    _until_read(history, Consumed, {group.group: group.topic for group in work.groups}, read_s)
+    topics = {group.group: group.topic for group in work.groups}
+    _until_read(history, Consumed, topics, read_s)
+    for group in {group for group, _ in checks.unread(history.of(Produced), history.of(Consumed), topics)}:
+        states[f"group-{group}"] = attacked.group_state(group)
     if work.share is not None:
         work.share.drain()
         _until_read(history, Delivered, {work.share.group: work.share.topic}, read_s)
         finish([work.share])
-    _until_transferred(work.transfers, read_s)
+    all_transfers = [work.transfers, *([] if work.assigned is None else [work.assigned])]
+    for transfers in all_transfers:
+        _until_transferred(transfers, read_s)
     finish([work.observer])
-    finish([work.transfers, *work.groups])
+    finish([*all_transfers, *work.groups])
     return failures
 
 
@@ -334,7 +357,7 @@ def _until_read(
         time.sleep(1)
 
 
-def _until_transferred(transfers: Transfers, read_s: float) -> None:
+def _until_transferred(transfers: Transfers | AssignedTransfers, read_s: float) -> None:
     """Wait until the transfer group has committed the end of its source, or until it commits nothing for `read_s`."""
     count = TOPICS[transfers.source]
     ends = log_ends(transfers.bootstrap, {transfers.source: count})
@@ -364,16 +387,18 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
     groups = {group.group: group.topic for group in work.groups}
     careful = {group.group for group in work.groups if group.protocol in ("cooperative", "static", "consumer")}
     sources = [entry.value for place, entry in log.items() if place.topic == SOURCE]
-    results = [entry.value for place, entry in log.items() if place.topic == TARGET]
+    results = {
+        topic: [entry.value for place, entry in log.items() if place.topic == topic] for topic in (TARGET, ASSIGNED)
+    }
     described = [describe(node.link.address, groups) for node in attacked.nodes]
     found = {
         "every partition can be read to its end": unread,
         "nothing acknowledged is lost": checks.nothing_acknowledged_is_lost(
             (record for record in produced if record.topic != KEYED), log
         ),
-        "nothing is there twice": checks.nothing_is_there_twice([IDEMPOTENT, SOURCE, TARGET, DOOR], log),
+        "nothing is there twice": checks.nothing_is_there_twice([IDEMPOTENT, SOURCE, TARGET, ASSIGNED, DOOR], log),
         "nothing was invented": checks.nothing_was_invented(
-            produced, {place: entry for place, entry in log.items() if place.topic not in (TARGET, DOOR)}
+            produced, {place: entry for place, entry in log.items() if place.topic not in (TARGET, ASSIGNED, DOOR)}
         ),
         "offsets are dense": checks.offsets_are_dense(ends, [PLAIN, IDEMPOTENT, SOURCE, DOOR], log),
         "producers keep their order": checks.producers_keep_their_order(
@@ -385,7 +410,10 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         "old owners cannot commit": checks.old_owners_cannot_commit(changes, commits),
         "numbers never fall": checks.numbers_never_fall(observed, commits, produced),
         "compaction keeps the last": checks.compaction_keeps_the_last(produced, [KEYED], log),
-        "transfers happen once": checks.transfers_happen_once(sources, results),
+        "transfers happen once": [
+            *checks.transfers_happen_once(sources, results[TARGET]),
+            *([] if work.assigned is None else checks.transfers_happen_once(sources, results[ASSIGNED])),
+        ],
         "records of SQL are the committed rows": checks.records_are_the_committed_rows(work.door.rows(), DOOR, log),
         "SQL consumers process once": checks.records_are_processed_once(work.door.results(), DOOR, log),
         "topics that are created again keep their records": work.churn.violations,

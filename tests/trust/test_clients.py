@@ -11,6 +11,7 @@ import pytest
 from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
 from tests.trust import checks, java
+from tests.trust.assigned import AssignedTransfers
 from tests.trust.history import (
     Change,
     Consumed,
@@ -23,7 +24,7 @@ from tests.trust.history import (
     Settled,
     Settlement,
 )
-from tests.trust.members import ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE, SPOKEN
+from tests.trust.members import AIOKAFKA, ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE, SPOKEN
 from tests.trust.run import read_log
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
 from tests.trust.workloads import Clients, Group, Producing, Transfers, create_topics
@@ -130,7 +131,7 @@ def test_share_group_settles_each_record_within_its_limit(gateway: GatewayProces
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [LIBRDKAFKA, JAVA])
+@pytest.mark.parametrize("kind", [LIBRDKAFKA, AIOKAFKA, JAVA])
 def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProcess, topic: str, kind: str) -> None:
     target = f"{topic}-results"
     create_topics(gateway.bootstrap, {target: PARTITIONS}, {})
@@ -138,17 +139,26 @@ def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProc
     topics = {topic: PARTITIONS, target: PARTITIONS}
 
     def results() -> list[int]:
-        return [
-            entry.value
-            for place, entry in read_log(gateway.bootstrap, topics, WAIT_S)[0].items()
-            if place.topic == target
-        ]
+        log, _ = read_log(gateway.bootstrap, topics, WAIT_S)
+        return [entry.value for place, entry in log.items() if place.topic == target]
 
     with clients(gateway, kind) as chosen:
-        transfers = Transfers(chosen, topic, target, workers=2, partitions=PARTITIONS, seed=1)
+        if kind == AIOKAFKA:
+            transfers = AssignedTransfers(
+                *(gateway.bootstrap, topic, target),
+                workers=2,
+                source_partitions=PARTITIONS,
+                target_partitions=PARTITIONS,
+                seed=1,
+            )
+        else:
+            transfers = Transfers(chosen, topic, target, workers=2, partitions=PARTITIONS, seed=1)
         transfers.start()
         wait_for(results, "results", holds=lambda found: len(found) >= len(records), seconds=WAIT_S)
         transfers.stop()
         transfers.finish()
     assert checks.transfers_happen_once([record.value for record in records], results()) == []
-    assert kind != JAVA or transfers.transferred_by_java > 0
+    if isinstance(transfers, AssignedTransfers):
+        assert transfers.transferred > 0
+    else:
+        assert kind != JAVA or transfers.transferred_by_java > 0

@@ -359,9 +359,27 @@ class World:
             await connection.close()
         return {(row["group_id"], row["client_id"]) for row in rows}
 
+    def group_state(self, group: str) -> str:
+        """Return the rows of a group, its members and the last events of its journal, one JSON object per line."""
+        return self._loop.run(self._group_state(group))
+
+    async def _group_state(self, group: str) -> str:
+        connection = await asyncpg.connect(self.database_url)
+        try:
+            rows = await connection.fetch(
+                "select row_to_json(g)::text as line from sluice.consumer_group g where group_id = $1"
+                " union all select row_to_json(m)::text from sluice.group_member m where group_id = $1"
+                " union all (select row_to_json(e)::text from sluice.journal_event e where group_id = $1"
+                "            order by e.seq desc limit 300)",
+                group,
+            )
+        finally:
+            await connection.close()
+        return "\n".join(row["line"] for row in rows)
+
     def logs(self) -> Mapping[str, str]:
-        """Return the end of each node's log by the node's name."""
-        return {node.name: node.process.log_tail() for node in self.nodes}
+        """Return the end of each node's log, by `node-` and the node's port."""
+        return {f"node-{node.name.rpartition(':')[2]}": node.process.log_tail() for node in self.nodes}
 
     def close(self) -> None:
         self._release_snapshot()
