@@ -264,7 +264,9 @@ MUTANTS: Sequence[Mutant] = (
                 "cross join append_chunks(",
             )
         ],
-        ("records of SQL are the committed rows",),
+        # A relay reads a place again only after it has started again.
+        ("records of SQL are the committed rows", "nothing is there twice"),
+        ("kill_a_node", "kill_all_nodes"),
     ),
     Mutant(
         "an offset that SQL commits is the one before",

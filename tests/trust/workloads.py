@@ -9,6 +9,7 @@ faults every workload can finish and the checks can demand everything that was p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.closing import close
 from tests.trust.history import History, Observed, Outcome, Produced, Quantity
@@ -168,7 +170,10 @@ class Producing(Workload):
         value = left = 0
         while not self._stopping.is_set():
             settings = dataclasses.replace(self._settings, client_id=f"{self.name}.{value}")
-            sender = self._clients.sender(self.kind, settings)
+            try:
+                sender = self._clients.sender(self.kind, settings)
+            except SenderError:
+                continue  # no node answers, so it tries again
             try:
                 while not self._stopping.is_set():
                     if self._send(sender, settings.client_id, value):
@@ -254,8 +259,10 @@ class Group(Workload):
                     self._stopping.is_set() or (not (stays and self._draining.is_set()) and time.monotonic() >= ends_s)
                 ),
             )
-            self._clients.live(kind, life, Membership(self._history, life))
             count += 1
+            # kafka-python's constructor raises this if no node answers for half a minute. The next life tries again.
+            with contextlib.suppress(KafkaPythonError):
+                self._clients.live(kind, life, Membership(self._history, life))
 
 
 class Transfers(Workload):
