@@ -17,6 +17,7 @@ import structlog
 
 from gateway.apis import SERVED, HandlerServices
 from gateway.apis.admin.new_topics import make_dead_letter_topic
+from gateway.apis.audit import audit_into
 from gateway.apis.coordinator_topics import InternalTopics, prepare
 from gateway.apis.metadata_cache import DescribedTopics
 from gateway.apis.permissions import authorize
@@ -40,6 +41,7 @@ from gateway.building.services import Services
 from gateway.building.stores import open_stores
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.clock import ClusterClock
+from gateway.cluster.figures import NodeFigures
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job
 from gateway.config.broker import BrokerConfig
@@ -53,6 +55,7 @@ from gateway.log.tail import Tail
 from gateway.net.context import Role
 from gateway.net.dispatch import Dispatch, Stages, served_as
 from gateway.net.server import Server
+from gateway.operate.audit_log import AuditLog
 from gateway.operate.exporter import Exporter
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
@@ -126,6 +129,7 @@ class App:
     async def _start(self) -> None:
         settings, metrics, undo, start = self.settings, self.metrics, self._undo, self._supervisor.start
         sys.setswitchinterval(THREAD_SWITCH_S)
+        audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, metrics)
         listeners = await bind_listeners(settings, metrics, undo)
         http = await bind_http(settings, metrics, undo)
         opened = await open_database(settings, undo)
@@ -137,9 +141,10 @@ class App:
 
         stores = await open_stores(settings, broker, database, topics, undo)
         tail = Tail(settings.tail_bytes)
-        cluster = build_cluster(settings, broker, listeners.advertised, stores, tail)
+        cluster = build_cluster(settings, broker, listeners.advertised, stores, tail, metrics.health)
         membership, leases = cluster.membership, cluster.leases
         log = build_log(broker, stores, tail, cluster, metrics, undo, committers=settings.committers)
+        undo.push("figures", STEP_TIMEOUT_S, cluster.figures.close)
         await self._join(cluster, log, listeners)
 
         async def remember() -> None:
@@ -222,7 +227,7 @@ class App:
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, database, listeners, groups, share)
+        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -243,6 +248,8 @@ class App:
         listeners: Listeners,
         groups: GroupPart,
         share: SharePart,
+        figures: NodeFigures,
+        audit_log: AuditLog | None,
     ) -> None:
         """Accept clients."""
         settings, metrics, throttles = self.settings, self.metrics, services.throttles
@@ -256,6 +263,7 @@ class App:
             authorize=None if services.authorizer is None else authorize,
             throttle=throttles.before,
             charge=throttles.around,
+            audit={} if audit_log is None else audit_into(audit_log.append, services.membership.address),
         )
         if self._faults is not None:
             stages = self._faults.within(stages)
@@ -268,7 +276,7 @@ class App:
             for listener in settings.listeners
         }
         users = Users(services.users, services.delegation)
-        console = await start_console(by_role[Role.BROKER], services, users, database, metrics.health, self._undo.push)
+        console = await start_console(by_role[Role.BROKER], services, users, database, figures, self._undo.push)
         self.console_url = console.url if console is not None else ""
         sasl = build_sasl(settings, requests, users, metrics, self._undo)
         renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
-from storage.text import loaded_or_none, stored
+from storage.text import loaded, loaded_or_none, stored
 from storage.turns import in_turns
 
 DAYS_AHEAD = 2
@@ -174,6 +174,11 @@ class JournalStore:
         call `make_partitions` afterwards.
         """
         return cast(int, await self._cold.fetch_value(statement("journal_retain"), retention_ms, retention_bytes))
+
+    async def groups(self, max_events: int) -> list[str]:
+        """List the groups of the newest events, in the order of their ids."""
+        rows = await self._cold.fetch(statement("journal_recent_groups"), max_events)
+        return [loaded(row["group_id"]) for row in rows]
 
     async def history(self, group_id: str, max_events: int, max_details: int) -> GroupHistory:
         """Return the newest events of a group, and the other rows written since the oldest of them."""

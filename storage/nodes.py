@@ -180,6 +180,14 @@ class NodeStore:
         """Notify every node that a client reads an internal topic. Nothing durable depends on it."""
         await self._pool.fetch(statement("tell_followed"), topic_name)
 
+    async def ask_for_figures(self) -> None:
+        """Notify every node that a console asks for its figures. Nothing durable depends on it."""
+        await self._pool.fetch(statement("ask_for_figures"))
+
+    async def tell_figures(self, payload: str) -> None:
+        """Notify every node of one node's figures. Nothing durable depends on it."""
+        await self._pool.fetch(statement("tell_figures"), payload)
+
     async def withdraw(self, node_id: NodeId) -> None:
         """End the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))

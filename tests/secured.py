@@ -59,13 +59,16 @@ class Authority:
             *("-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate)),
         )
 
-    def issue(self, subject: str, *, password: str | None = None, days: int = 2) -> Certificate:
-        """Issue a certificate; -1 days: an expired one. `subject` is written as in OpenSSL: /CN=..., the most
-        significant part first."""
+    def issue(
+        self, subject: str, *, password: str | None = None, days: int = 2, names: tuple[str, ...] = ("localhost",)
+    ) -> Certificate:
+        """Issue a certificate for `names`; -1 days: an expired one. `subject` is written as in OpenSSL: /CN=..., the
+        most significant part first."""
         stem = self._directory / f"issued-{len(list(self._directory.iterdir()))}"
         key, request, certificate, whole = (stem.with_suffix(f".{end}") for end in ("key", "csr", "crt", "pem"))
         extensions = stem.with_suffix(".ext")
-        extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        hosts = ",".join(f"DNS:{name}" for name in names)
+        extensions.write_text(f"subjectAltName={hosts},IP:127.0.0.1\n")
         secret = ("-nodes",) if password is None else ("-passout", f"pass:{password}")
         _openssl(
             *("req", "-newkey", "rsa:2048", "-utf8", "-subj", subject, *secret),

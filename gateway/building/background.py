@@ -142,5 +142,7 @@ def _hints(
         notify.REVISIONS: reconciler.revision_heard,
         notify.NODES: nodes_heard,
         notify.APPENDS: cluster.wakeups.heard,
+        notify.LOOKS: cluster.figures.question_heard,
+        notify.FIGURES: cluster.figures.answer_heard,
         **({} if followed is None else {notify.FOLLOWED: followed}),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.building.stores import Stores
 from gateway.building.undo import STEP_TIMEOUT_S, retrieve_error
+from gateway.cluster.figures import Health, NodeFigures
 from gateway.cluster.jobs import Jobs
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
@@ -26,6 +27,7 @@ class ClusterPart:
     leases: Leases
     jobs: Jobs
     wakeups: Wakeups
+    figures: NodeFigures
 
     def forget(self) -> None:
         """Forget all leases: the history in which this node acquired them has ended."""
@@ -47,7 +49,12 @@ class ClusterPart:
 
 
 def build_cluster(
-    settings: Settings, broker: BrokerConfig, advertised: Mapping[str, Address], stores: Stores, tail: Tail
+    settings: Settings,
+    broker: BrokerConfig,
+    advertised: Mapping[str, Address],
+    stores: Stores,
+    tail: Tail,
+    health: Health,
 ) -> ClusterPart:
     """Make the parts. The node joins when its log exists (`join` in `gateway/app.py`)."""
     membership = Membership(
@@ -64,4 +71,5 @@ def build_cluster(
         Leases(stores.nodes, membership, settings.node_ttl_ms),
         Jobs(stores.nodes, membership, settings.node_ttl_ms),
         Wakeups(tail, membership, stores.nodes.announce, stores.log.states),
+        NodeFigures(membership, health, stores.nodes.ask_for_figures, stores.nodes.tell_figures),
     )

@@ -158,7 +158,10 @@ def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
         response = cluster.ask_coordinator(
             DeleteGroupsResponse, group_id, DeleteGroupsRequest(groups_names=(group_id,)), code
         )
-        result = _result(group_id, code(response))
+        if code(response) == ErrorCode.GROUP_ID_NOT_FOUND:
+            result = no_group(group_id, [str(row["group"]) for row in listed_groups(cluster)])
+        else:
+            result = _result(group_id, code(response))
         failed += code(response) != 0
         rows.append({"group": group_id, "result": "deleted" if result is None else result})
     show(rows, ("group", "result"), as_json=given.json)
@@ -170,8 +173,6 @@ def _result(group_id: str, code: int) -> str | None:
         return None
     if code == ErrorCode.NON_EMPTY_GROUP:
         return "has members: stop its consumers first"
-    if code == ErrorCode.GROUP_ID_NOT_FOUND:
-        return "is not there"
     return reason(code, needs=f"--operation delete --group {group_id}")
 
 
@@ -305,9 +306,11 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
     group_id: str = given.group
     commits = committed(cluster, group_id)
     wanted = _wanted_partitions(cluster, given, commits)
-    if not wanted:
-        raise CommandError(f"group {group_id} has committed nothing; name topics with --topic")
     known = [] if commits else [str(row["group"]) for row in listed_groups(cluster)]
+    if not wanted:
+        if group_id not in known:
+            raise CommandError(no_group(group_id, known))
+        raise CommandError(f"group {group_id} has committed nothing; name topics with --topic")
     is_new = not commits and group_id not in known
     rows: list[Row] = []
     targets: dict[TopicPartition, Commit] = {}

@@ -19,6 +19,7 @@ from typing import Any
 from gateway.commands.errors import CommandError, remark
 from gateway.commands.render import Row, json_text, ranges, show
 from gateway.config.settings import Settings, hide_password
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from protocol.errors import ErrorCode
 from protocol.shown import shown
 from storage.embedded_socket import running_url
@@ -31,6 +32,8 @@ MAX_EVENTS = 100_000
 DETAILS_PER_EVENT = 50
 """Partitions and refused commits that are read per requested event."""
 
+RECENT_EVENTS = 20_000
+"""Events of the journal among which the groups with a similar name are searched."""
 FOLLOW_INTERVAL_S = 1.0
 """Pause between two looks at the journal."""
 
@@ -71,7 +74,9 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
             return _follow(url, given)
         rows = told(asyncio.run(_read(url, given.group, given.last)))
         if not rows:
-            raise CommandError(f"the journal has no rows of group {given.group}")
+            known = asyncio.run(_groups(url))
+            hint = did_you_mean(given.group, known, SUGGESTIONS)
+            raise CommandError(f"the journal has no rows of group {given.group}{hint}")
     except CommandError as error:
         remark(str(error))
         return EXIT_FAILED
@@ -110,6 +115,11 @@ def _line(row: Row) -> str:
 async def _read(url: str, group_id: str, last: int) -> GroupHistory:
     async with _journal(url) as journal:
         return await journal.history(group_id, last, last * DETAILS_PER_EVENT)
+
+
+async def _groups(url: str) -> list[str]:
+    async with _journal(url) as journal:
+        return await journal.groups(RECENT_EVENTS)
 
 
 @asynccontextmanager
@@ -212,31 +222,31 @@ def _partitions(records: Sequence[Record]) -> str:
 
 
 def _ownership(records: Sequence[Record]) -> str:
-    verb = {"assigned": "is given", "released": "lets go of", "kept": "owns"}.get(records[0]["change"], "has")
+    verb = {"assigned": "receives", "released": "releases", "kept": "owns"}.get(records[0]["change"], "has")
     return f"{records[0]['member_id']} {verb} {_partitions(records)}"
 
 
 def _handoff(records: Sequence[Record]) -> str:
     first, partitions = records[0], _partitions(records)
     if first["phase"] == "begun":
-        awaited = "has committed" if first["mode"] == "drain" else "lets go of"
+        awaited = "has committed" if first["mode"] == "drain" else "releases"
         return f"{first['target_member_id']} waits until {first['source_member_id']} {awaited} {partitions}"
     waited = max((each["wait_ms"] or 0 for each in records), default=0)
     forced = ", forced" if first["reason"] in _FORCED else ""
     reason = _ENDS.get(first["reason"], first["reason"])
     return (
-        f"{first['target_member_id']} waits no more for {partitions}: {reason}{forced}, after {_milliseconds(waited)}"
+        f"{first['target_member_id']} no longer waits for {partitions}: {reason}{forced}, after {_milliseconds(waited)}"
     )
 
 
 _FORCED = frozenset({"timeout", "client_cap"})
 _ENDS = {
-    "never_fetched": "the one before had read nothing",
-    "drained": "the one before has committed",
-    "processed": "the one before has committed what it processed, and was served more",
-    "acked": "the one before let go",
-    "source_left": "the one before left",
-    "source_expired": "the one before was lost",
+    "never_fetched": "the previous owner had read nothing",
+    "drained": "the previous owner has committed",
+    "processed": "the previous owner has committed what it processed, and was served more",
+    "acked": "the previous owner has released",
+    "source_left": "the previous owner left",
+    "source_expired": "the previous owner was lost",
     "target_left": "it left",
     "superseded": "another rebalance began",
     "partition_deleted": "it is deleted",
@@ -271,7 +281,7 @@ _REASONS = {
     "static_replaced": "a static member came back",
     "topics_changed": "subscribed topics changed",
     "subscription_changed": "a member changed its subscription",
-    "migrated": "members are to go on by the classic protocol",
+    "migrated": "members continue by the classic protocol",
     "too_many_members": "there are more members than group.max.size",
     "sync_timeout": "a member never asked for its assignment",
     "session_timeout": "not heard within its session",
@@ -299,12 +309,12 @@ def _event(event: Record) -> str:
     said = f" ({event['detail']})" if event["detail"] else ""
     because = f": {reason}" if reason else ""
     client = f" (client {event['client_id']})" if event["client_id"] else ""
-    count = event["member_count"]
+    count = f"{event['member_count']} {'member' if event['member_count'] == 1 else 'members'}"
     match kind:
         case "loaded" if event["reason"] in _CONVERSIONS:
-            return f"{_CONVERSIONS[event['reason']]}, {count} members"
+            return f"{_CONVERSIONS[event['reason']]}, {count}"
         case "loaded":
-            return f"node {event['node_id']} coordinates the group, {count} members"
+            return f"node {event['node_id']} coordinates the group, {count}"
         case "rebalance_started":
             return f"rebalance{because}" + (f" ({member})" if member else "")
         case "member_joined":
@@ -315,13 +325,13 @@ def _event(event: Record) -> str:
         case "generation_created":
             leader = f", led by {member}" if member else ""
             late = f"; {event['detail']} joined last, after {waited}" if event["detail"] else ""
-            return f"generation {event['generation_id']}: {count} members, {event['protocol_name']}{leader}{late}"
+            return f"generation {event['generation_id']}: {count}, {event['protocol_name']}{leader}{late}"
         case "assignment_stored":
             return f"assignment decided after {waited}" if waited else "assignment decided"
         case "member_synced":
             return f"{member} has its assignment"
         case "rebalance_completed":
-            return f"rebalance complete after {waited}, {count} members" if waited else f"complete, {count} members"
+            return f"rebalance complete after {waited}, {count}" if waited else f"complete, {count}"
         case "member_left":
             return f"{member}{client} leaves{because}{said}"
         case "member_expired":
@@ -346,4 +356,4 @@ def _event(event: Record) -> str:
 def _milliseconds(value: int | None) -> str:
     if value is None:
         return ""
-    return f"{value} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+    return f"{value} ms" if value < 1_000 else f"{value / 1000:.1f} s"

@@ -83,6 +83,8 @@ class Settings:
     metrics_max_series: int
     log_format: LogFormat
     log_level: str
+    audit_log: Path | str | None
+    """File for one line per change of the cluster, or "stdout"; None: no audit log."""
     hot_connections: int
     cold_connections: int
     committers: int
@@ -144,6 +146,15 @@ def _directory(text: str) -> Path:
     path = Path(_text(text)).expanduser()
     if path.exists() and not path.is_dir():
         raise ValueError("is not a directory")
+    return path
+
+
+def _audit_log(text: str) -> Path | str | None:
+    if text in ("off", "stdout"):
+        return None if text == "off" else text
+    path = Path(_text(text)).expanduser()
+    if path.is_dir():
+        raise ValueError("is a directory: expected a file")
     return path
 
 
@@ -252,6 +263,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("log-format", _one_of("auto", "console", "json"), "auto", "FORMAT", "auto, console or json"),
     Option("log-level", _one_of(*LOG_LEVELS), "info", "LEVEL", f"{', '.join(LOG_LEVELS)}"),
+    Option(
+        "audit-log",
+        _audit_log,
+        "off",
+        "FILE|stdout|off",
+        "where a line of JSON goes for each request that changes topics, settings, ACLs, users, quotas or groups",
+    ),
     Option("hot-connections", _whole(2, 100), "6", "COUNT", "database connections for writes and groups"),
     Option("cold-connections", _whole(1, 100), "4", "COUNT", "database connections for reads of the log"),
     Option("committers", _whole(1, 16), "2", "COUNT", "group commits of record batches that may run at once"),
@@ -365,6 +383,7 @@ def load(
     roles = _load_roles(given)
     listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
     _check_security(listeners, broker, given)
+    _check_audit_log(parsed, options)
     # If the short forms decide, show the address that results from them.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
@@ -471,6 +490,11 @@ def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: 
         of_listener = name.startswith("listener.name.")
         if of_listener and not any(name.startswith(f"listener.name.{each}.") for each in names):
             raise ConfigurationError(name, value.text or "", value.origin, "there is no listener of this name")
+
+
+def _check_audit_log(parsed: Mapping[str, object], options: Mapping[str, Value]) -> None:
+    if parsed["audit_log"] == "stdout" and cast(int, parsed["workers"]) > 1:
+        raise ConfigurationError("audit-log", "stdout", options["audit-log"].origin, "several workers need a file")
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:

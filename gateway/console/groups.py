@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NotRequired, TypedDict
 from uuid import UUID
 
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.timeline import Timeline, timeline
 from gateway.coordinator.classic.model import Group
@@ -164,7 +165,9 @@ class GroupViews:
         value, is_live = await self._value(group_id)
         summary = groups.summary(value)
         if not summary.exists:
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id}.")
+            known = [row["id"] for row in (await self.list(who, ""))["groups"]]
+            hint = did_you_mean(group_id, known, SUGGESTIONS) or "."
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id}{hint}")
         owners: dict[tuple[str, int], str] = {}
         members: list[MemberRow] = []
         now_ms = asyncio.get_running_loop().time() * 1000

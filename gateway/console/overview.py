@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.cluster.figures import Figures, NodeFigures
 from gateway.cluster.jobs import Job
 from gateway.console.groups import GroupRow, GroupViews
 from gateway.console.kafka import Kafka, Viewer
@@ -58,11 +59,11 @@ class Overview:
         store: ConsoleStore,
         nodes: NodeStore,
         groups: GroupViews,
-        health: Callable[[], Sequence[tuple[str, str, float]]],
+        figures: NodeFigures,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kafka, self._store, self._nodes, self._groups = kafka, store, nodes, groups
-        self._health, self._clock = health, clock
+        self._figures, self._clock = figures, clock
         self._reads = _Reads()
 
     async def show(self, who: Viewer) -> dict[str, object]:
@@ -120,13 +121,11 @@ class Overview:
             for report in await self._nodes.reports()
         ]
 
-    def health(self) -> dict[str, dict[str, float]]:
-        """Return the figures of this node by metric, and by label in a metric. The caller has asked `nodes` before,
-        which checks the viewer's permission."""
-        found: dict[str, dict[str, float]] = defaultdict(dict)
-        for name, label, value in self._health():
-            found[name.removeprefix("sluice_").removesuffix("_total")][label] = value
-        return found
+    async def figures(self, who: Viewer) -> Mapping[int, Figures]:
+        """Return the figures of each node that answers, by node. Raise KafkaError if the viewer may not describe the
+        cluster."""
+        self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.CLUSTER)
+        return await self._figures.of_all()
 
     def _rates(self, totals: Loaded) -> dict[str, object] | None:
         """Return records and bytes per second since the previous read; None at the first one."""

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 
+from gateway.cluster.figures import NodeFigures
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import parse_address
@@ -81,8 +82,7 @@ class Parts:
     kafka: Kafka
     database: Database
     users: Users
-    health: Callable[[], Sequence[tuple[str, str, float]]]
-    """Returns figures of this node: a metric's name, its label, and its value."""
+    figures: NodeFigures
     oauth: OAuthSettings | None = None
     """Check of the access tokens by which viewers may log in; None if no listener takes any."""
 
@@ -114,7 +114,7 @@ class Console:
         self._oidc = Oidc(broker, parts.oauth, is_loopback=local) if broker.console_oidc_issuer else None
         self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
-        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.health)
+        self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.figures)
         self._cluster = ClusterViews(kafka, store, self._groups)
         registry = broker.console_schema_registry_url
         self._registry = Registry(registry, broker.console_schema_registry_login or "") if registry else None
@@ -212,7 +212,7 @@ class Console:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     async def _nodes(self, who: Viewer, query: Mapping[str, str]) -> object:
-        return {"nodes": await self._overview.nodes(who), "health": self._overview.health()}
+        return {"nodes": await self._overview.nodes(who), "figures": await self._overview.figures(who)}
 
     async def _timeline(self, who: Viewer, query: Mapping[str, str]) -> object:
         from_ms, to_ms = self._window(query)

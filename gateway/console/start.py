@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import structlog
 
+from gateway.cluster.figures import NodeFigures
 from gateway.config.definition import ConfigError
 from gateway.config.security import listener_security
 from gateway.console.kafka import ConsoleServices, Handles, Kafka
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
-Health = Callable[[], Sequence[tuple[str, str, float]]]
-"""Returns figures of this node: a metric's name, its label, and its value."""
 PushUndo = Callable[[str, float, Callable[[], Awaitable[object]]], None]
 """Takes the name of a step that stopping the node runs, its limit in seconds, and the step."""
 
@@ -29,7 +28,7 @@ async def start_console(
     services: ConsoleServices,
     users: Users,
     database: Database,
-    health: Health,
+    figures: NodeFigures,
     undo: PushUndo,
 ) -> Console | None:
     """Start the console and push the step that stops it to `undo`; return None if the node gets no console.
@@ -53,7 +52,7 @@ async def start_console(
     oauth = next(
         (each.sasl.oauthbearer for each in secured.values() if each.sasl is not None and each.sasl.oauthbearer), None
     )
-    console = Console(Parts(Kafka(dispatch, services, plain), database, users, health, oauth), broker)
+    console = Console(Parts(Kafka(dispatch, services, plain), database, users, figures, oauth), broker)
     undo("console", 2 * STOP_TIMEOUT_S, console.stop)
     try:
         await console.start()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from gateway.console.cluster import TOPIC_RESOURCE, ClusterViews
 from gateway.console.decode import MAX_SHOWN_BYTES, MAX_WHOLE_BYTES, Json, Schemas, at_path, hexed, shown
 from gateway.console.groups import GroupViews
@@ -180,7 +181,10 @@ class TopicViews:
         response = await self._kafka.ask(MetadataResponse, request, who, at_most=_BY_NAME)
         (topic,) = response.topics
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name}.")
+            rows = await self._store.topics("", MAX_TOPICS)
+            known = [str(row["name"]) for row in rows if self._groups.may_describe_topic(who, row["name"])]
+            hint = did_you_mean(name, known, SUGGESTIONS) or "."
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name}{hint}")
         refuse(topic.error_code)
         return topic
 

@@ -1,5 +1,5 @@
 """From a frame to its answer: decode → place in order → check bounds → authorize → throttle → handle → shape the
-refusal → encode.
+refusal → encode → audit.
 
 The one idea: everything that is the same for all APIs is here and only here, as one line of stages. `Dispatch._run`
 shows them in the order in which a request passes them. A handler returns a response or raises. One place decides how a
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Never, TypeVar, cast
 
@@ -88,6 +88,11 @@ Charge = Callable[[RequestContext[object]], Charged | None]
 """Returns None if the client is not counted, so that the handler is awaited directly."""
 
 
+Audit = Callable[[object, object, int, RequestContext[object]], Awaitable[None]]
+"""(request, response, code, context): reports a request before its answer leaves. The response is None if the whole
+request was refused with the code."""
+
+
 def _answered(_request: object) -> bool:
     return True
 
@@ -133,6 +138,8 @@ class Stages(Generic[S_contra]):
     prepare: Prepare[S_contra] | None = None
     charge: Charge | None = None
     """Wraps the handler."""
+    audit: Mapping[ApiKey, Audit] = dataclasses.field(default_factory=lambda: dict[ApiKey, Audit]())
+    """The audited APIs. All others pay one comparison."""
 
 
 def served_as(role: Role, served: Sequence[Served[S_contra]]) -> tuple[Served[S_contra], ...]:
@@ -159,6 +166,7 @@ class _Route(Generic[S_contra]):
         "always_answers",
         "api_key",
         "api_name",
+        "audit",
         "awaits_answer",
         "handler",
         "line",
@@ -167,8 +175,9 @@ class _Route(Generic[S_contra]):
         "storage_logged_at",
     )
 
-    def __init__(self, line: Served[S_contra], metrics: Metrics) -> None:
+    def __init__(self, line: Served[S_contra], metrics: Metrics, audit: Audit | None) -> None:
         self.line = line
+        self.audit = audit
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
         # The request is decoded by the key of the line, so it is of the type that these functions take.
@@ -202,7 +211,7 @@ class Dispatch(Generic[S_contra]):
         self._services = services
         self._metrics = metrics
         self._stages = stages
-        self._routes = {int(line.api_key): _Route(line, metrics) for line in served}
+        self._routes = {int(line.api_key): _Route(line, metrics, stages.audit.get(line.api_key)) for line in served}
         self._admissions = {int(line.api_key): Admission(line.order, line.bulky) for line in served}
         self._alone_above_bytes = {
             int(line.api_key): line.alone_above_bytes for line in served if line.alone_above_bytes is not None
@@ -316,8 +325,8 @@ class Dispatch(Generic[S_contra]):
                 asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
         took_s = time.perf_counter() - started
         series.observe(took_s, code)
-        if FINEST.is_debug:
-            request_log.tell(header, connection, took_s, code, sum(map(len, chunks)))
+        if FINEST.is_debug or route.audit is not None:
+            await _report(route.audit, request, response, header, context, took_s, code, chunks)
         if crowded:
             # Freeing a hundred thousand objects takes milliseconds and cannot be interrupted, so the response
             # and the request have a turn each.
@@ -392,6 +401,23 @@ class Dispatch(Generic[S_contra]):
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         logger.warning("request of a version that is not served", request=reason, client_id=header.client_id)
         return await _encode(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
+
+
+async def _report(
+    audit: Audit | None,
+    request: object,
+    response: object,
+    header: RequestHeader,
+    context: RequestContext[object],
+    took_s: float,
+    code: int,
+    chunks: Sequence[Buffer],
+) -> None:
+    """Report a request to its logger and to the audit trail, before its answer leaves."""
+    if FINEST.is_debug:
+        request_log.tell(header, context.connection, took_s, code, sum(map(len, chunks)))
+    if audit is not None:
+        await audit(request, response, code, context)
 
 
 def _check_bounds(request: object, context: RequestContext[object], max_elements: int) -> None:

@@ -189,6 +189,7 @@ class Metrics:
             "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"
         )
         self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
+        self.audit_lines_lost = self._counter("audit_lines_lost", "Lines that the audit log could not take.")
         self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
 
         self._authentications = {
@@ -397,9 +398,10 @@ class Metrics:
 
     def health(self) -> list[tuple[str, str, float]]:
         """Return name, label (empty for none) and value of each figure about the cluster, the stores, and the
-        background passes of this node. Names are those of the metrics."""
+        background passes of this node. Names are those of the metrics, and the label of `sluice_build_info` is the
+        program's version."""
         collectors = (self._watched, self._loop_age, self.loop_failures, self.storage_errors)
-        return [
+        return [("sluice_build_info", program_version(), 1.0)] + [
             (sample.name, next(iter(sample.labels.values()), ""), sample.value)
             for collector in collectors
             for metric in collector.collect()

@@ -60,6 +60,13 @@ where group_id in ($1, '')
 order by seq desc
 limit $2;
 
+-- name: journal_recent_groups
+-- The groups of the newest events.
+select distinct group_id
+from (select group_id from journal_event order by seq desc limit $1) newest
+where group_id <> ''
+order by group_id;
+
 -- name: journal_recent_ownership
 -- What the group's assignments changed from a number on, newest first.
 select seq, at_ms, node_id, generation_id, topic, partition, change, member_id

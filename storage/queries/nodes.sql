@@ -87,6 +87,20 @@ with relaxed as materialized (
 )
 select pg_notify('sluice_followed', $1) from relaxed;
 
+-- name: ask_for_figures
+-- Every node receives the question of a console.
+with relaxed as materialized (
+    select set_config('synchronous_commit', 'off', true)
+)
+select pg_notify('sluice_look', '') from relaxed;
+
+-- name: tell_figures
+-- Listeners receive the figures of a node.
+with relaxed as materialized (
+    select set_config('synchronous_commit', 'off', true)
+)
+select pg_notify('sluice_figures', $1) from relaxed;
+
 -- name: announce
 -- One notification per payload; listeners receive them once this has been committed. Postgres commits transactions that
 -- notify one after the other, so none of them waits for the disk.

@@ -19,6 +19,7 @@ from typing import IO
 
 import pytest
 
+from gateway.cli import main
 from gateway.commands.log import Bounds
 from gateway.commands.top import Group, Look, group_rows, topic_rows
 from tests.commands.terminal import Prompt, consume, consumer, produce
@@ -199,7 +200,9 @@ def test_rates_count_only_progress_between_two_looks() -> None:
     assert group_rows(now, Look(14.0, now.bounds, before.groups))[0]["committed_per_s"] == 0.0
 
 
-def test_history_follows_the_journal(sluice: Prompt, gateway: GatewayProcess, topic: str, group: str) -> None:
+def test_history_follows_the_journal_and_names_the_nearest_groups(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gateway.database_url is not None
     words = ("groups", "history", group, "--follow", "--database-url", gateway.database_url)
     with running(*words) as following:
@@ -211,3 +214,8 @@ def test_history_follows_the_journal(sluice: Prompt, gateway: GatewayProcess, to
         line = following.until("leaves")
         assert re.match(r"\d{4}-\d\d-\d\dT", line)
         assert following.interrupt() == 0
+    capsys.readouterr()
+    assert main(["groups", "history", f"{group}s", "--database-url", gateway.database_url]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"sluice: the journal has no rows of group {group}s; did you mean ")
+    assert group in said

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 import ssl
 import time
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -194,6 +197,18 @@ def test_body_that_is_no_object_is_a_bad_request(console: Consoled, body: Any):
 def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/group", id="nobody").status == 404
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
+
+
+def test_mistyped_group_and_topic_are_answered_with_the_nearest_names_that_the_viewer_may_see(guarded: Consoled):
+    bob, alice = Person(guarded.port), Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    assert bob.ask("GET", "/api/group", id="theirz").json["error"].endswith("; did you mean theirs or hers?")
+    assert bob.ask("GET", "/api/topic", name="secrat").json["error"].endswith("; did you mean secret?")
+    alice.log_in("alice", "alice-secret")
+    for route, query in (("group", {"id": "theirz"}), ("topic", {"name": "secrat"})):
+        answer = alice.ask("GET", f"/api/{route}", **query)
+        assert answer.status == 403
+        assert "did you mean" not in answer.json["error"]
 
 
 def test_open_connections_are_bounded(console: Consoled):
@@ -531,12 +546,45 @@ def test_login_gives_another_cookie_than_before(guarded: Consoled):
 
 
 def test_nodes_page_has_the_figures_of_its_node(console: Consoled):
-    health = console.person.get("nodes")["health"]
+    health = console.person.get("nodes")["figures"]["1"]
     assert health["leases_moved"] == {"groups": 0, "jobs": 0}
     assert {"wakeups_sent", "wakeups_heard", "wakeups_missed", "wakeups_late", "damaged_chunks"} <= health.keys()
     ages = health["background_last_success_age_seconds"]
     assert {"retention", "compaction", "leases"} <= ages.keys()
     assert all(0 <= age < 600 for age in ages.values())
+
+
+def test_each_node_shows_the_figures_of_all_nodes_that_answer(gateway_factory: GatewayFactory):
+    first = start_consoled(gateway_factory, {"node.id": "1"})
+    second = start_consoled(gateway_factory, {"node.id": "2"}, database_url=first.gateway.database_url)
+    people = first.person, second.person
+
+    shown: list[dict[str, Any]] = []
+
+    def answered() -> bool:
+        shown[:] = [person.get("nodes")["figures"] for person in people]
+        return all(seen.keys() == {"1", "2"} and seen["1"]["leases_moved"]["groups"] > 0 for seen in shown)
+
+    # The first node held every shard of the groups, and hands half of them over to the second.
+    wait_for(answered, "both consoles show that the first node handed groups over")
+    for seen in shown:
+        assert seen["2"]["leases_moved"]["groups"] == 0
+        assert seen["1"]["background_last_success_age_seconds"].keys() >= {"retention", "leases"}
+    os.kill(second.gateway.pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: people[0].get("nodes")["figures"].keys() == {"1"}, "the frozen node is shown without figures")
+    finally:
+        os.kill(second.gateway.pid, signal.SIGCONT)
+    wait_for(lambda: people[0].get("nodes")["figures"].keys() == {"1", "2"}, "the node answers again")
+
+
+def test_figures_of_a_node_that_does_not_live_are_ignored(console: Consoled):
+    assert console.gateway.database_url is not None
+    with psycopg.connect(console.gateway.database_url, autocommit=True) as connection:
+        for payload in ("[" * 4_000, '[77, {"a": {"": 1}}]'):
+            connection.execute("select pg_notify('sluice_figures', %s)", (payload,))
+    assert console.person.get("nodes")["figures"].keys() == {"1"}
+    assert "Error" not in console.gateway.log_text()
 
 
 def test_viewer_who_may_not_describe_the_cluster_sees_no_figures(guarded: Consoled):
@@ -592,3 +640,15 @@ def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: Gateway
 def test_console_without_tokens_says_that_it_takes_none(guarded: Consoled):
     answer = Person(guarded.port).post("login", {"token": "x"})
     assert (answer.status, "OAUTHBEARER" in answer.json["error"]) == (400, True)
+
+
+def test_action_of_a_person_is_a_line_of_the_audit_log(gateway_factory: GatewayFactory, tmp_path: Path):
+    path = tmp_path / "audit.log"
+    console = start_consoled(gateway_factory, environment={"SLUICE_AUDIT_LOG": str(path)})
+    console.topic(ORDERS, 1)
+    commit(console, "leaving", 0)
+    before = len(path.read_text().splitlines())
+    assert console.person.act(group="leaving", action="delete").status == 200
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()[before:]]
+    assert (line["api"], line["request"], line["errors"]) == ("delete_groups", {"groups_names": ["leaving"]}, [])
+    assert (line["principal"], line["host"]) == ("User:ANONYMOUS", "127.0.0.1")

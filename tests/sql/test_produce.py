@@ -313,6 +313,31 @@ async def test_compression_and_append_time_are_the_topics(
     assert size < 1000
 
 
+async def test_read_committed_consumers_read_records_of_sql_once_earlier_transactions_have_ended(
+    sql: Connection, topic: str, gateway: GatewayProcess
+) -> None:
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": topic[:100]})
+    producer.init_transactions(30)
+    await sql.execute("select kafka.produce($1, 'first', partition => 0)", topic)
+    assert await sql.fetchval("select kafka.flush()")
+    producer.begin_transaction()
+    producer.produce(topic, b"aborted", partition=0)
+    assert producer.flush(30) == 0
+    await sql.execute("select kafka.produce($1, 'second', partition => 0)", topic)
+    assert await sql.fetchval("select kafka.flush()")
+    settings = {"bootstrap.servers": gateway.bootstrap, "group.id": "levels", "enable.auto.commit": False}
+    committed = Consumer({**settings, "isolation.level": "read_committed"})
+    uncommitted = Consumer({**settings, "isolation.level": "read_uncommitted"})
+    try:
+        assert values(read(uncommitted, topic, 3)) == [b"first", b"aborted", b"second"]
+        assert values(read(committed, topic, 1, none_more_s=0.3)) == [b"first"]
+        producer.abort_transaction(30)
+        assert values(read(committed, topic, 2, none_more_s=0.3)) == [b"first", b"second"]
+    finally:
+        committed.close()
+        uncommitted.close()
+
+
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 REFUSED = [

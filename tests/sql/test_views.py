@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import asyncpg
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
+from tests.objects.records import moved
 from tests.sql.conftest import create_topic
 
 Connection = asyncpg.Connection
@@ -37,6 +41,48 @@ async def test_records_names_the_range_that_it_cannot_read(sql: Connection, gate
     (row,) = await sql.fetch("select * from kafka.records('squeezed', 0)")
     assert (row["offset"], row["value"]) == (0, None)
     assert "offsets 0 to 0 are compressed" in row["note"]
+
+
+async def test_records_names_the_range_that_lies_in_segments(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    gateway = gateway_factory(
+        {"log.store.roll.ms": "100", "log.retention.check.interval.ms": "200"},
+        environment={"SLUICE_LOG_STORE": str(tmp_path / "log")},
+    )
+    assert gateway.database_url is not None
+    create_topic(gateway, "t", 1)
+    sql = await asyncpg.connect(gateway.database_url)
+    await sql.execute("select kafka.produce_many('t', array['a', 'b', 'c'])")
+    assert await sql.fetchval("select kafka.flush()")
+    await moved(gateway.database_url)
+    await sql.close()
+    gateway.stop()  # what comes now stays in Postgres
+    sql = await asyncpg.connect(gateway.database_url)
+    (row,) = await sql.fetch("select * from kafka.records('t', 0)")
+    assert (row["offset"], row["value"]) == (0, None)
+    assert "offsets 0 to 2 " in row["note"]
+    assert "Kafka client" in row["note"]
+    await sql.close()
+
+
+async def test_the_page_names_the_columns_of_each_view(sql: Connection) -> None:
+    documented: dict[str, set[str]] = {}
+    view = ""
+    for line in (ROOT / "docs" / "sql.md").read_text(encoding="utf-8").splitlines():
+        cells = line.split("|")
+        if line.startswith("| `kafka."):
+            view = cells[1].strip().strip("`").removeprefix("kafka.")
+            documented[view] = set()
+        elif line.startswith("| `") and view:
+            documented[view] |= set(re.findall(r"`([a-z_]+)`", cells[1]))
+        elif not line.startswith("|"):
+            view = ""
+    rows = await sql.fetch(
+        "select table_name, column_name from information_schema.columns where table_schema = 'kafka'"
+    )
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row["table_name"], set()).add(row["column_name"])
+    assert documented == found
 
 
 async def test_timestamps_that_postgres_cannot_hold_hide_nothing(

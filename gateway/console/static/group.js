@@ -58,7 +58,7 @@ class Page {
           h("p", { class: "key" }, h("span", null, "shaded: a rebalance"), h("span", null, "hatched: owner was silent, nobody read"), h("span", null, "dashed: waits for the previous owner"),
             h("span", null, "◇ a node took the group over"), h("span", { class: "bad" }, "◆ refused commit")),
           this.cut,
-          h("h3", { class: "lag-title" }, "Lag by partition"), this.lag),
+          h("h3", { class: "lag-title" }, "Lag by partition, in records"), this.lag),
         h("section", { class: "card", "aria-label": "History" }, h("h2", null, "History"), this.words)),
       h("section", { class: "card" }, h("h2", null, "Members"), this.members),
       h("section", { class: "card" }, h("h2", null, "Offsets and lag"), this.offsets),

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { ago, count, h, link, table } from "./dom.js";
-import { nodes } from "./overview.js";
+import { name, nodes } from "./overview.js";
 import { settings } from "./topic.js";
 
 const card = (title, ...content) => h("section", { class: "card" }, title ? h("h2", null, title) : null, ...content);
@@ -33,8 +33,7 @@ const PAGES = {
   }],
   nodes: ["Nodes", 3000, async () => {
     const data = await get("nodes");
-    const here = data.nodes.find((row) => row.here);
-    return [card(null, nodes(data.nodes)), ...(here ? health(here.id, data.health) : [])];
+    return [card(null, nodes(data.nodes)), ...figures(data.nodes, data.figures)];
   }],
   access: ["Access", 0, async () => Promise.all([acls(), users(), quotas()])],
   settings: ["Settings of this node", 0, async () => {
@@ -48,23 +47,60 @@ const PAGES = {
   }],
 };
 
-// The figures of the node that serves this page. Each node counts for itself since it began.
-function health(node, figures) {
-  const of = (name, label = "") => (figures[name] || {})[label] || 0;
-  const failed = Object.values(figures.storage_errors || {}).reduce((sum, value) => sum + value, 0);
-  const fact = (label, value, bad) => h("span", null, `${label} `, h("b", { class: bad ? "bad" : null }, count(value)));
-  const passes = Object.entries(figures.background_last_success_age_seconds || {}).map(([name, age]) => ({ name, age, failures: of("background_failures", name) }));
+const PASSES = {
+  clock: "compares this machine's clock with Postgres'",
+  "compacted tails": "removes compacted records from the memory of this node",
+  compaction: "removes records that a newer one with the same key replaces",
+  deletion: "removes the records of deleted topics",
+  "event loop lag": "measures how late this process does its work",
+  functions: "removes Postgres functions of earlier releases",
+  jobs: "takes and keeps the work that one node does for all",
+  journal: "makes and drops the days of the journal",
+  "journal of SQL commits": "notes offsets that SQL transactions committed",
+  leases: "takes and keeps the groups that this node coordinates",
+  "memory of the history": "notices a database that was restored",
+  "offset expiry": "removes offsets of groups that are long empty",
+  "producer expiry": "removes the state of producers that are long silent",
+  reconciliation: "follows changes of topics, settings and permissions",
+  retention: "deletes records past retention.ms or retention.bytes",
+  roll: "moves records from Postgres to the log store",
+  "secrets in files": "reads certificates and passwords again when their files change",
+  sweep: "removes files and objects that no record needs",
+  "token expiry": "removes expired delegation tokens",
+  "transaction timeouts": "aborts transactions that stay open too long",
+  "transactional id expiry": "removes transactional ids that are long unused",
+};
+
+// The figures that each node counts since it began. A node of an earlier release sends none.
+function figures(rows, known) {
+  const of = (row, name, label = "") => ((known[row.id] || {})[name] || {})[label] || 0;
+  const failed = (row) => Object.values((known[row.id] || {}).storage_errors || {}).reduce((sum, value) => sum + value, 0);
+  const bad = (value) => h("span", { class: value ? "bad" : null }, count(value));
+  const answered = rows.filter((row) => known[row.id]);
+  const silent = rows.filter((row) => !known[row.id]);
+  const ages = (row) => known[row.id].background_last_success_age_seconds || {};
+  const passes = [...new Set(answered.flatMap((row) => Object.keys(ages(row))))].sort();
+  const failures = (row, name) => of(row, "background_failures", name);
   return [
-    card(`Node ${node} since it began`, h("div", { class: "facts" },
-      fact("leases of groups moved", of("leases_moved", "groups")), fact("leases of jobs moved", of("leases_moved", "jobs")),
-      fact("wake-ups sent", of("wakeups_sent")), fact("heard", of("wakeups_heard")), fact("missed", of("wakeups_missed")), fact("late", of("wakeups_late")))),
-    card("Stores", h("div", { class: "facts" },
-      fact("damaged chunks", of("damaged_chunks"), of("damaged_chunks") > 0), fact("requests that storage could not serve", failed, failed > 0))),
-    card("Background work", h("p", { class: "soft small" }, "Retention, compaction and the other passes of this node. A pass that one node does for all waits on the others."), table([
-      { name: "Pass", of: (row) => row.name },
-      { name: "Last success", num: true, of: (row) => ago(Math.round(row.age * 1000)) },
-      { name: "Failures", num: true, of: (row) => h("span", { class: row.failures ? "bad" : null }, count(row.failures)) },
-    ], passes.sort((a, b) => b.failures - a.failures || a.name.localeCompare(b.name)), "No pass runs.")),
+    card("Since each node began", table([
+      { name: "Node", of: (row) => name(row) },
+      { name: "Version", class: "nowrap", of: (row) => Object.keys((known[row.id] || {}).build_info || {})[0] || "–" },
+      { name: "Groups handed over", num: true, of: (row) => count(of(row, "leases_moved", "groups")) },
+      { name: "Jobs handed over", num: true, of: (row) => count(of(row, "leases_moved", "jobs")) },
+      { name: "Wake-ups sent", num: true, of: (row) => count(of(row, "wakeups_sent")) },
+      { name: "heard", num: true, of: (row) => count(of(row, "wakeups_heard")) },
+      { name: "missed", num: true, of: (row) => count(of(row, "wakeups_missed")) },
+      { name: "late", num: true, of: (row) => count(of(row, "wakeups_late")) },
+      { name: "Damaged chunks", num: true, of: (row) => bad(of(row, "damaged_chunks")) },
+      { name: "Failed storage requests", num: true, of: (row) => bad(failed(row)) },
+    ], answered, "No node has sent its figures."),
+    silent.length ? h("p", { class: "soft small" }, `No figures came from node ${silent.map((row) => row.id).join(", ")}: an earlier release, or the node does not answer.`) : null),
+    card("Background work", h("p", { class: "soft small" }, "Time since each pass last succeeded. A pass that one node does for all stands still on the others."), table([
+      { name: "Pass", of: (pass) => [h("div", null, pass), h("div", { class: "soft small" }, PASSES[pass])] },
+      ...answered.map((row) => ({ name: `Node ${row.id}`, num: true, of: (pass) => [
+        pass in ages(row) ? `${ago(Math.round(ages(row)[pass] * 1000))} ago` : "–",
+        failures(row, pass) ? h("div", { class: "bad small" }, `${count(failures(row, pass))} failed`) : null] })),
+    ], passes, "No pass runs.")),
   ];
 }
 

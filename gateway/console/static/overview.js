@@ -38,9 +38,11 @@ function draw(body, data) {
     data.nodes.length ? h("section", { class: "card" }, h("div", { class: "head" }, h("h2", null, "Nodes"), h("span", { class: "soft small" }, `cluster ${data.cluster}, Sluice ${data.version}`)), nodes(data.nodes)) : null);
 }
 
+export const name = (row) => h("span", { class: "nowrap" }, `${row.id}`, row.here ? h("span", { class: "soft" }, " this one") : null);
+
 export function nodes(rows) {
   return table([
-    { name: "Node", of: (row) => [`${row.id}`, row.here ? h("span", { class: "soft" }, " this one") : null] },
+    { name: "Node", of: (row) => name(row) },
     { name: "Listeners", class: "mono", of: (row) => Object.entries(row.listeners).map(([name, address]) => h("div", null, `${name}://${address}`)) },
     { name: "Roles", of: (row) => row.roles.join(", ") },
     { name: "Rack", of: (row) => row.rack || "–" },

@@ -57,6 +57,7 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         "log-format": "json",
         "log-store": "inline",
         "log-level": "debug",
+        "audit-log": str(tmp_path / "audit.log"),
         "workers": "3",
     }
     for option in OPTIONS:
@@ -92,6 +93,8 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         ("data-dir", "", "empty"),
         ("rack", "", "empty"),
         ("log-format", "xml", "auto, console, json"),
+        ("audit-log", "/etc", "is a directory"),
+        ("audit-log", "", "empty"),
         ("committers", "0", "from 1 to 16"),
         ("committers", "two", "whole number"),
         ("node-ttl-ms", "9" * 30, "whole number"),
@@ -394,3 +397,9 @@ def test_rack_is_read_by_either_name() -> None:
     both = load({"rack": "a"}, ("broker.rack=b",), {})
     assert both.settings.rack == "b"
     assert both.warnings == ("rack (from flag --rack) is not looked at: broker.rack is given",)
+
+
+def test_audit_lines_of_several_workers_need_a_file() -> None:
+    with pytest.raises(ConfigurationError, match="several workers need a file"):
+        load({"audit-log": "stdout", "workers": "2"}, (), {})
+    assert load({"audit-log": "stdout"}, (), {}).settings.audit_log == "stdout"
