@@ -23,7 +23,7 @@ import confluent_kafka
 import kafka
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
 from aiokafka.errors import KafkaError as AiokafkaError
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafka.consumer.subscription_state import (
     AsyncConsumerRebalanceListener,  # pyright: ignore[reportAttributeAccessIssue]
 )
@@ -138,7 +138,11 @@ class FatalError(Exception):
 class LibrdkafkaMember:
     def __init__(self, life: Life, membership: Membership) -> None:
         self._life, self._membership = life, membership
-        self._consumer = confluent_kafka.Consumer(_librdkafka_settings(life))
+        self._has_failed = False
+        self._consumer = confluent_kafka.Consumer({**_librdkafka_settings(life), "error_cb": self._erred})
+
+    def _erred(self, error: KafkaError) -> None:
+        self._has_failed = self._has_failed or error.code() == KafkaError._FATAL  # noqa: SLF001 - its public name
 
     def live(self) -> None:
         is_simple = self._life.protocol == SIMPLE
@@ -159,7 +163,9 @@ class LibrdkafkaMember:
                 self._consumer.close()
             else:
                 close(self._consumer, self._take, patience_s=LEAVE_S)
-        except FatalError:
+        except (FatalError, KafkaException):
+            if not self._has_failed:
+                raise
             # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
             # nothing more, and its successor takes its place.
             self._membership.lost(set(self._membership.owned))
@@ -180,12 +186,9 @@ class LibrdkafkaMember:
 
     def _take(self) -> None:
         message = self._consumer.poll(POLL_S)
-        if message is None:
-            return
-        error = message.error()
-        if error is not None:
-            if error.fatal():
-                raise FatalError(str(error))
+        if self._has_failed:
+            raise FatalError
+        if message is None or message.error() is not None:
             return
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
