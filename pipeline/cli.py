@@ -26,6 +26,7 @@ JOBS = {
     "manifest": ("pipeline.manifest.job", "hashes of an archive, which prove it after its topics have forgotten"),
     "table": ("pipeline.latest.job", "the newest row per key, from an archive"),
     "repair": ("pipeline.repair.job", "archive named offsets again, as long as their topic holds them"),
+    "erase": ("pipeline.erase.job", "a key out of topic, archive and tables, with a proof"),
     "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
     "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
     "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),

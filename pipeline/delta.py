@@ -10,12 +10,17 @@ import json
 from collections.abc import Iterator, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
 from pipeline.jvm import classes, delta_log, file_system
 from pipeline.widening import wider
+
+FILE = "_file"
+SAFE_HORIZON_HOURS = 168
+_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 
 
 def name(path: str) -> str:
@@ -41,7 +46,9 @@ def exists(spark: SparkSession, path: str) -> bool:
     return False
 
 
-def create(spark: SparkSession, path: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+def create(
+    spark: SparkSession, path: str, schema: StructType, partitions: Sequence[str] = (), _order: Sequence[str] = ()
+) -> None:
     """Make an empty table unless it is there."""
     if exists(spark, path):
         return
@@ -107,6 +114,35 @@ def merge(frame: DataFrame, path: str, on: str, clauses: str, application: str, 
 def replace(frame: DataFrame, path: str, _version: int, condition: str) -> None:
     # Delta itself checks that no other writer took away what it takes away.
     frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
+
+
+def with_files(spark: SparkSession, path: str) -> DataFrame:
+    return read(spark, path).withColumn(FILE, F.col("_metadata.file_path"))
+
+
+def files(spark: SparkSession, path: str) -> DataFrame:
+    """Return the topic, date and size in bytes of each file of the latest version."""
+    log = delta_log(spark, path)
+    found = DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), spark)
+    return found.select(*(F.col("partitionValues")[each].alias(each) for each in ("topic", "date")), "size")
+
+
+def rewrite(spark: SparkSession, path: str, condition: str, target_bytes: int, order: Sequence[str]) -> tuple[int, int]:
+    for limit in ("maxFileSize", "minFileSize"):
+        spark.conf.set(f"spark.databricks.delta.optimize.{limit}", target_bytes)
+    rows = spark.sql(f"OPTIMIZE {name(path)} WHERE {condition} ZORDER BY ({', '.join(order)})").collect()
+    return rows[0].metrics.numFilesRemoved, rows[0].metrics.numFilesAdded
+
+
+def vacuum(spark: SparkSession, path: str, hours: float) -> int:
+    before = spark.conf.get(_CHECK)
+    spark.conf.set(_CHECK, str(hours >= SAFE_HORIZON_HOURS).lower())
+    try:
+        doomed = spark.sql(f"VACUUM {name(path)} RETAIN {hours:.6f} HOURS DRY RUN").count()
+        spark.sql(f"VACUUM {name(path)} RETAIN {hours:.6f} HOURS").collect()
+    finally:
+        spark.conf.set(_CHECK, before or "true")
+    return doomed
 
 
 def commits(spark: SparkSession, path: str) -> Iterator[Commit]:

@@ -10,6 +10,7 @@ The branch of the last append stays: it keeps its snapshot, and with it the prog
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ CATALOG = "sluice"
 DEFAULT_NAMESPACE = "default"
 _BRANCH = "sluice_"
 _APPLICATION, _NUMBER, _PROGRESS = "sluice-application", "sluice-number", "sluice-progress"
+FILE = "_file"
 _NEWEST = 64
 """Snapshots that are read at first: a table has thousands, and its last commit is among the newest."""
 
@@ -49,6 +51,7 @@ class _Snapshot:
     parent: int | None
     operation: str
     summary: dict[str, str]
+    committed_ms: int
 
 
 def parts(where: str) -> tuple[str, str]:
@@ -73,7 +76,9 @@ def exists(spark: SparkSession, where: str) -> bool:
     return spark.catalog.tableExists(quoted(where))
 
 
-def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+def create(
+    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = (), order: Sequence[str] = ()
+) -> None:
     if exists(spark, where):
         return
     namespace, _ = parts(where)
@@ -82,9 +87,13 @@ def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequ
     properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.`{namespace}`")
     spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted(where)} ({columns}) USING iceberg{by} TBLPROPERTIES ({properties})")
-    if partitions and "offset" in schema.names:
-        order = ", ".join((*partitions, *(name for name in ("topic", "partition", "offset") if name not in partitions)))
-        spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {order}")
+    if not order and partitions and "offset" in schema.names:
+        named = {part.strip("`") for part in partitions}
+        order = [name for name in ("topic", "partition", "offset") if name not in named]
+    if order:
+        # Rows of one partition must follow each other, or a task would write many files at once.
+        whole = ", ".join((*partitions, *order))
+        spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {whole}")
 
 
 def drop(spark: SparkSession, where: str) -> None:
@@ -97,6 +106,64 @@ def read(spark: SparkSession, where: str) -> DataFrame:
         # Without a version the frame would follow the table, and a MERGE into the table could not read it.
         return spark.createDataFrame([], schema(spark, where))
     return spark.sql(f"SELECT * FROM {quoted(where)} VERSION AS OF {head}")
+
+
+def with_files(spark: SparkSession, where: str) -> DataFrame:
+    head = _head(spark, quoted(where))
+    if head is None:
+        return spark.createDataFrame([], schema(spark, where).add(FILE, "string"))
+    return spark.sql(f"SELECT *, {FILE} FROM {quoted(where)} VERSION AS OF {head}")
+
+
+def files(spark: SparkSession, where: str) -> DataFrame:
+    """Return the topic, date and size in bytes of each file of the latest snapshot."""
+    sizes = f"SELECT partition.topic, partition.date, file_size_in_bytes AS size FROM {quoted(where)}.files"
+    return spark.sql(f"{sizes} WHERE content = 0")
+
+
+def rewrite(
+    spark: SparkSession, where: str, condition: str, target_bytes: int, order: Sequence[str]
+) -> tuple[int, int]:
+    # All files of the day are merged, because the caller has found that it has small ones.
+    options = f"map('rewrite-all', 'true', 'target-file-size-bytes', '{target_bytes}')"
+    rows = spark.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{_plain(where)}', strategy => 'sort', "
+        f"sort_order => '{', '.join(order)}', where => {literal(condition)}, options => {options})"
+    ).collect()
+    return rows[0].rewritten_data_files_count, rows[0].added_data_files_count
+
+
+def vacuum(spark: SparkSession, where: str, hours: float) -> int:
+    java = classes(spark)
+    action = java.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
+    held = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    before_ms = int(time.time() * 1000 - hours * 3_600_000)
+    _carry_progress(spark, where, before_ms)
+    held.refresh()
+    expired = action.expireSnapshots(held).expireOlderThan(before_ms).retainLast(1).execute()
+    # Files of appends that crashed are in no snapshot.
+    orphans = action.deleteOrphanFiles(held).olderThan(before_ms).usePrefixListing(True).execute()
+    return expired.deletedDataFilesCount() + sum(1 for _ in orphans.orphanFileLocations())
+
+
+def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
+    """Commit the last progress again, without rows, if its snapshot is from before `before_ms`, but not the newest one.
+
+    Its branch would keep that snapshot, and with it all files that were merged since. The progress stays the same, so a
+    job that runs beside this goes on.
+    """
+    name = quoted(where)
+    head = _head(spark, name)
+    last = next((each for each in _ancestry(spark, name, head) if _PROGRESS in each.summary), None)
+    if last is None or last.number == head or last.committed_ms >= before_ms:
+        return
+    branch = _begin(spark, name, head)
+    told = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
+    application, number, progress = told
+    empty = spark.createDataFrame([], schema(spark, where))
+    _append_to(empty, f"{name}.branch_{branch}", application, int(number), progress)
+    publish(spark, where, branch, head)
+    _drop_branches(spark, name, branch)
 
 
 def readable(spark: SparkSession, where: str) -> DataFrame:
@@ -177,7 +244,7 @@ def _head_for(spark: SparkSession, where: str, application: str, number: int) ->
     return head
 
 
-def _begin(spark: SparkSession, name: str, head: int) -> str:
+def _begin(spark: SparkSession, name: str, head: int | None) -> str:
     branch = f"{_BRANCH}{uuid.uuid4().hex}"
     spark.sql(f"ALTER TABLE {name} CREATE BRANCH {branch} AS OF VERSION {head}")
     return branch
@@ -229,6 +296,11 @@ def _plain(where: str) -> str:
     return f"`{namespace}`.`{name}`"
 
 
+def literal(content: str) -> str:
+    """Return a text as SQL takes it."""
+    return "'" + content.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def _head(spark: SparkSession, name: str) -> int | None:
     """Return the snapshot that readers see, None for a table without any."""
     return _reference(spark, name, "main")
@@ -247,9 +319,12 @@ def _ancestry(spark: SparkSession, name: str, head: int | None) -> Iterator[_Sna
         if head not in known and not whole:
             newest = f" ORDER BY committed_at DESC LIMIT {_NEWEST}" if not known else ""
             whole = bool(known)
-            rows = spark.sql(f"SELECT snapshot_id, parent_id, operation, summary FROM {name}.snapshots{newest}")
+            columns = "snapshot_id, parent_id, operation, summary, unix_millis(committed_at) AS committed_ms"
+            rows = spark.sql(f"SELECT {columns} FROM {name}.snapshots{newest}")
             known |= {
-                row.snapshot_id: _Snapshot(row.snapshot_id, row.parent_id, row.operation or "", row.summary or {})
+                row.snapshot_id: _Snapshot(
+                    row.snapshot_id, row.parent_id, row.operation or "", row.summary or {}, row.committed_ms
+                )
                 for row in rows.collect()
             }
             continue

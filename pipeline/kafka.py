@@ -23,7 +23,16 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from pipeline.errors import PipelineError
 
@@ -263,6 +272,21 @@ class Cluster:
                 if entry.value is not None and ConfigSource(entry.source) is ConfigSource.DYNAMIC_TOPIC_CONFIG
             }
         return found
+
+    def set_settings(self, topic: str, settings: Mapping[str, str | None]) -> None:
+        """Change settings of a topic; None returns one to its broker's default. KafkaException if one is refused."""
+        entries = [
+            ConfigEntry(
+                name,
+                value,
+                incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+            )
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        futures = self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS)
+        for future in futures.values():
+            future.result(REQUEST_SECONDS)
 
     def partitions_of(self, topic: str) -> int:
         """How many partitions a topic has, 0 if it does not exist."""

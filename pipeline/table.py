@@ -18,7 +18,9 @@ from pyspark.sql.types import StructType
 from pipeline import delta, iceberg
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
+from pipeline.jvm import classes, file_system
 
+quoted = iceberg.literal
 _LOST_FILES = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
@@ -40,9 +42,11 @@ def exists(spark: SparkSession, where: str) -> bool:
     return _format(where).exists(spark, where)
 
 
-def create(spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
-    """Make an empty table unless it is there."""
-    _format(where).create(spark, where, schema, partitions)
+def create(
+    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = (), order: Sequence[str] = ()
+) -> None:
+    """Make an empty table unless it is there. Only Iceberg keeps an order: the one of rows in a file."""
+    _format(where).create(spark, where, schema, partitions, order)
 
 
 def drop(spark: SparkSession, where: str) -> None:
@@ -123,8 +127,38 @@ def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(name, value or "false")
 
 
-def quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def with_files(spark: SparkSession, where: str) -> DataFrame:
+    """Return the table as `read` does, and in the column `_file` each row's file. PipelineError without a table."""
+    _require(spark, where)
+    return _format(where).with_files(spark, where)
+
+
+def files(spark: SparkSession, where: str) -> DataFrame:
+    """Return topic, date and size in bytes of each file of an archive, a row per file."""
+    return _format(where).files(spark, where)
+
+
+def rewrite(
+    spark: SparkSession, where: str, condition: str, target_bytes: int, order: Sequence[str]
+) -> tuple[int, int]:
+    """Merge the files of the partitions that `condition` names into sorted ones of about `target_bytes`.
+
+    Rows and progress stay as they are. Return the number of removed and of added files.
+    """
+    return _format(where).rewrite(spark, where, condition, target_bytes, order)
+
+
+def vacuum(spark: SparkSession, where: str, hours: float) -> int:
+    """Remove the files that no version of the last `hours` names. Return about how many: Delta counts to 1,000."""
+    return _format(where).vacuum(spark, where, hours)
+
+
+def holds_file(spark: SparkSession, where: str, file: str) -> bool:
+    """Return whether a file that `with_files` named is still there."""
+    java = classes(spark)
+    # Delta names files as URIs, Iceberg as Hadoop does.
+    path = java.org.apache.hadoop.fs.Path(file if is_iceberg(where) else java.java.net.URI(file))
+    return bool(file_system(spark, path).exists(path))
 
 
 def commits(spark: SparkSession, where: str) -> Iterator[Commit]:

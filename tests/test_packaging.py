@@ -353,6 +353,8 @@ PAGES = (
     "docs/monitoring.md",
     "docs/move-from-kafka.md",
     "docs/releasing.md",
+    "docs/restore.md",
+    "docs/sql.md",
     "docs/testing.md",
     "SECURITY.md",
     "docs/operate.md",

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import catalog, connector, kafka, session, table
-from pipeline.archive import figures, typed, unfit
+from pipeline.archive import figures, typed, unfit, values
 from pipeline.archive.plan import Batch, Progress, Range, plan, without
 from pipeline.archive.start import starting_offsets
 from pipeline.archive.transforms import to_records
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--on-data-loss", choices=("fail", "continue"), default="fail", help="(default %(default)s)")
     catalog.add_arguments(parser)
-    typed.add_arguments(parser)
+    values.add_arguments(parser)
     pace = parser.add_argument_group("pace")
     pace.add_argument("--once", action="store_true", help="end when all that was there at the start is archived")
     pace.add_argument("--interval", type=float, default=5.0, metavar="S", help="between batches (default %(default)s)")
@@ -115,10 +115,10 @@ class Archive:
         self._spark, self._cluster, self._arguments = spark, cluster, arguments
         self._topics, self._lines, self._stop = topics, lines, stop
         self._out = table.location(arguments.out, arguments.format)
-        self._dead_letters = typed.dead_letter_table(arguments)
+        self._dead_letters = values.dead_letter_table(arguments)
         self._run_id = uuid.uuid4().hex
         self._read_committed = arguments.isolation == "read_committed"
-        self._typing = typed.typing_of(arguments, evolve=arguments.evolve == "add")
+        self._typing = values.typing_of(arguments, evolve=arguments.evolve == "add")
         self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
         self._progress = Progress()
         self._starting: dict[Partition, int] = {}
@@ -398,8 +398,8 @@ class Archive:
 
     @staticmethod
     def _ranges(batch: Batch) -> list[Range]:
-        """Return the batch's ranges without the records that no table can hold."""
-        return [part for each in batch.ranges for part in without(each, batch.after.skipped)]
+        """Return the batch's ranges without what the archive leaves out."""
+        return [part for each in batch.ranges for part in without(each, batch.after.left_out)]
 
     def _stored_type(self) -> Any:
         return typed.stored_type(table.schema(self._spark, self._out))

@@ -46,8 +46,15 @@ class Progress:
     lost: tuple[Range, ...] = ()
     skipped: tuple[Range, ...] = ()
     """Records that the table cannot hold; they are in the dead letters."""
+    erased: tuple[Range, ...] = ()
+    """Tombstones of erased keys. The topic may hold them for a while; the archive does not take them."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Each topic's own settings, so that a restore can create the topic as it was."""
+
+    @property
+    def left_out(self) -> tuple[Range, ...]:
+        """Offsets that the topic may hold and the archive does not."""
+        return (*self.skipped, *self.erased)
 
     def to_json(self) -> str:
         topics: dict[str, Any] = {
@@ -61,6 +68,8 @@ class Progress:
         told = {"batch": self.batch, "run": self.run, "topics": topics, "lost": _lists(self.lost)}
         if self.skipped:
             told["skipped"] = _lists(self.skipped)
+        if self.erased:
+            told["erased"] = _lists(self.erased)
         return json.dumps({"sluice_archive": told}, separators=(",", ":"))
 
     @staticmethod
@@ -82,6 +91,7 @@ class Progress:
             next=offsets["next"],
             lost=tuple(Range(*each) for each in told["lost"]),
             skipped=tuple(Range(*each) for each in told.get("skipped", ())),
+            erased=tuple(Range(*each) for each in told.get("erased", ())),
             # Archives of earlier releases have none.
             settings={topic: of["settings"] for topic, of in told["topics"].items() if "settings" in of},
         )

@@ -11,12 +11,10 @@ Expressions stay flat: Spark walks them recursively, so one level per field woul
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import Column, DataFrame
@@ -40,7 +38,6 @@ from pyspark.sql.types import (
     _parse_datatype_string,
 )
 
-from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
 from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
@@ -73,48 +70,6 @@ class Typing(Protocol):
         `records` come from the table, with data of the type `stored`.
         """
         ...
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("typed")
-    add_value_arguments(group)
-    group.add_argument(
-        "--evolve", choices=("add", "none"), default="add",
-        help="new fields of JSON, and numbers that need a wider column (default %(default)s)",
-    )  # fmt: skip
-    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
-
-
-def add_value_arguments(group: argparse._ArgumentGroup) -> None:
-    """The arguments that say how values are encoded."""
-    group.add_argument("--value", choices=("raw", "json", "avro"), default="raw", help="(default %(default)s)")
-    group.add_argument(
-        "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
-    )
-    group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
-
-
-def dead_letter_table(arguments: argparse.Namespace) -> str:
-    """Return the location of the table of bad records."""
-    return table.location(arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters", arguments.format)
-
-
-def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
-    """None for raw values. Without `evolve` the table keeps its columns."""
-    if arguments.value == "raw":
-        return None
-    text = None
-    if arguments.schema is not None:
-        try:
-            text = arguments.schema.read_text()
-        except OSError as error:
-            raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
-    decimals = arguments.format != "iceberg"
-    if arguments.value == "json":
-        return JsonTyping(text, evolve=evolve, decimals=decimals)
-    if text is None:
-        raise PipelineError("Avro needs its schema.", "Name its file with --schema.")
-    return AvroTyping(text, framed=arguments.framing == "confluent", decimals=decimals)
 
 
 def stored_type(columns: StructType) -> StructType:
@@ -185,12 +140,14 @@ class JsonTyping:
     given: str | None
     evolve: bool
     decimals: bool = True
+    known: StructType = NO_TYPE
+    """Types of fields, as `given` in Spark's words."""
 
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
         parsed = parse(records)
         kind = stored
-        if self.given:
-            given = _given(self.given)
+        given = _given(self.given) if self.given else self.known
+        if given.fields:
             kind = merge(_struct(widen(stored, given, decimals=self.decimals)), given)
         if self.evolve or not kind.fields:
             found = infer(parsed)

@@ -80,6 +80,7 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
         lines.say(f"{name}: {len(collected):,} rows in {seconds:.1f} s", event="step", rows=len(collected))
 
     step("partitions", transforms.partitions(sized).orderBy("topic", "partition"), many=True)
+    step("over_time", transforms.over_time(sized).orderBy("topic", "begins_ms"), many=True)
     step("keys", transforms.keys(sized), many=False)
     step("hottest_keys", transforms.hottest_keys(sized, 200).orderBy("topic", "rank"), many=True)
     step("sizes", transforms.sizes(sized).orderBy("topic", "size_class"), many=True)

@@ -8,6 +8,12 @@ from pyspark.sql import functions as F
 LATE_MS = 1_000
 """A record is late if one this much younger lies before it in its partition."""
 SIZE_CLASSES = 24
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+SPANS_MS = (
+    100, _SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY, 30 * _DAY, 365 * _DAY,
+    10_000 * _DAY,
+)  # fmt: skip
+MOST_SPANS = 100
 
 
 def measured(records: DataFrame) -> DataFrame:
@@ -48,6 +54,31 @@ def partitions(records: DataFrame) -> DataFrame:
         )
         .withColumn("share", F.col("records") / F.sum("records").over(whole))
         .withColumn("bytes_share", F.col("bytes") / F.greatest(F.lit(1), F.sum("bytes").over(whole)))
+    )
+
+
+def over_time(records: DataFrame) -> DataFrame:
+    """One row per topic and span of time that has records: where it begins, how long it is, records and bytes.
+
+    All spans of a topic are equally long, as long as `SPANS_MS` has it for at most `MOST_SPANS` of them. Records
+    without a time are left out.
+    """
+    timed = records.where(F.col("at_ms") >= 0)
+    whole = timed.groupBy("topic").agg((F.max("at_ms") - F.min("at_ms")).alias("_reach"))
+    span = F.lit(SPANS_MS[-1])
+    for each in reversed(SPANS_MS[:-1]):
+        span = F.when(F.col("_reach") < each * (MOST_SPANS - 1), each).otherwise(span)
+    size = F.col("key_bytes") + F.col("value_bytes") + F.col("header_bytes")
+    return (
+        timed.join(F.broadcast(whole.withColumn("span_ms", span.cast("long"))), "topic")
+        .withColumn("begins_ms", F.floor(F.col("at_ms") / F.col("span_ms")) * F.col("span_ms"))
+        .groupBy("topic", "span_ms", "begins_ms")
+        .agg(
+            F.count("*").alias("records"),
+            F.sum(size).alias("bytes"),
+            F.count_if(F.col("key").isNull()).alias("without_key"),
+            F.count_if(F.col("tombstone")).alias("tombstones"),
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Merges an archive's small files, clustered by partition and offset, and removes files that no reader needs any more.
+"""Merge an archive's small files, ordered by partition and offset, and remove files that no reader needs any more.
 
 The one idea: topic by topic and day by day, each in a commit of its own, so that it can be stopped and started at any
 moment, and beside an archive that runs: what it rewrites are files that are committed, what the archive adds are
@@ -11,32 +11,31 @@ import argparse
 import sys
 import time
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from pipeline import delta, session, table
+from pipeline import catalog, delta, session, table
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError, explain
-from pipeline.jvm import delta_log
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_CLUSTER
 from pipeline.ticker import Ticker
 
-SAFE_HORIZON_HOURS = 168
 LEAST_HORIZON_HOURS = 1
 MEGABYTE = 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
     parser.add_argument(
         "--file-mb", type=int, default=256, metavar="N", help="size of a merged file (default %(default)s)"
     )
     parser.add_argument("--least-files", type=int, default=2, metavar="N", help="small ones that make a day worth it")
     parser.add_argument(
-        "--horizon-hours", type=float, default=SAFE_HORIZON_HOURS, metavar="H",
+        "--horizon-hours", type=float, default=delta.SAFE_HORIZON_HOURS, metavar="H",
         help="files replaced longer ago are removed; readers and batches must be shorter (default %(default)s)",
     )  # fmt: skip
+    catalog.add_arguments(parser)
     parser.add_argument("--no-vacuum", action="store_true", help="keep files that were replaced")
 
 
@@ -46,27 +45,21 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
             f"A horizon of {arguments.horizon_hours:g} hours would remove files of batches and readers that still run.",
             f"Take {LEAST_HORIZON_HOURS} hour or more.",
         )
-    if table.is_iceberg(arguments.archive):
-        raise PipelineError(
-            "compact merges the files of Delta tables only.",
-            "Call Iceberg's procedures rewrite_data_files and expire_snapshots; the archive's progress outlives both.",
-        )
     spark = session.open_session(session.options_of(arguments, "sluice compact"), lines)
     try:
-        table.read(spark, arguments.archive)
-        merge(spark, arguments, lines, stop)
+        where = table.location(arguments.archive, arguments.format)
+        table.read(spark, where)
+        merge(spark, where, arguments, lines, stop)
         if not arguments.no_vacuum and not stop.asked:
-            vacuum(spark, arguments.archive, arguments.horizon_hours, lines)
+            vacuum(spark, where, arguments.horizon_hours, lines)
     finally:
         spark.stop()
     return 0
 
 
-def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
+def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
     target = arguments.file_mb * MEGABYTE
-    spark.conf.set("spark.databricks.delta.optimize.maxFileSize", target)
-    spark.conf.set("spark.databricks.delta.optimize.minFileSize", target)
-    parts = worth_compacting(files(spark, arguments.archive), target, arguments.least_files).collect()
+    parts = worth_compacting(table.files(spark, where), target, arguments.least_files).collect()
     lines.say(
         f"{len(parts)} days of topics are worth merging, {sum(part.files for part in parts):,} files", event="begin"
     )
@@ -75,12 +68,10 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             lines.say(f"stopped; {len(parts) - index + 1} days are left for the next time", event="end")
             return
         started = time.monotonic()
-        where = f"topic = {table.quoted(part.topic)} AND date = {table.quoted(str(part.date))}"
+        day = f"topic = {table.quoted(part.topic)} AND date = {table.quoted(str(part.date))}"
         try:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
-                row = spark.sql(
-                    f"OPTIMIZE {delta.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
-                ).collect()[0]
+                removed, added = table.rewrite(spark, where, day, target, ARCHIVE_CLUSTER)
         except Exception as error:
             # Another writer replaced the same files first; the others are still worth it.
             told = explain(error)
@@ -89,30 +80,18 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             lines.say(f"{part.topic} of {part.date} is left for the next time: {told.cause}", event="conflict")
             continue
         lines.say(
-            f"{index} of {len(parts)}: {part.topic} of {part.date}, {row.metrics.numFilesRemoved:,} files into "
-            f"{row.metrics.numFilesAdded:,} in {time.monotonic() - started:.1f} s",
-            event="merged", removed=row.metrics.numFilesRemoved, added=row.metrics.numFilesAdded,
+            f"{index} of {len(parts)}: {part.topic} of {part.date}, {removed:,} files into "
+            f"{added:,} in {time.monotonic() - started:.1f} s",
+            event="merged", removed=removed, added=added,
         )  # fmt: skip
 
 
-def vacuum(spark: SparkSession, path: str, hours: float, lines: Lines) -> None:
-    before = spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled")
-    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", str(hours >= SAFE_HORIZON_HOURS).lower())
-    try:
-        doomed = spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS DRY RUN").count()
-        spark.sql(f"VACUUM {delta.name(path)} RETAIN {hours:g} HOURS").collect()
-    finally:
-        spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", before or "true")
+def vacuum(spark: SparkSession, where: str, hours: float, lines: Lines) -> None:
+    doomed = table.vacuum(spark, where, hours)
     more = " or more" if doomed >= 1000 else ""  # Delta lists no more than that
     lines.say(
         f"removed {doomed:,}{more} files that no version of the last {hours:g} hours names", event="end", removed=doomed
     )
-
-
-def files(spark: SparkSession, path: str) -> DataFrame:
-    """The files of the table's latest version: path, partitionValues, size and what else Delta knows of each."""
-    log = delta_log(spark, path)
-    return DataFrame(log.unsafeVolatileSnapshot().allFiles().toDF(), spark)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,11 @@ SMALL = 0.5  # of the target size
 def worth_compacting(files: DataFrame, target_bytes: int, least_files: int) -> DataFrame:
     """Topics and dates with at least `least_files` small files: topic, date, files, small, bytes; most files first.
 
-    `files` has Delta's partitionValues and size, a row per file.
+    `files` has topic, date and size, a row per file.
     """
     small = F.col("size") < int(target_bytes * SMALL)
     return (
-        files.select(
-            F.col("partitionValues")["topic"].alias("topic"), F.col("partitionValues")["date"].alias("date"), "size"
-        )
-        .groupBy("topic", "date")
+        files.groupBy("topic", "date")
         .agg(
             F.count(F.lit(1)).alias("files"),
             F.sum(F.when(small, 1).otherwise(0)).alias("small"),

@@ -26,6 +26,8 @@ from pipeline.archive.transforms import within
 from pipeline.errors import PipelineError
 from pipeline.kafka import Partition
 from pipeline.latest.transforms import debezium, newest, plain, versions
+from pipeline.partitioning import order as sorting
+from pipeline.partitioning import partitions
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import HISTORY, NEWEST
@@ -102,6 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--envelope", choices=tuple(ENVELOPES), default="none",
         help="of the values: none, where a value is its key's row, or Debezium's JSON (default %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--partition-by", default="topic", metavar="A,B",
+        help="of a new table: columns, and for Iceberg also day(COLUMN), hour(COLUMN), bucket(N,COLUMN) "
+        "(default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sort-by", default="", metavar="A,B", help="columns that order the files of a new Iceberg table"
+    )
     parser.add_argument("--max-batch-records", type=int, default=2_000_000, metavar="N", help="(default %(default)s)")
 
 
@@ -127,7 +137,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
     if unknown:
         raise PipelineError(f"The archive does not hold the topic {unknown[0]}.", "Check --topics.")
     asked = Merged(archive, arguments.envelope, topics if arguments.topics else (), history=arguments.history)
-    table.create(spark, out, HISTORY if asked.history else NEWEST, ("topic",))
+    _create(spark, out, arguments)
     done = last_merged(spark, out) or asked
     if replace(done, batch=0, run="", next={}) != asked:
         raise PipelineError(
@@ -164,6 +174,15 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         )  # fmt: skip
     words = "stopped; start it again to go on" if stop.asked else "done"
     lines.say(f"{words}: {out} is behind batch {done.batch}", event="end")
+
+
+def _create(spark: SparkSession, out: str, arguments: argparse.Namespace) -> None:
+    """Make the table unless it is there: its partitions and order stay as they were then."""
+    schema, derived = HISTORY if arguments.history else NEWEST, table.is_iceberg(out)
+    parts, order = partitions(arguments.partition_by, schema, derived=derived), sorting(arguments.sort_by, schema)
+    if order and not derived:
+        raise PipelineError("--sort-by is for Iceberg tables.", "Leave it out; `compact` clusters Delta tables.")
+    table.create(spark, out, schema, parts, order)
 
 
 def merge_batch(changes: DataFrame, out: str, after: Merged) -> int | None:

@@ -58,17 +58,22 @@ def make(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop:
     manifest = Manifest({key: (progress.first[key], end) for key, end in progress.next.items()}, progress.topic_ids, ())
     only = [name for name in arguments.topics.split(",") if name]
     manifest = manifest.only(only) if only else manifest
-    manifest = dataclasses.replace(manifest, days=_days(spark, records, manifest, lines, stop))
+    manifest = dataclasses.replace(manifest, days=days(spark, records, manifest, lines, stop))
     if arguments.key is not None:
-        signed = signature.sign(spark, _signed(manifest), arguments.key)
+        signed = signature.sign(spark, signed_text(manifest), arguments.key)
         manifest = dataclasses.replace(manifest, signature=signed)
-    part = arguments.out.with_name(f"{arguments.out.name}.part")
-    part.write_text(manifest.to_json())
-    os.replace(part, arguments.out)
+    write(arguments.out, manifest.to_json())
     lines.step(
         f"{arguments.out} names {len(manifest.days)} days of partitions, root {manifest.root}", manifest.records,
         time.monotonic() - started, event="end", root=manifest.root, days=len(manifest.days),
     )  # fmt: skip
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file or none."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def read(spark: SparkSession, path: Path, public_key: Path | None, lines: Lines) -> Manifest:
@@ -80,7 +85,7 @@ def read(spark: SparkSession, path: Path, public_key: Path | None, lines: Lines)
     if public_key is None:
         lines.say(f"the signature of {path} is not checked; name its key with --public-key", event="unsigned")
     elif manifest.signature is None or not signature.is_signed(
-        spark, _signed(manifest), manifest.signature, public_key
+        spark, signed_text(manifest), manifest.signature, public_key
     ):
         raise PipelineError(f"{path} is not signed with the key of {public_key}.", "Check both, or take a copy of it.")
     return manifest
@@ -88,11 +93,12 @@ def read(spark: SparkSession, path: Path, public_key: Path | None, lines: Lines)
 
 def compare(spark: SparkSession, where: str, manifest: Manifest, lines: Lines, stop: Stop) -> list[str]:
     """Return the differences between an archive and a manifest, in words."""
-    found = _days(spark, table.read(spark, where), manifest, lines, stop)
+    found = days(spark, table.read(spark, where), manifest, lines, stop)
     return list(differences(manifest, found))
 
 
-def _days(spark: SparkSession, records: DataFrame, manifest: Manifest, lines: Lines, stop: Stop) -> tuple[Day, ...]:
+def days(spark: SparkSession, records: DataFrame, manifest: Manifest, lines: Lines, stop: Stop) -> tuple[Day, ...]:
+    """Return the days of the records that the manifest claims."""
     ranges = [Range(*key, *span) for key, span in sorted(manifest.claim.items())]
     lines.say(f"hashes the records of {len(ranges)} partitions", event="hashes")
     with Ticker(spark, lines, stop):
@@ -100,7 +106,8 @@ def _days(spark: SparkSession, records: DataFrame, manifest: Manifest, lines: Li
     return days_of(rows)
 
 
-def _signed(manifest: Manifest) -> bytes:
+def signed_text(manifest: Manifest) -> bytes:
+    """Return what a signature of the manifest signs."""
     return (_SIGNED + manifest.root).encode()
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pipeline import catalog, connector, kafka, session, table
-from pipeline.archive import typed
+from pipeline.archive import typed, values
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range, without
 from pipeline.archive.transforms import to_records, within
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
     catalog.add_arguments(parser)
-    typed.add_value_arguments(parser.add_argument_group("typed"))
+    values.add_value_arguments(parser.add_argument_group("typed"))
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
@@ -102,7 +102,7 @@ def repair(
             f"{where} {'has' if DATA in archive.columns else 'has no'} typed values.",
             "Give --value and its options as the archive was given them.",
         )
-    readable = [part for each in ranges for part in without(each, progress.skipped)]
+    readable = [part for each in ranges for part in without(each, progress.left_out)]
     stored = table.schema(spark, where)
     with Ticker(spark, lines, stop), table.ignoring_lost_files(spark):
         fresh = _fresh(spark, arguments, readable, stored, read_committed)
@@ -177,7 +177,7 @@ def _fresh(
 
 def _typed(arguments: argparse.Namespace, records: DataFrame, stored: StructType) -> DataFrame:
     """Return `records` with the columns of the archive if it is typed."""
-    typing = typed.typing_of(arguments, evolve=False)
+    typing = values.typing_of(arguments, evolve=False)
     return records if typing is None else typing.apply(records, typed.stored_type(stored)).drop("reason")
 
 

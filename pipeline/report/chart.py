@@ -19,6 +19,8 @@ PLOT = WIDTH - LEFT - RIGHT
 
 def time_label(ms: int, span_ms: int) -> str:
     moment = datetime.fromtimestamp(ms / 1_000, UTC)
+    if span_ms > 30 * 86_400_000:
+        return moment.strftime("%d %b %Y")
     if span_ms > 2 * 86_400_000:
         return moment.strftime("%d %b %H:%M")
     if span_ms > 120_000:

@@ -6,6 +6,7 @@ rebalances, so that a peak of lag is seen beside its cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,6 +15,7 @@ from typing import Any
 
 from pipeline.analyze.findings import counted, seconds
 from pipeline.report.chart import (
+    COLOURS,
     LEFT,
     PLOT,
     RIGHT,
@@ -35,20 +37,37 @@ STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8
 )
 
 FIRST_FINDINGS = 10
+MOST_NAMES = 24
+PERIOD_MS = 7 * 86_400_000
+"""A period whose ends are named by day, hour and minute."""
 MOST_WIDE = 120
 """Width of a move's bar; a bar this wide has a name."""
 
 TOTALS = (
-    ("groups", "groups"),
-    ("members", "members"),
-    ("rebalances", "rebalances"),
-    ("moves", "partitions moved"),
-    ("unowned_partition_ms", "partition time idle"),
-    ("duplicates", "records twice"),
-    ("duplicates_min", "records twice, at least"),
-    ("forced", "forced handoffs"),
-    ("storms", "storms"),
-    ("violations", "rules broken"),
+    ("groups", "groups", "that had a rebalance"),
+    ("members", "members", "consumers that joined a group"),
+    ("rebalances", "rebalances", "new divisions of partitions among members"),
+    ("moves", "partitions moved", "from one member to another"),
+    ("unowned_partition_ms", "idle, all partitions", "time without an owner, added up over the partitions"),
+    ("duplicates", "records twice", "read by the old and the new owner"),
+    ("duplicates_min", "records twice, at least", "read by the old and the new owner"),
+    ("forced", "forced handoffs", "the old owner did not release its partition in time"),
+    ("storms", "storms", "rebalances that followed each other without a pause"),
+    ("violations", "rules broken", "two owners at once, or an offset that went back"),
+)
+
+
+TABLE_HEADS = (
+    ("number", ""),
+    ("started", "time of day, UTC"),
+    ("why", ""),
+    ("by", "the member that caused it"),
+    ("outcome", ""),
+    ("took", "from its start until the last member had its assignment"),
+    ("members", "before → after"),
+    ("moved (least)", "partitions that changed their owner, and how many had to"),
+    ("sticky", "the least that had to move, as a share of what moved"),
+    ("idle", "time without an owner, added up over the partitions"),
 )
 
 
@@ -74,20 +93,29 @@ def _period(data: ReportData) -> str:
     begins = min(group.begins_ms for group in data.groups)
     ends = max(group.ends_ms for group in data.groups)
     return (
-        f'<p class="soft">{time_label(begins, 10**12)} to {time_label(ends, 10**12)} UTC, {seconds(ends - begins)}, '
-        f"from {escape(data.source)}</p>"
+        f'<p class="soft">{time_label(begins, PERIOD_MS)} to {time_label(ends, PERIOD_MS)} UTC, '
+        f"{seconds(ends - begins)}, from {escape(data.source)}</p>"
     )
 
 
 def _totals(data: ReportData) -> str:
     cells = []
-    for name, words in TOTALS:
+    for name, words, note in TOTALS:
         if name not in data.totals or (name == "duplicates_min" and "duplicates" in data.totals):
             continue
         value = data.totals[name]
         shown = seconds(value) if name.endswith("_ms") else f"{value:,}"
-        cells.append(f"<div><dt>{words}</dt><dd>{shown}</dd></div>")
-    return f'<dl class="totals">{"".join(cells)}</dl>'
+        cells.append((words, shown, note))
+    return tiles_of(cells)
+
+
+def tiles_of(tiles: Iterable[tuple[str, str, str]]) -> str:
+    """Return figures as HTML, each with its name and what it counts."""
+    cells = "".join(
+        f'<div><dt>{escape(words)}</dt><dd>{escape(value)}</dd><dd class="what">{escape(what)}</dd></div>'
+        for words, value, what in tiles
+    )
+    return f'<dl class="totals">{cells}</dl>'
 
 
 def _findings(data: ReportData) -> str:
@@ -121,7 +149,11 @@ def _group(group: GroupData) -> str:
         )
     if group.rebalances:
         parts.append(
-            _figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling")))
+            _figure(
+                "How long each rebalance took (grey: no time, as when all members left; dashed: overtaken by the next)",
+                durations(group),
+                _legend(("members join", "the leader assigns", "members receive their assignment")),
+            )
         )
     if any(cost(move) for move in group.moves):
         parts.append(
@@ -140,12 +172,15 @@ def _figure(title: str, svg: str, legend: str) -> str:
     return f'<h3>{escape(title)}</h3>{legend}<div class="scroll">{svg}</div>'
 
 
-def _legend(names: Iterable[str]) -> str:
+def _legend(names: Sequence[str]) -> str:
     items = [
-        f'<span><i class="{colour(number)}"></i>{escape(shortened(name, 40))}</span>'
-        for number, name in enumerate(names)
-        if number < 24
+        f'<span title="{escape(name, quote=True)}"><i class="{colour(number)}"></i>{escape(shortened(name, 40))}</span>'
+        for number, name in enumerate(names[:MOST_NAMES])
     ]
+    if len(names) > MOST_NAMES:
+        items.append(f"<span>and {len(names) - MOST_NAMES:,} more; the bars name them</span>")
+    if len(names) > COLOURS:
+        items.append(f"<span>({COLOURS} colours, so several share one)</span>")
     return f'<div class="legend">{"".join(items)}</div>'
 
 
@@ -197,11 +232,16 @@ def durations(group: GroupData) -> str:
             if high > 0:
                 drawing.rect(LEFT + number * step, base - high, max(1.0, step - 2), high, colour(kind), told)
                 base -= high
+        if base == 196.0:
+            drawing.rect(LEFT + number * step, 193, max(1.0, step - 2), 3, "idle", told)
         if rebalance["outcome"] == "superseded":
             middle = LEFT + (number + 0.5) * step
             drawing.line(middle, 10, middle, 196, "bad")
-    drawing.text(LEFT, 214, "the first")
-    drawing.text(WIDTH - RIGHT, 214, f"rebalance {group.rebalances[-1]['rebalance']}", "end")
+    # A number takes about 7 units a digit.
+    skip = max(1, math.ceil(len(str(group.rebalances[-1]["rebalance"])) * 7 / step))
+    for number, rebalance in list(enumerate(group.rebalances))[::skip]:
+        drawing.text(LEFT + (number + 0.5) * step, 214, str(rebalance["rebalance"]), "middle")
+    drawing.text(LEFT - 6, 214, "number of the rebalance", "end")
     return drawing.svg()
 
 
@@ -231,8 +271,8 @@ def costs(group: GroupData) -> str:
             name = shortened(f"{move['topic']}-{move['partition']}", 18)
             drawing.text(LEFT + (number + 0.5) * step, 214, name, "middle")
     else:
-        drawing.text(LEFT, 214, "the first")
-        drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)} moves that cost something", "end")
+        drawing.text(LEFT, 214, "the first move that cost something")
+        drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)}", "end")
     return drawing.svg()
 
 
@@ -254,9 +294,10 @@ def _rebalance_table(rebalances: Sequence[dict[str, Any]]) -> str:
             seconds(rebalance["unowned_partition_ms"] or 0),
         )
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = ("", "started", "why", "by", "outcome", "took", "members", "moved (least)", "sticky", "idle")
-    heads = "".join(f"<th>{name}</th>" for name in head)
+    heads = "".join(f'<th title="{escape(what, quote=True)}">{name}</th>' for name, what in TABLE_HEADS)
+    told = "".join(f"<li><b>{name}</b>{escape(what)}</li>" for name, what in TABLE_HEADS if what)
     return (
         f'<details><summary>{counted(len(rebalances), "rebalance")} as a table</summary><div class="scroll"><table>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<ul class="words">{told}</ul></details>'
     )

@@ -15,10 +15,12 @@ import matplotlib.dates as dates
 import matplotlib.pyplot as plt
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
 
 from pipeline.report.chart import shortened, time_label
 from pipeline.report.data import GroupData, ReportData, cost, costs_of
 
+THOUSANDS = StrMethodFormatter("{x:,.0f}")
 PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8a8000", "#6a5acd")
 MOST_GROUPS = 6
 DOTS_PER_INCH = 110
@@ -110,7 +112,9 @@ def _lag(axes: Any, group: GroupData) -> None:
         )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("records behind")
-    axes.legend(fontsize=7, ncols=4, loc="upper left")
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    # Below the axes, where it hides no line.
+    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     axes.set_title(f"{group.group_id}: lag (dotted: a rebalance starts)")
     _time_axis(axes, group)
 
@@ -118,16 +122,26 @@ def _lag(axes: Any, group: GroupData) -> None:
 def _rebalances(axes: Any, group: GroupData) -> None:
     base = [0.0] * len(group.rebalances)
     for kind, (name, words) in enumerate(
-        (("prepare_ms", "joining"), ("sync_ms", "assigning"), ("deliver_ms", "telling"))
+        (
+            ("prepare_ms", "members join"),
+            ("sync_ms", "the leader assigns"),
+            ("deliver_ms", "members receive their assignment"),
+        )
     ):
         high = [(rebalance[name] or 0) / 1_000 for rebalance in group.rebalances]
         bars = [(number - 0.4, low, 0.8, more) for number, (low, more) in enumerate(zip(base, high, strict=True))]
         _bars(axes, bars, PALETTE[kind], words)
         base = [low + more for low, more in zip(base, high, strict=True)]
+    for number, took in enumerate(base):
+        if not took:
+            axes.text(number, 0, "no time", ha="center", va="bottom", fontsize=7, color="#888888")
     axes.set_ylim(bottom=0)
+    skip = max(1, len(group.rebalances) // 30)
+    numbers = [str(rebalance["rebalance"]) for rebalance in group.rebalances]
+    axes.set_xticks(range(0, len(numbers), skip), numbers[::skip])
     axes.set_ylabel("seconds")
-    axes.set_xlabel("rebalance")
-    axes.legend(fontsize=7, loc="upper left")
+    axes.set_xlabel("number of the rebalance")
+    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     axes.set_title(f"{group.group_id}: how long rebalances took")
 
 
@@ -141,6 +155,7 @@ def _moves(axes: Any, group: GroupData) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(moves)) if len(moves) <= 20 else [])
     axes.set_ylabel("records")
+    axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_xlabel("moves that cost something, in their order")
-    axes.legend(fontsize=7, loc="upper left")
+    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     axes.set_title(f"{group.group_id}: records processed twice or passed over")

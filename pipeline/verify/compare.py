@@ -35,7 +35,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
     found: list[Scope] = []
     for key, end in sorted(progress.next.items()):
         topic, partition = key
-        claimed = list(without(Range(topic, partition, progress.first[key], end), (*progress.lost, *progress.skipped)))
+        claimed = list(without(Range(topic, partition, progress.first[key], end), (*progress.lost, *progress.left_out)))
         remarks = [
             f"{each} had gone before they were archived"
             for each in progress.lost
@@ -44,6 +44,11 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
         remarks += [
             f"{each}: the timestamp does not fit the table, so the record is in the dead letters only"
             for each in progress.skipped
+            if (each.topic, each.partition) == key
+        ]
+        remarks += [
+            f"{each}: the tombstone of an erased key, which the archive leaves out"
+            for each in progress.erased
             if (each.topic, each.partition) == key
         ]
         log = held.get(key)

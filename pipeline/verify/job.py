@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import catalog, kafka, session, table
-from pipeline.archive import typed
+from pipeline.archive import typed, values
 from pipeline.archive.job import last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import misdated, within
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
-    typed.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
+    values.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
 
     instead = parser.add_argument_group("instead of the topics")
     instead.add_argument("--manifest", type=Path, metavar="FILE", help="compare with what `manifest` wrote")
@@ -112,7 +112,7 @@ class Verification:
         self._path = table.location(arguments.archive, arguments.format)
         self._only = [name for name in arguments.topics.split(",") if name]
         self._read_committed = arguments.isolation == "read_committed"
-        self._typing = typed.typing_of(arguments, evolve=False)
+        self._typing = values.typing_of(arguments, evolve=False)
         self._reader = TopicReader(cluster.settings, self._read_committed)
 
     def run(self) -> int:

@@ -85,3 +85,27 @@ def interpreted(spark: SparkSession) -> Iterator[None]:
     yield
     for name, value in before.items():
         spark.conf.set(name, value)
+
+
+@pytest.fixture(params=["postgres", "folder"])
+def lake(
+    request: pytest.FixtureRequest, spark: SparkSession, database_url: str, tmp_path: Path
+) -> Iterator[SparkSession]:
+    """A session of its own with an empty Iceberg catalog."""
+    # These need PySpark, without which this module must still load.
+    from pipeline import catalog
+    from pipeline.archive import job as archive_job
+    from tests.pipeline import jobs
+    from tests.pipeline.relay import relayed
+
+    with relayed(database_url) as url:
+        where = ["--catalog", url, "--warehouse", str(tmp_path / "files")]
+        if request.param == "folder":
+            where = ["--catalog", str(tmp_path / "files")]
+        arguments = jobs.parse(archive_job, ["--bootstrap", "x", "--out", "x", "--format", "iceberg", *where])
+        session = spark.newSession()
+        for name, value in catalog.settings_of(arguments).items():
+            session.conf.set(name, value)
+        for name, value in {**INTERPRETED, "spark.sql.shuffle.partitions": "2"}.items():
+            session.conf.set(name, value)
+        yield session

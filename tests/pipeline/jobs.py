@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline import session, table
 from pipeline.archive import job as archive_job
 from pipeline.compact import job as compact_job
+from pipeline.erase import job as erase_job
 from pipeline.kafka import Cluster
 from pipeline.latest import job as latest_job
 from pipeline.manifest import job as manifest_job
@@ -88,8 +89,9 @@ def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[Non
 def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
     arguments = parse(compact_job, ["--archive", path, *given])
     stream = io.StringIO()
-    compact_job.merge(spark, arguments, _lines("compact", stream), Stop())
-    compact_job.vacuum(spark, path, arguments.horizon_hours, _lines("compact", stream))
+    where = table.location(path, arguments.format)
+    compact_job.merge(spark, where, arguments, _lines("compact", stream), Stop())
+    compact_job.vacuum(spark, where, arguments.horizon_hours, _lines("compact", stream))
     return _outcome(0, stream)
 
 
@@ -111,6 +113,16 @@ def verify_by_manifest(spark: SparkSession, path: str, manifest: str, *given: st
     arguments = parse(verify_job, ["--archive", path, "--manifest", manifest, *given])
     stream = io.StringIO()
     return _outcome(verify_job.by_manifest(spark, arguments, _lines("verify", stream), Stop()), stream)
+
+
+def erase(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
+    arguments = parse(erase_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    stream, cluster = io.StringIO(), Cluster(bootstrap)
+    if arguments.check:
+        return _outcome(erase_job.check(spark, cluster, arguments, _lines("erase", stream), Stop()), stream)
+    key = erase_job.key_of(arguments)
+    erase_job.Erasure(spark, cluster, arguments, key, _lines("erase", stream), Stop()).run()
+    return _outcome(0, stream)
 
 
 def latest(spark: SparkSession, path: str, out: str, *given: str) -> Outcome:

@@ -52,6 +52,15 @@ def test_partitions(records: DataFrame) -> None:
     assert rows[1].bytes == 3 + 1 + 4
 
 
+def test_over_time(records: DataFrame) -> None:
+    rows = transforms.over_time(transforms.measured(records)).orderBy("begins_ms").collect()
+    assert {row.span_ms for row in rows} == {10_000}
+    assert [(row.begins_ms - START, row.records, row.bytes, row.tombstones) for row in rows] == [
+        (0, 4, 110 + 4 + 6, 1), (100_000, 1, 4, 0),
+    ]  # fmt: skip
+    assert {row.without_key for row in rows} == {0}
+
+
 def test_keys(records: DataFrame) -> None:
     (row,) = transforms.keys(transforms.measured(records)).collect()
     assert (row.records, row.keys, row.keyed_records, row.tombstones) == (6, 2, 5, 1)
@@ -149,6 +158,8 @@ def test_the_whole(spark: SparkSession, records: DataFrame, tmp_path: Any, capsy
     assert pictures[0].stat().st_size > 5_000
     page = (tmp_path / "audit.html").read_text()
     assert "Topic t" in page
+    assert "Records per 10 seconds" in page
+    assert "3 (50.0%), partition 0" in page
     assert "http" not in page
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from pipeline import connector
 from pipeline.archive.plan import Range
-from pipeline.compact.job import files
+from pipeline.table import files
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 

@@ -1,71 +1,31 @@
 """Iceberg tables from the same jobs: what a topic holds, once, also for readers that are not Spark.
 
-The five failures of the Iceberg sink of Kafka Connect that others met in production are tests here by name.
+The failures of Kafka Connect's Iceberg sink are in `test_iceberg_failures.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from pipeline import catalog, connector, iceberg, table
+from pipeline import catalog, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
-from pipeline.errors import PipelineError, explain
+from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
 from pipeline.schema import CHANGE
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
-from tests.pipeline.conftest import INTERPRETED
+from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog, rows
 from tests.pipeline.histories import PARTITIONS, applied, changes, held, held_versions, lived, living
-from tests.pipeline.relay import relayed
 
 pytestmark = pytest.mark.timeout(600)
-FORMAT = ("--format", "iceberg")
-
-
-@pytest.fixture(params=["postgres", "folder"])
-def lake(
-    request: pytest.FixtureRequest, spark: SparkSession, database_url: str, tmp_path: Path
-) -> Iterator[SparkSession]:
-    """A session of its own with an empty catalog."""
-    with relayed(database_url) as url:
-        where = ["--catalog", url, "--warehouse", str(tmp_path / "files")]
-        if request.param == "folder":
-            where = ["--catalog", str(tmp_path / "files")]
-        arguments = jobs.parse(archive_job, ["--bootstrap", "x", "--out", "x", *FORMAT, *where])
-        session = spark.newSession()
-        for name, value in catalog.settings_of(arguments).items():
-            session.conf.set(name, value)
-        for name, value in {**INTERPRETED, "spark.sql.shuffle.partitions": "2"}.items():
-            session.conf.set(name, value)
-        yield session
-
-
-one_catalog = pytest.mark.parametrize("lake", ["folder"], indirect=True)
-
-
-def filled(bootstrap: str, partitions: int, count: int) -> str:
-    topic = topics.fresh(bootstrap, partitions)
-    topics.fill(bootstrap, topic, topics.records(count, partitions))
-    return topic
-
-
-def rows(spark: SparkSession, name: str = "events") -> list[Any]:
-    return table.read(spark, f"iceberg:{name}").orderBy("topic", "partition", "offset").collect()
-
-
-def offsets(spark: SparkSession, name: str = "events") -> list[int]:
-    return [row.offset for row in rows(spark, name)]
+SPREAD = ("--partition-by", "bucket(4,key),day(timestamp)", "--sort-by", "key")
 
 
 def test_a_topic_becomes_a_table_that_verifies_and_that_pyiceberg_reads(
@@ -209,13 +169,19 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     for part in (records[:40], records[40:]):
         topics.fill(gateway.bootstrap, topic, part)
         jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-        jobs.latest(lake, "events", "newest", *given)
+        jobs.latest(lake, "events", "newest", *SPREAD, *given)
         jobs.latest(lake, "events", "history", "--history", *given)
     # A batch without a keyed record still commits its progress.
     topics.fill(gateway.bootstrap, topic, [(0, None, b"no key", topics.START_MS, [])])
     jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
     told = jobs.latest(lake, "events", "newest", *given)
     assert len(told.events("committed")) == 1
+    files = lake.sql(f"SELECT partition, file_path FROM {iceberg.quoted('iceberg:newest')}.files").collect()
+    assert {tuple(row.partition.asDict()) for row in files} == {("key_bucket", "timestamp_day")}
+    assert len({row.partition.key_bucket for row in files}) > 1
+    for row in files:
+        keys = pq.read_table(row.file_path.removeprefix("file:"), columns=["key"], partitioning=None)["key"].to_pylist()
+        assert keys == sorted(keys)
     assert held(lake, "iceberg:newest") == applied(records)
     assert held_versions(lake, "iceberg:history") == lived(records)
     done = latest_job.last_merged(lake, "iceberg:newest")
@@ -224,14 +190,6 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
     latest_job.merge_batch(frame, "iceberg:newest", done)
     assert held(lake, "iceberg:newest") == applied(records)
-
-
-def written(spark: SparkSession, where: str, head: int | None) -> int:
-    """Return the snapshot after `head` that is not on `main`."""
-    name = iceberg.quoted(where)
-    main = {commit.version for commit in table.commits(spark, where)}
-    found = spark.sql(f"SELECT snapshot_id FROM {name}.snapshots WHERE parent_id = {head}").collect()
-    return next(row.snapshot_id for row in found if row.snapshot_id not in main)
 
 
 @one_catalog
@@ -246,6 +204,30 @@ def test_the_progress_outlives_merged_files_and_expired_snapshots(lake: SparkSes
     topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
     jobs.archive(lake, gateway.bootstrap, "events", *given)
     assert offsets(lake) == list(range(30))
+
+
+@one_catalog
+def test_small_files_are_merged_in_order_and_old_ones_removed(
+    lake: SparkSession, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    for _ in range(3):
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+        jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    before, progress = rows(lake), last_progress(lake, "iceberg:events")
+    assert table.files(lake, "iceberg:events").count() >= 6
+    told = jobs.compact(lake, "events", "--horizon-hours", "0", *FORMAT)
+    assert [line["added"] for line in told.events("merged")] == [1]
+    assert rows(lake) == before
+    # The branch of the last append does not keep what was merged.
+    [left] = (tmp_path / "files").glob("**/*.parquet")
+    held = pq.read_table(left, columns=["partition", "offset"]).to_pydict()
+    assert list(zip(held["partition"], held["offset"], strict=True)) == [(n // 30, n % 30) for n in range(60)]
+    assert last_progress(lake, "iceberg:events") == progress
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    assert offsets(lake) == [*range(40), *range(40)]
+    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
 
 
 def test_a_catalog_that_is_not_described_is_refused() -> None:
@@ -269,145 +251,3 @@ def test_a_rest_catalog_and_one_of_the_users_own_are_passed_to_spark() -> None:
         ".uri": "https://lake/v1", ".warehouse": "w",
     }  # fmt: skip
     assert catalog.settings_of(jobs.parse(archive_job, [*given, "--conf", f"{catalog.SPARK_NAME}=my.Catalog"])) == {}
-
-
-# --- the five failures ----------------------------------------------------------------------------------------------
-
-
-def test_two_coordinators_archive_a_batch_once(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 17637: two coordinators of one connector both committed."""
-    topic = filled(gateway.bootstrap, 1, 20)
-    first = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    first.open()
-    first.step_once()
-    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
-    with pytest.raises(PipelineError, match="Another archive job writes"):
-        first.step_once()
-    assert offsets(lake) == list(range(40))
-
-
-@one_catalog
-def test_two_coordinators_that_write_at_the_same_moment_commit_a_batch_once(
-    lake: SparkSession, gateway: GatewayProcess
-) -> None:
-    topic = filled(gateway.bootstrap, 1, 20)
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
-    slow = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    slow.open()
-    whole = iceberg.publish
-
-    def beaten(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
-        with patch.object(iceberg, "publish", whole):
-            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-        # The winner dropped the branch; without that, only Iceberg's own check is left.
-        late, name = written(spark, where, head), iceberg.quoted(where)
-        spark.sql(f"ALTER TABLE {name} CREATE BRANCH IF NOT EXISTS {branch} AS OF VERSION {late}")
-        whole(spark, where, branch, head)
-
-    with patch.object(iceberg, "publish", beaten), pytest.raises(PySparkException) as refused:
-        slow.step_once()
-    assert explain(refused.value).cause.startswith("Another writer changed the table at the same moment.")
-    assert offsets(lake) == list(range(40))
-
-
-@one_catalog
-def test_a_branch_that_another_job_dropped_is_not_committed(lake: SparkSession, gateway: GatewayProcess) -> None:
-    topic = filled(gateway.bootstrap, 1, 20)
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    name = iceberg.quoted("iceberg:events")
-    frame, before = table.read(lake, "iceberg:events"), offsets(lake)
-    whole = iceberg.publish
-
-    def dropped(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
-        spark.sql(f"ALTER TABLE {name} DROP BRANCH {branch}")
-        frame.writeTo(name).append()
-        spark.sql(f"ALTER TABLE {name} CREATE BRANCH {branch}")
-        frame.writeTo(f"{name}.branch_{branch}").append()
-        whole(spark, where, branch, head)
-
-    with (
-        patch.object(iceberg, "publish", dropped),
-        pytest.raises(PipelineError, match=r"dropped this job's branch. Stop one of the two"),
-    ):
-        table.append(frame, "iceberg:events", archive_job.APPLICATION, 7, "{}")
-    assert offsets(lake) == sorted(before * 2)
-
-
-@one_catalog
-def test_a_zombie_does_not_rewind_the_progress(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 17551: a zombie task rewound the group's offset, and records were lost or doubled."""
-    topic = filled(gateway.bootstrap, 1, 20)
-    zombie = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    zombie.open()
-    read = connector.read
-
-    def overtaken(*given: Any, **named: Any) -> Any:
-        with patch.object(connector, "read", read):
-            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-            topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
-            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-        return read(*given, **named)
-
-    with (
-        patch.object(connector, "read", overtaken),
-        pytest.raises(PipelineError, match="Another archive job writes"),
-    ):
-        zombie.step_once()
-    progress = last_progress(lake, "iceberg:events")
-    assert progress is not None
-    assert (progress.batch, progress.next[topic, 0]) == (2, 40)
-    assert offsets(lake) == list(range(40))
-
-
-@one_catalog
-def test_the_same_files_are_not_committed_twice(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 17340: after a lost answer the same data files were committed again."""
-    topic = filled(gateway.bootstrap, 1, 20)
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    frame, progress = table.read(lake, "iceberg:events"), last_progress(lake, "iceberg:events")
-    assert progress is not None
-    table.append(frame, "iceberg:events", archive_job.APPLICATION, progress.batch, progress.to_json())
-    files = lake.sql(f"SELECT file_path FROM {iceberg.quoted('iceberg:events')}.files").collect()
-    assert len(files) == len({row.file_path for row in files})
-    assert offsets(lake) == list(range(20))
-
-
-@one_catalog
-def test_a_commit_holds_all_partitions_of_its_batch_or_none(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 17925: a commit went through without the data of every partition."""
-    topic = filled(gateway.bootstrap, 3, 60)
-    job = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    job.open()
-    whole = archive_job.to_records
-
-    def failing(frame: Any) -> Any:
-        broken = F.when(F.col("partition") == 2, F.raise_error(F.lit("a task of partition 2 died"))).otherwise("value")
-        return whole(frame).withColumn("value", F.coalesce(broken.cast("binary"), "value"))
-
-    with patch.object(archive_job, "to_records", failing), pytest.raises(PySparkException):
-        job.step_once()
-    assert offsets(lake) == []
-    job.step_once()
-    assert offsets(lake) == [*range(20), *range(20), *range(20)]
-
-
-@one_catalog
-def test_a_job_that_ends_before_its_commit_is_continued_by_another(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 16282: a change of the coordinator between write and commit lost or doubled records."""
-    topic = filled(gateway.bootstrap, 1, 20)
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
-    ending = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    ending.open()
-
-    with patch.object(iceberg, "publish", side_effect=jobs.DiedError), pytest.raises(jobs.DiedError):
-        ending.step_once()
-    assert offsets(lake) == list(range(20))
-    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-    assert offsets(lake) == list(range(40))
-    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
-    name = iceberg.quoted("iceberg:events")
-    assert len(lake.sql(f"SELECT name FROM {name}.refs WHERE name <> 'main'").collect()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from pipeline.verify.sums import BLOCK, headers_text
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.jobs import Record
+from tests.pipeline.keys import ed25519_keys
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
 
@@ -29,18 +29,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
 @pytest.fixture
 def out(tmp_path: Path) -> str:
     return str(tmp_path / "table")
-
-
-def openssl(*given: str) -> None:
-    subprocess.run(["openssl", *given], check=True, capture_output=True, timeout=60)
-
-
-def keys(folder: Path, name: str) -> tuple[str, str]:
-    """Return the files of a private key and its public one."""
-    private, public = str(folder / f"{name}.pem"), str(folder / f"{name}-public.pem")
-    openssl("genpkey", "-algorithm", "ed25519", "-out", private)
-    openssl("pkey", "-in", private, "-pubout", "-out", public)
-    return private, public
 
 
 def hash_of(records: list[tuple[int, Record]]) -> str:
@@ -65,8 +53,8 @@ def test_an_archive_and_its_copy_in_another_format_are_proved_without_the_topic(
     for name, value in catalog.settings_of(jobs.parse(archive_job, ["--bootstrap", "x", "--out", "x", *lake])).items():
         session.conf.set(name, value)
     jobs.archive(session, gateway.bootstrap, "events", "--topics", topic, *lake)
-    private, public = keys(tmp_path, "ours")
-    _, another = keys(tmp_path, "theirs")
+    private, public = ed25519_keys(tmp_path, "ours")
+    _, another = ed25519_keys(tmp_path, "theirs")
     file = tmp_path / "manifest.json"
     jobs.manifest(spark, out, str(file), "--key", private)
 

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
+from pipeline import table
 from pipeline.archive import unfit
 from pipeline.archive.job import last_progress
-from pipeline.compact import job as compact_job
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 from pipeline.partitioners import murmur2
@@ -347,10 +347,10 @@ def test_small_files_are_merged_and_the_archive_stays_what_it_was(
     for _ in range(3):
         topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
         jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
-    before = compact_job.files(spark, out).count()
+    before = table.files(spark, out).count()
     jobs.compact(spark, out)
     assert before >= 6
-    assert compact_job.files(spark, out).count() == 1
+    assert table.files(spark, out).count() == 1
     topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
     jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0

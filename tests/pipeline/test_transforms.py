@@ -545,8 +545,5 @@ def test_group_offsets_follow_the_map(spark: SparkSession) -> None:
 
 def test_days_with_small_files_are_worth_compacting(spark: SparkSession) -> None:
     rows = [("a", "d1", 10), ("a", "d1", 20), ("a", "d2", 10), ("b", "d1", 90), ("b", "d1", 95), ("b", "d1", 4)]
-    files = spark.createDataFrame(
-        [({"topic": topic, "date": day}, size) for topic, day, size in rows],
-        "partitionValues map<string,string>, size long",
-    )
+    files = spark.createDataFrame(rows, "topic string, date string, size long")
     assert [tuple(row) for row in worth_compacting(files, 100, 2).collect()] == [("a", "d1", 2, 2, 30)]

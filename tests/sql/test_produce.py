@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[rep
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.sql.conftest import create_topic
 from tests.sql.reading import error, read, values
+from tests.steps.waiting import until
 
 Connection = asyncpg.Connection
 EARLY = "set constraints all immediate"
@@ -311,6 +312,32 @@ async def test_compression_and_append_time_are_the_topics(
         "partition_key = (select partition_key from sluice.topic_partition where topic = 'stamped')"
     )
     assert size < 1000
+
+
+async def test_records_of_sql_are_compacted_like_any_other(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({"log.cleaner.backoff.ms": "100"})
+    assert gateway.database_url is not None
+    create_topic(gateway, "kept", 1, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01")
+    sql = await asyncpg.connect(gateway.database_url)
+
+    async def produce(key: str, value: str | None) -> None:
+        await sql.execute("select kafka.produce('kept', $1::text, $2::text)", value, key)
+        assert await sql.fetchval("select kafka.flush('60 seconds')")
+
+    for number in range(30):
+        await produce(f"key-{number % 3}", str(number))
+    offsets: list[Any] = []
+
+    async def cleaned() -> bool:
+        # The newest batch is never compacted, so another one must follow.
+        await produce("last", "x")
+        rows = await sql.fetch("select \"offset\", key from kafka.records('kept', 0, 0, 1000) where note is null")
+        offsets[:] = [row["offset"] for row in rows if row["key"] != b"last"]
+        return len(offsets) == 3
+
+    await until(cleaned, "compaction keeps the newest record of each key")
+    assert offsets == [27, 28, 29]
+    await sql.close()
 
 
 async def test_read_committed_consumers_read_records_of_sql_once_earlier_transactions_have_ended(

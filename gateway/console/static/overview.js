@@ -48,7 +48,7 @@ export function nodes(rows) {
     { name: "Rack", of: (row) => row.rack || "–" },
     { name: "Up", num: true, of: (row) => ago(row.up) },
     { name: "Group shards", num: true, of: (row) => count(row.leases.groups || 0) },
-    { name: "Jobs", of: (row) => row.jobs.join(", ") || "–" },
+    { name: "Jobs", class: "wide", of: (row) => row.jobs.join(", ") || "–" },
     { name: "Catalog behind", num: true, of: (row) => count(row.behind) },
   ], rows, "No node is alive.");
 }

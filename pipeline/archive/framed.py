@@ -1,0 +1,145 @@
+"""Typed archives of a topic whose records name their schemas by id in a registry.
+
+The one idea: each value becomes JSON by its own schema, and is then typed as JSON is. So records of several schemas,
+and of several kinds of schemas, share one table; a field that a newer schema brings becomes a column, and a value that
+does not fit its column is rescued. The columns take their types from Avro's schemas where they can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import starmap
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pipeline.archive.registry import Registry, Schema
+from pipeline.archive.typed import NO_TYPE, JsonTyping, all_nulls, can_be_column, merge
+from pipeline.errors import explain
+from pipeline.widening import widen
+
+MAX_SCHEMAS = 200
+"""Schemas in one batch. Bytes that are no schema's id look like one, so there may be any number of these."""
+_ID, _TEXT, _WHY, _RAW = "_schema_id", "_text", "_why", "_raw"
+# By default Spark writes milliseconds only.
+_EXACT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+_KEPT = (BooleanType, IntegralType, FloatType, DoubleType, DecimalType, StringType, DateType, TimestampType)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryTyping:
+    registry: Registry
+    evolve: bool
+    decimals: bool = True
+
+    def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
+        opened, given = self._opened(records)
+        typing = JsonTyping(None, evolve=self.evolve, decimals=self.decimals, known=given if self.evolve else NO_TYPE)
+        typed = typing.apply(opened, stored)
+        return _closed(typed).withColumn("reason", F.coalesce(_WHY, "reason")).drop(_WHY)
+
+    def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
+        opened, _ = self._opened(records)
+        return JsonTyping(None, evolve=False, decimals=self.decimals).mistyped(opened, stored)
+
+    def _opened(self, records: DataFrame) -> tuple[DataFrame, StructType]:
+        """Return `records` with values of JSON, a reason for each without one, and the type that Avro's schemas have.
+
+        UnreachableError if the registry does not answer.
+        """
+        named = records.withColumn(_ID, _schema_id())
+        counted = named.where(F.col(_ID).isNotNull()).groupBy(_ID).count().orderBy(F.desc("count"), _ID)
+        numbers = [row[_ID] for row in counted.limit(MAX_SCHEMAS).collect()]
+        text, why, given = F.lit(None).cast("string"), F.when(F.lit(False), ""), NO_TYPE
+        for number in numbers:
+            json, reason, kind = _decoded(number, self.registry.schema(number), records)
+            text = F.when(F.col(_ID) == number, json).otherwise(text)
+            why = F.when(F.col(_ID) == number, reason).otherwise(why)
+            given = merge(_wider(given, kind, decimals=self.decimals), kind)
+        beyond = F.col(_ID).isNotNull() & ~F.col(_ID).isin(numbers)
+        why = F.when(beyond, f"the batch has more than {MAX_SCHEMAS} schemas").otherwise(why)
+        why = F.when(F.col(_ID).isNull(), "the value does not begin with the id of a schema").otherwise(why)
+        named = named.withColumn(_TEXT, text).withColumn(_WHY, F.when(F.col("value").isNotNull(), why))
+        named = named.withColumn(_RAW, F.col("value"))
+        return named.withColumn("value", F.when(F.col(_WHY).isNull(), F.col(_TEXT).cast("binary"))).drop(
+            _ID, _TEXT
+        ), given
+
+
+def _closed(opened: DataFrame) -> DataFrame:
+    return opened.withColumn("value", F.col(_RAW)).drop(_RAW)
+
+
+def _schema_id() -> Column:
+    """Return the id that follows a zero byte, null if the value does not begin so."""
+    number = F.conv(F.hex(F.expr("substring(value, 2, 4)")), 16, 10).cast("long")
+    return F.when((F.octet_length("value") >= 5) & (F.expr("substring(value, 1, 1)") == F.lit(b"\0")), number)
+
+
+def _decoded(number: int, schema: Schema | None, records: DataFrame) -> tuple[Column, Column, StructType]:
+    """Return the value as JSON, the reason why it has none, and the type of its fields."""
+    nothing, payload = F.lit(None).cast("string"), F.expr("substring(value, 6)")
+    if schema is None:
+        return nothing, F.lit(f"the registry has no schema {number}"), NO_TYPE
+    if schema.kind == "JSON":
+        return payload.cast("string"), nothing, NO_TYPE
+    if schema.kind != "AVRO" or schema.refers:
+        what = "refers to others" if schema.kind == "AVRO" else f"is {schema.kind}"
+        return nothing, F.lit(f"the schema {number} {what}, which this job cannot read"), NO_TYPE
+    try:
+        return _avro(number, schema.text, payload, records)
+    except (PySparkException, Py4JJavaError) as error:
+        return nothing, F.lit(f"the schema {number} cannot be used: {explain(error).cause}"), NO_TYPE
+
+
+def _avro(number: int, schema: str, payload: Column, records: DataFrame) -> tuple[Column, Column, StructType]:
+    from pyspark.sql.avro.functions import from_avro
+
+    found = from_avro(payload, schema, {"mode": "PERMISSIVE"})
+    kind = records.select(found.alias("found")).schema["found"].dataType
+    if not isinstance(kind, StructType):
+        return F.lit(None).cast("string"), F.lit(f"the schema {number} is no record"), NO_TYPE
+    text, nulls = F.to_json(found, _EXACT), all_nulls(schema)
+    # A record that cannot be decoded comes back as a null or as a struct of nothing but nulls.
+    empty = F.coalesce(text == "{}", F.lit(True))
+    bad = empty if nulls is None else empty & (payload != F.lit(nulls))
+    return text, F.when(bad & F.lit(bool(kind.fields)), f"the value is not Avro of the schema {number}"), _columns(kind)
+
+
+def _columns(kind: StructType) -> StructType:
+    """Return the fields whose type a column has, as it is or in parts. The values of others are typed as JSON is."""
+    fields = starmap(
+        StructField, ((each.name, _kept(each.dataType)) for each in kind.fields if can_be_column(each.name))
+    )
+    return StructType([each for each in fields if each.dataType is not NO_TYPE])
+
+
+def _kept(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        found = _columns(kind)
+        return found if found.fields else NO_TYPE
+    if isinstance(kind, ArrayType):
+        element = _kept(kind.elementType)
+        return element if element is NO_TYPE else ArrayType(element)
+    return kind if isinstance(kind, _KEPT) else NO_TYPE
+
+
+def _wider(given: StructType, kind: StructType, *, decimals: bool) -> StructType:
+    found = widen(given, kind, decimals=decimals)
+    return found if isinstance(found, StructType) else NO_TYPE

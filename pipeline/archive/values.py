@@ -1,0 +1,62 @@
+"""The options that say how values are encoded, and the typing that they choose."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline import table
+from pipeline.archive.framed import RegistryTyping
+from pipeline.archive.registry import Registry
+from pipeline.archive.typed import AvroTyping, JsonTyping, Typing
+from pipeline.errors import PipelineError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("typed")
+    add_value_arguments(group)
+    group.add_argument(
+        "--evolve", choices=("add", "none"), default="add",
+        help="new fields of JSON, and numbers that need a wider column (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
+
+
+def add_value_arguments(group: argparse._ArgumentGroup) -> None:
+    """The arguments that say how values are encoded."""
+    group.add_argument(
+        "--value", choices=("raw", "json", "avro", "registry"), default="raw",
+        help="registry: each value begins with the id of its schema in --registry (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--registry", metavar="URL", help="a schema registry, such as https://user:password@host:8081")
+    group.add_argument(
+        "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
+    )
+    group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
+
+
+def dead_letter_table(arguments: argparse.Namespace) -> str:
+    """Return the location of the table of bad records."""
+    return table.location(arguments.dead_letters or f"{arguments.out.rstrip('/')}_dead_letters", arguments.format)
+
+
+def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
+    """None for raw values. Without `evolve` the table keeps its columns."""
+    if arguments.value == "raw":
+        return None
+    text = None
+    if arguments.schema is not None:
+        try:
+            text = arguments.schema.read_text()
+        except OSError as error:
+            raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
+    decimals = arguments.format != "iceberg"
+    if arguments.value == "registry":
+        if not arguments.registry:
+            raise PipelineError("--value registry needs a schema registry.", "Name its URL with --registry.")
+        return RegistryTyping(Registry(arguments.registry), evolve=evolve, decimals=decimals)
+    if arguments.value == "json":
+        return JsonTyping(text, evolve=evolve, decimals=decimals)
+    if text is None:
+        raise PipelineError("Avro needs its schema.", "Name its file with --schema.")
+    return AvroTyping(text, framed=arguments.framing == "confluent", decimals=decimals)

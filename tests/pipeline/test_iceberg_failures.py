@@ -1,0 +1,171 @@
+"""The five failures of Kafka Connect's Iceberg sink that others met in production, each with a test by name.
+
+docs/iceberg-failures.md explains why each cannot happen here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pipeline import connector, iceberg, table
+from pipeline.archive import job as archive_job
+from pipeline.archive.job import last_progress
+from pipeline.errors import PipelineError, explain
+from tests.gateway_process import GatewayProcess
+from tests.pipeline import jobs, topics
+from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def written(spark: SparkSession, where: str, head: int | None) -> int:
+    """Return the snapshot after `head` that is not on `main`."""
+    name = iceberg.quoted(where)
+    main = {commit.version for commit in table.commits(spark, where)}
+    found = spark.sql(f"SELECT snapshot_id FROM {name}.snapshots WHERE parent_id = {head}").collect()
+    return next(row.snapshot_id for row in found if row.snapshot_id not in main)
+
+
+def test_two_coordinators_archive_a_batch_once(lake: SparkSession, gateway: GatewayProcess) -> None:
+    """Iceberg issue 17637: two coordinators of one connector both committed."""
+    topic = filled(gateway.bootstrap, 1, 20)
+    first = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    first.open()
+    first.step_once()
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    with pytest.raises(PipelineError, match="Another archive job writes"):
+        first.step_once()
+    assert offsets(lake) == list(range(40))
+
+
+@one_catalog
+def test_two_coordinators_that_write_at_the_same_moment_commit_a_batch_once(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    slow = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    slow.open()
+    whole = iceberg.publish
+
+    def beaten(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
+        with patch.object(iceberg, "publish", whole):
+            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+        # The winner dropped the branch; without that, only Iceberg's own check is left.
+        late, name = written(spark, where, head), iceberg.quoted(where)
+        spark.sql(f"ALTER TABLE {name} CREATE BRANCH IF NOT EXISTS {branch} AS OF VERSION {late}")
+        whole(spark, where, branch, head)
+
+    with patch.object(iceberg, "publish", beaten), pytest.raises(PySparkException) as refused:
+        slow.step_once()
+    assert explain(refused.value).cause.startswith("Another writer changed the table at the same moment.")
+    assert offsets(lake) == list(range(40))
+
+
+@one_catalog
+def test_a_branch_that_another_job_dropped_is_not_committed(lake: SparkSession, gateway: GatewayProcess) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    name = iceberg.quoted("iceberg:events")
+    frame, before = table.read(lake, "iceberg:events"), offsets(lake)
+    whole = iceberg.publish
+
+    def dropped(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
+        spark.sql(f"ALTER TABLE {name} DROP BRANCH {branch}")
+        frame.writeTo(name).append()
+        spark.sql(f"ALTER TABLE {name} CREATE BRANCH {branch}")
+        frame.writeTo(f"{name}.branch_{branch}").append()
+        whole(spark, where, branch, head)
+
+    with (
+        patch.object(iceberg, "publish", dropped),
+        pytest.raises(PipelineError, match=r"dropped this job's branch. Stop one of the two"),
+    ):
+        table.append(frame, "iceberg:events", archive_job.APPLICATION, 7, "{}")
+    assert offsets(lake) == sorted(before * 2)
+
+
+@one_catalog
+def test_a_zombie_does_not_rewind_the_progress(lake: SparkSession, gateway: GatewayProcess) -> None:
+    """Iceberg issue 17551: a zombie task rewound the group's offset, and records were lost or doubled."""
+    topic = filled(gateway.bootstrap, 1, 20)
+    zombie = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    zombie.open()
+    read = connector.read
+
+    def overtaken(*given: Any, **named: Any) -> Any:
+        with patch.object(connector, "read", read):
+            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+            topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+            jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+        return read(*given, **named)
+
+    with (
+        patch.object(connector, "read", overtaken),
+        pytest.raises(PipelineError, match="Another archive job writes"),
+    ):
+        zombie.step_once()
+    progress = last_progress(lake, "iceberg:events")
+    assert progress is not None
+    assert (progress.batch, progress.next[topic, 0]) == (2, 40)
+    assert offsets(lake) == list(range(40))
+
+
+@one_catalog
+def test_the_same_files_are_not_committed_twice(lake: SparkSession, gateway: GatewayProcess) -> None:
+    """Iceberg issue 17340: after a lost answer the same data files were committed again."""
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    frame, progress = table.read(lake, "iceberg:events"), last_progress(lake, "iceberg:events")
+    assert progress is not None
+    table.append(frame, "iceberg:events", archive_job.APPLICATION, progress.batch, progress.to_json())
+    files = lake.sql(f"SELECT file_path FROM {iceberg.quoted('iceberg:events')}.files").collect()
+    assert len(files) == len({row.file_path for row in files})
+    assert offsets(lake) == list(range(20))
+
+
+@one_catalog
+def test_a_commit_holds_all_partitions_of_its_batch_or_none(lake: SparkSession, gateway: GatewayProcess) -> None:
+    """Iceberg issue 17925: a commit went through without the data of every partition."""
+    topic = filled(gateway.bootstrap, 3, 60)
+    job = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    job.open()
+    whole = archive_job.to_records
+
+    def failing(frame: Any) -> Any:
+        broken = F.when(F.col("partition") == 2, F.raise_error(F.lit("a task of partition 2 died"))).otherwise("value")
+        return whole(frame).withColumn("value", F.coalesce(broken.cast("binary"), "value"))
+
+    with patch.object(archive_job, "to_records", failing), pytest.raises(PySparkException):
+        job.step_once()
+    assert offsets(lake) == []
+    job.step_once()
+    assert offsets(lake) == [*range(20), *range(20), *range(20)]
+
+
+@one_catalog
+def test_a_job_that_ends_before_its_commit_is_continued_by_another(lake: SparkSession, gateway: GatewayProcess) -> None:
+    """Iceberg issue 16282: a change of the coordinator between write and commit lost or doubled records."""
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    ending = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    ending.open()
+
+    with patch.object(iceberg, "publish", side_effect=jobs.DiedError), pytest.raises(jobs.DiedError):
+        ending.step_once()
+    assert offsets(lake) == list(range(20))
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    assert offsets(lake) == list(range(40))
+    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+    name = iceberg.quoted("iceberg:events")
+    assert len(lake.sql(f"SELECT name FROM {name}.refs WHERE name <> 'main'").collect()) == 1
