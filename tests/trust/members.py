@@ -128,21 +128,13 @@ class Membership:
             self._history.add(OwnerChanged(life.group, life.name, life.topic, partition, change, at_s))
 
 
-class FatalError(Exception):
-    """The client refuses every further call."""
-
-
 # --- librdkafka ---------------------------------------------------------------------------------------------------
 
 
 class LibrdkafkaMember:
     def __init__(self, life: Life, membership: Membership) -> None:
         self._life, self._membership = life, membership
-        self._has_failed = False
-        self._consumer = confluent_kafka.Consumer({**_librdkafka_settings(life), "error_cb": self._erred})
-
-    def _erred(self, error: KafkaError) -> None:
-        self._has_failed = self._has_failed or error.code() == KafkaError._FATAL  # noqa: SLF001 - its public name
+        self._consumer = confluent_kafka.Consumer(_librdkafka_settings(life))
 
     def live(self) -> None:
         is_simple = self._life.protocol == SIMPLE
@@ -163,8 +155,8 @@ class LibrdkafkaMember:
                 self._consumer.close()
             else:
                 close(self._consumer, self._take, patience_s=LEAVE_S)
-        except (FatalError, KafkaException):
-            if not self._has_failed:
+        except KafkaException as error:
+            if not _is_fatal(error.args[0]):
                 raise
             # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
             # nothing more, and its successor takes its place.
@@ -186,9 +178,12 @@ class LibrdkafkaMember:
 
     def _take(self) -> None:
         message = self._consumer.poll(POLL_S)
-        if self._has_failed:
-            raise FatalError
-        if message is None or message.error() is not None:
+        if message is None:
+            return
+        error = message.error()
+        if error is not None:
+            if _is_fatal(error):
+                raise KafkaException(error)
             return
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
@@ -220,6 +215,11 @@ class LibrdkafkaMember:
 
     def _lost(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._membership.lost(_numbers(partitions))
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    """Return whether the client refuses every further call."""
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - its public name
 
 
 def _librdkafka_settings(life: Life) -> dict[str, Any]:
