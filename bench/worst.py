@@ -55,7 +55,7 @@ from bench.worst_requests import (
     of_share_groups,
     whole_apis,
 )
-from gateway.config.broker import STANDARD_AUTHORIZER
+from gateway.config.broker_clients import STANDARD_AUTHORIZER
 from gateway.config.jaas import PLAIN_MODULE
 from protocol.api_keys import ApiKey
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse

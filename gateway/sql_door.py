@@ -9,7 +9,8 @@ import structlog
 from gateway.apis.admin.new_topics import make_automatic_topic
 from gateway.building.services import Services
 from gateway.cluster.wakeups import Wakeups
-from gateway.config.broker import BrokerConfig, principals
+from gateway.config.broker import BrokerConfig
+from gateway.config.broker_clients import principals
 from gateway.log.relay import Relay
 from storage.pool import Database
 from storage.sql_door import DoorSettings, install

@@ -66,9 +66,9 @@ def decode_subscription(buffer: Buffer, *, bounded: bool = True) -> Subscription
 
 
 def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
-    """Only the topics, which every version holds first.
+    """Return only the topics, which come first in every version.
 
-    All that the coordinator needs of a classic member; sarama-cluster says version 1 and leaves out what that adds.
+    The coordinator needs no more of a classic member. sarama-cluster names version 1 and omits the fields of version 1.
     """
     reader = _Reader(buffer, bounded=True)
     reader.version()

@@ -26,21 +26,21 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from storage.embedded_account import Account, own_account
+from storage.embedded_settings import SERVER_SETTINGS, configuration
 from storage.embedded_socket import (
     LOCK_NAME,
-    PORT,
     SOCKET_NAME,
     USER,
     running_url,
     socket_directory,
     socket_url,
 )
-from storage.postgres_programs import EmbeddedPostgresError, Programs, find_programs
+from storage.postgres_programs import EmbeddedPostgresError, Programs, fatal_line, find_programs, last_line
 from storage.private_files import (
     give_tree,
     make_directory,
@@ -53,20 +53,8 @@ from storage.private_files import (
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
-FIRST_WITH_IO_WORKERS = 18
 CLUSTER = "postgres"
 """Name of the cluster's directory."""
-ACCOUNT = "sluice"
-"""System user of the server if root starts it."""
-USERADD = (
-    *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
-    *("--shell", "/usr/sbin/nologin", ACCOUNT),
-)
-USERADD_ATTEMPTS = 20
-"""Another process may be changing the list of users."""
-USERADD_RETRY_SECONDS = 0.25
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 INITDB_SECONDS = 120.0
 START_SECONDS = 300.0
 """Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
@@ -84,67 +72,6 @@ LOG_CHECK_SECONDS = 30.0
 MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_SMALL_FILE_BYTES = 4096
 """Limit for PG_VERSION and postmaster.pid."""
-
-SERVER_SETTINGS: Mapping[str, str] = {
-    # Reached through a private Unix socket only.
-    "listen_addresses": "",
-    "port": str(PORT),
-    "unix_socket_permissions": "0700",
-    "max_connections": "100",
-    # Every acknowledgement stands on a synced commit.
-    "fsync": "on",
-    "synchronous_commit": "on",
-    "full_page_writes": "on",
-    # One server, no replicas, but a copy may be taken while it runs: pg_basebackup takes two connections and, while it
-    # works, a slot. Record batches arrive compressed.
-    "wal_level": "replica",
-    "max_wal_senders": "2",
-    "max_replication_slots": "1",
-    "max_logical_replication_workers": "0",
-    "wal_compression": "off",
-    # We start the server again ourselves. With this setting on, Postgres recovers under the old postmaster after a
-    # crash of one of its processes. If that recovery finds no room on the disk, the postmaster stays up for ever and
-    # accepts no connection.
-    "restart_after_crash": "off",
-    # A group commit carries up to 8 MiB.
-    "wal_buffers": "16MB",
-    # 1 GB sustained more, at half the p99, than 8 GB did, and bounds disk and crash recovery to seconds.
-    # Recycled segments are written faster than new ones, so keep half of them.
-    "max_wal_size": "1GB",
-    "min_wal_size": "512MB",
-    "checkpoint_timeout": "15min",
-    # Indexes and the partition rows; batches are written once and read from the tail or the page cache.
-    "shared_buffers": "256MB",
-    "huge_pages": "try",
-    # Short keyed statements on local storage: no parallel plans, no compilation, cheap random pages.
-    "max_parallel_workers_per_gather": "0",
-    "max_worker_processes": "4",
-    "io_workers": "2",
-    "jit": "off",
-    "random_page_cost": "1.1",
-    # Partition, group and offset rows are updated constantly: clean little and often.
-    "autovacuum_max_workers": "2",
-    "autovacuum_naptime": "15s",
-    "autovacuum_vacuum_scale_factor": "0.05",
-    "autovacuum_vacuum_cost_limit": "1000",
-    "log_min_messages": "warning",
-    "log_line_prefix": "%m [%p] ",
-    "log_timezone": "UTC",
-    "timezone": "UTC",
-    "lc_messages": "C",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """Account that the server runs as; None for this process's own."""
-
-    uid: int
-    gid: int
-
-    @property
-    def owner(self) -> tuple[int, int]:
-        return self.uid, self.gid
 
 
 def holds_cluster(data_dir: Path) -> bool:
@@ -182,7 +109,7 @@ class EmbeddedPostgres:
         self._given_programs = programs
         self._programs: Programs | None = None
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
-        self._account: _Account | None = None
+        self._account: Account | None = None
         self._socket_dir = self.data_dir / "socket"
         self._lock_path = self.data_dir / LOCK_NAME
         self._lock_fd: int | None = None
@@ -288,9 +215,9 @@ class EmbeddedPostgres:
         if moving and (owner is not None or len(moving) > 1):
             raise EmbeddedPostgresError(f"{moving[0]} lies beside another cluster: move one of the two elsewhere")
         if owner is not None and owner.st_uid != 0:
-            self._account = _Account(owner.st_uid, owner.st_gid)
+            self._account = Account(owner.st_uid, owner.st_gid)
             return
-        self._account = await _own_account()
+        self._account = await own_account()
         if owner is not None:
             self._socket_dir = socket_directory(self.data_dir)
             await self._stop_leftover()
@@ -299,7 +226,7 @@ class EmbeddedPostgres:
         for directory in moving:
             await self._take_over(directory, self._account)
 
-    async def _take_over(self, directory: Path, account: _Account) -> None:
+    async def _take_over(self, directory: Path, account: Account) -> None:
         """Give a cluster that root restored from a copy to its account.
 
         Until every file has changed hands, the directory has a name that contains its former owner. So the next start
@@ -389,7 +316,7 @@ class EmbeddedPostgres:
             process.kill()
             raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
         if process.returncode != 0:
-            raise EmbeddedPostgresError(f"initdb failed: {_reason(output)}")
+            raise EmbeddedPostgresError(f"initdb failed: {fatal_line(output)}")
         fresh.rename(self.cluster_dir)
         _sync_directory(self.data_dir)
         logger.info("postgres cluster created", directory=str(self.cluster_dir))
@@ -397,16 +324,8 @@ class EmbeddedPostgres:
     def _write_configuration(self) -> None:
         """Write postgresql.conf, which is ours and derived. An operator's own settings go through ALTER SYSTEM and
         win."""
-        most = max(self._connections, int(self._settings["max_connections"]))
-        settings = {
-            **self._settings,
-            "max_connections": str(most),
-            "unix_socket_directories": str(self._socket_dir),
-        }
-        if self._found.major < FIRST_WITH_IO_WORKERS:
-            del settings["io_workers"]
-        lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
-        self._write_owned("postgresql.conf", "".join(lines))
+        text = configuration(self._settings, self._connections, self._socket_dir, self._found.major)
+        self._write_owned("postgresql.conf", text)
         if self._account is None:
             # The socket's directory admits no other account, and the user may have no name to compare.
             self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
@@ -596,44 +515,13 @@ class EmbeddedPostgres:
     def _last_log_line(self) -> str:
         with self.log_path.open("rb") as file:
             file.seek(max(0, self.log_path.stat().st_size - 4096))
-            return _last_line(file.read())
+            return last_line(file.read())
 
     def _fatal_log_line(self) -> str:
         """Line of the log that says why this start failed."""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start_bytes)
-            return _reason(file.read(65536))
-
-
-async def _own_account() -> _Account:
-    """The system user of the embedded Postgres, created if it does not exist."""
-    output = b""
-    for attempt in range(USERADD_ATTEMPTS):
-        with contextlib.suppress(KeyError):
-            entry = pwd.getpwnam(ACCOUNT)
-            if entry.pw_uid == 0:
-                raise EmbeddedPostgresError(f"the user {ACCOUNT} is root, as which Postgres refuses to run: rename it")
-            return _Account(entry.pw_uid, entry.pw_gid)
-        if attempt:
-            await asyncio.sleep(USERADD_RETRY_SECONDS)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *USERADD,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
-            )
-        except FileNotFoundError:
-            output = b"there is no useradd"
-            break
-        output, _ = await process.communicate()
-        if process.returncode == 0:
-            logger.info("system user created for the embedded Postgres", user=ACCOUNT)
-    raise EmbeddedPostgresError(
-        f"Postgres refuses to run as root, and the user {ACCOUNT} cannot be created ({_last_line(output)}): create a "
-        f"system user of that name, run as another user, or give --database-url"
-    )
+            return fatal_line(file.read(65536))
 
 
 def _command_of(pid: int) -> list[bytes] | None:
@@ -661,20 +549,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(directory_fd)
     finally:
         os.close(directory_fd)
-
-
-def _reason(output: bytes) -> str:
-    """The last line that says why; hints and farewells follow it."""
-    reasons = [
-        line for line in output.splitlines() if any(word in line for word in (b"FATAL: ", b"PANIC: ", b"error: "))
-    ]
-    return _last_line(reasons[-1] if reasons else output)
-
-
-def _last_line(output: bytes) -> str:
-    lines = output.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
-
-
-def _conf_quote(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -113,3 +113,17 @@ def _supported(programs: Programs) -> Programs:
             "name a newer one by --postgres-bin"
         )
     return programs
+
+
+def fatal_line(output: bytes) -> str:
+    """Return the last line of a program's output that says why it failed; hints and farewells follow that line."""
+    reasons = [
+        line for line in output.splitlines() if any(word in line for word in (b"FATAL: ", b"PANIC: ", b"error: "))
+    ]
+    return last_line(reasons[-1] if reasons else output)
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line of a program's output."""
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -385,8 +385,8 @@ class OffsetCommit:
     lease: CoordinatorLease
     group_id: str
     generation_id: int | None
-    """None: the commit is part of a transaction, whose producer may commit with or without members. Otherwise like
-    −1."""
+    """None: the commit is part of a transaction. Its producer may commit whether the group has members or not. All
+    other rules are those of −1."""
     topic_id: UUID
     partition_index: int
     committed_offset: int

@@ -10,7 +10,8 @@ from gateway.building.log import LogPart
 from gateway.building.stores import Stores
 from gateway.building.undo import STEP_TIMEOUT_S, Undo
 from gateway.cluster.clock import ClusterClock
-from gateway.config.broker import BrokerConfig, principals
+from gateway.config.broker import BrokerConfig
+from gateway.config.broker_clients import principals
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
 from gateway.groups.groups import Groups

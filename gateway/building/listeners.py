@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.reachability import warn_of_unreachable
-from gateway.config.broker import BrokerConfig, ip_overrides
+from gateway.config.broker import BrokerConfig
+from gateway.config.broker_clients import ip_overrides
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings

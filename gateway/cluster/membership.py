@@ -187,7 +187,7 @@ class Membership:
 
     @property
     def changed_s(self) -> float:
-        """When (loop time) this node saw last that the live nodes are others."""
+        """Loop time at which this node last saw the set of live nodes change."""
         return self._changed_s
 
     def leader_of(self, key: int) -> Node:

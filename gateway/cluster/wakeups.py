@@ -40,7 +40,7 @@ MAX_LOOKED_AT = 5_000
 """Partitions read by one query."""
 
 UNKNOWN = "?"
-"""Stands in place of ends: something may have been appended that no announcement describes."""
+"""Replaces the ends in an announcement if appends may have happened that no announcement describes."""
 
 Announce = Callable[[Sequence[str]], Awaitable[None]]
 ReadStates = Callable[[Iterable[PartitionKey]], Awaitable[Mapping[PartitionKey, PartitionState]]]

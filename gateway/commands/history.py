@@ -311,10 +311,9 @@ def _event(event: Record) -> str:
     client = f" (client {event['client_id']})" if event["client_id"] else ""
     count = f"{event['member_count']} {'member' if event['member_count'] == 1 else 'members'}"
     match kind:
-        case "loaded" if event["reason"] in _CONVERSIONS:
-            return f"{_CONVERSIONS[event['reason']]}, {count}"
         case "loaded":
-            return f"node {event['node_id']} coordinates the group, {count}"
+            how = _CONVERSIONS.get(event["reason"] or "", f"node {event['node_id']} coordinates the group")
+            return f"{how}, {count}"
         case "rebalance_started":
             return f"rebalance{because}" + (f" ({member})" if member else "")
         case "member_joined":
@@ -323,9 +322,7 @@ def _event(event: Record) -> str:
             )
             return f"{member}{client} {verb}" + (f", {waited} into the rebalance" if waited else "") + said
         case "generation_created":
-            leader = f", led by {member}" if member else ""
-            late = f"; {event['detail']} joined last, after {waited}" if event["detail"] else ""
-            return f"generation {event['generation_id']}: {count}, {event['protocol_name']}{leader}{late}"
+            return _generation(event, count)
         case "assignment_stored":
             return f"assignment decided after {waited}" if waited else "assignment decided"
         case "member_synced":
@@ -339,10 +336,8 @@ def _event(event: Record) -> str:
             return f"{member}{client} is lost{because}{silent}{said}"
         case "heartbeat_gap":
             return f"{member} was silent for {waited}"
-        case "observed" if event["reason"] == "administered":
-            return str(event["detail"])
         case "observed":
-            return f"seen{client}: {event['detail']}"
+            return _observed(event, client)
         case "member_fenced":
             return f"{member} is fenced{because}{said}"
         case "deleted":
@@ -351,6 +346,16 @@ def _event(event: Record) -> str:
             return f"{event['row_count']} rows of the journal are missing here"
         case _:
             return f"{kind}{because}" + (f" ({member})" if member else "") + said
+
+
+def _observed(event: Record, client: str) -> str:
+    return str(event["detail"]) if event["reason"] == "administered" else f"seen{client}: {event['detail']}"
+
+
+def _generation(event: Record, count: str) -> str:
+    leader = f", led by {event['member_id']}" if event["member_id"] else ""
+    late = f"; {event['detail']} joined last, after {_milliseconds(event['wait_ms'])}" if event["detail"] else ""
+    return f"generation {event['generation_id']}: {count}, {event['protocol_name']}{leader}{late}"
 
 
 def _milliseconds(value: int | None) -> str:

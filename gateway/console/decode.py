@@ -253,6 +253,11 @@ def _avro(source: Bytes, schema: Json, named: dict[str, Json], depth: int) -> Js
         return _primitive(source, schema)
     if not isinstance(schema, dict):
         raise DecodeError("the schema is not an Avro schema")
+    return _avro_object(source, schema, named, depth)
+
+
+def _avro_object(source: Bytes, schema: dict[str, Json], named: dict[str, Json], depth: int) -> Json:
+    """Read a value of a type whose schema is an object."""
     kind = schema.get("type")
     if kind in ("record", "enum", "fixed"):
         _name(schema, named)

@@ -183,13 +183,7 @@ class _Telling(Sheet):
         after = self._after
         match fact:
             case GenerationStarted():
-                self._generation_id = fact.generation_id
-                if fact.members:
-                    self._generation(after)
-                elif emptied_by is not None:
-                    self._left(emptied_by, state_after=EMPTY, member_count=0)
-                else:
-                    self._event("rebalance_completed", state_after=EMPTY, member_count=0, wait_ms=self._since_start())
+                self._started(fact, emptied_by)
             case GenerationAssigned():
                 self._event("assignment_stored", state_after=STABLE, wait_ms=self._since_generation())
                 self._hand_out(after)
@@ -225,6 +219,15 @@ class _Telling(Sheet):
                 self._event("deleted", reason="requested", state_after=DEAD)
             case _:
                 pass
+
+    def _started(self, fact: GenerationStarted, emptied_by: MemberLeft | None) -> None:
+        self._generation_id = fact.generation_id
+        if fact.members:
+            self._generation(self._after)
+        elif emptied_by is not None:
+            self._left(emptied_by, state_after=EMPTY, member_count=0)
+        else:
+            self._event("rebalance_completed", state_after=EMPTY, member_count=0, wait_ms=self._since_start())
 
     # --- members ------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,8 @@ class Dispatch(Generic[S_contra]):
         finally:
             place.leave()
 
-    async def _run(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Buffer]:
+    async def _run(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Buffer]:  # noqa: C901
+        # All stages in one function, so that a reader sees their order and a request costs no further coroutine.
         started = time.perf_counter()
         header, position = decode_request_header(frame)
         route = self._find_route(header)

@@ -42,7 +42,7 @@ def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) ->
 
 
 def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
-    """Scenario 59: and the others start over, because no member can sync in its name."""
+    """Scenario 59. The other members start over, because no member can sync in the replaced member's name."""
     a, b = scene.completing("a", "b", instances=INSTANCES)
     held = scene.sync("b", b, instance="ib")
     replacing = scene.join("b2", instance="ib", version=5)

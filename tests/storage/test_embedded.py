@@ -20,7 +20,7 @@ import asyncpg
 import psutil
 import pytest
 
-from storage import embedded, embedded_child, postgres_programs
+from storage import embedded, embedded_account, embedded_child, embedded_settings, postgres_programs
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.embedded_socket import DATABASE, SOCKET_NAME, USER
 from storage.postgres_programs import bin_directory
@@ -150,7 +150,7 @@ async def test_every_commit_is_synced_and_no_socket_listens_on_tcp(server: Embed
 
 async def test_the_server_takes_every_setting_as_it_is_written(server: EmbeddedPostgres) -> None:
     connection = await asyncpg.connect(server.url)
-    for name, value in embedded.SERVER_SETTINGS.items():
+    for name, value in embedded_settings.SERVER_SETTINGS.items():
         assert (await connection.fetchval(f"SHOW {name}")).lower() == value.lower(), name
     await connection.close()
 
@@ -172,14 +172,14 @@ async def test_root_gives_the_server_an_unprivileged_user_without_capabilities(s
     status = Path(f"/proc/{server.pid}/status").read_text()
     uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
     assert uids is not None
-    assert set(uids.group(1).split()) == {str(pwd.getpwnam(embedded.ACCOUNT).pw_uid)}
+    assert set(uids.group(1).split()) == {str(pwd.getpwnam(embedded_account.ACCOUNT).pw_uid)}
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert re.search(rf"^{name}:\s+0+$", status, re.MULTILINE), name
 
 
 @as_root
 async def test_the_unprivileged_user_itself_may_not_connect(server: EmbeddedPostgres) -> None:
-    user = pwd.getpwnam(embedded.ACCOUNT)
+    user = pwd.getpwnam(embedded_account.ACCOUNT)
     host = server.data_dir / "socket"
     psql = [bin_directory() / "psql", "-h", host, "-U", USER, "-tAc", "SELECT 1", DATABASE]
     if not embedded_child.can_run(user.pw_uid, user.pw_gid, None, "/", str(psql[0])):
@@ -230,12 +230,12 @@ async def test_an_unprivileged_user_runs_the_server_under_its_own_account(empty_
 async def test_a_cluster_restored_by_root_is_given_to_the_servers_user(directory: Path) -> None:
     assert (directory / "postgres" / "base").stat().st_uid == 0
     assert await run_and_stop(directory) == 1
-    assert (directory / "postgres" / "base").stat().st_uid == pwd.getpwnam(embedded.ACCOUNT).pw_uid
+    assert (directory / "postgres" / "base").stat().st_uid == pwd.getpwnam(embedded_account.ACCOUNT).pw_uid
 
 
 @as_root
 async def test_an_interrupted_handover_is_completed(directory: Path) -> None:
-    account = pwd.getpwnam(embedded.ACCOUNT)
+    account = pwd.getpwnam(embedded_account.ACCOUNT)
     (directory / "postgres").rename(directory / "postgres.from-0")
     os.chown(directory / "postgres.from-0", account.pw_uid, -1)
     assert await run_and_stop(directory) == 1

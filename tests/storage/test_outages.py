@@ -48,7 +48,7 @@ CLUSTER_BYTES = 2 * 1024**3
 DEADLINE_S = 60.0
 RETRY_S = 0.005
 SHUT_S = 10.0
-"""A Postgres that accepts no connection for so many seconds accepts none until there is room."""
+"""If Postgres accepts no connection for this long, it accepts none until the disk has room."""
 WRITES = ("pwritev", "fdatasync", "fsync", "posix_fallocate")
 """Calls that a full disk refuses."""
 

@@ -7,7 +7,7 @@ A group's settings are stored by its id, before the group exists. `broker_logger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
@@ -244,9 +244,7 @@ async def _alter_brokers_alone(
         if PROTOCOL_MAP in _differing(wanted, current):
             check_protocol_map(wanted[PROTOCOL_MAP], services.settings.listeners)
         named = {*change({}, effective), *(current.keys() - wanted.keys())}
-        if services.certificates is not None and any(name.startswith(LISTENER_PREFIX) for name in named):
-            # Read certificates even if a name keeps its value, because another certificate may lie in the same file.
-            use_certificates = await services.certificates.read(altered)
+        use_certificates = await _read_certificates(named, altered, services)
     elif resource_name != ALL_BROKERS:
         _refuse_for_another(current, wanted, resource_name)
     if validate_only:
@@ -262,6 +260,18 @@ async def _alter_brokers_alone(
     logger.info("broker configs altered", broker=resource_name or "all", configs=shown)
     for name in _differing(wanted, current).keys() & IDLE.keys():
         logger.warning("broker config without effect", config=name, reason=IDLE[name].documentation)
+
+
+async def _read_certificates(
+    named: Set[str], altered: BrokerConfig, services: AlterConfigsServices
+) -> Callable[[], None] | None:
+    """Read the certificates again if the request names settings of a listener. Return the call that installs them.
+
+    This happens even if a name keeps its value, because another certificate may lie in the same file.
+    """
+    if services.certificates is None or not any(name.startswith(LISTENER_PREFIX) for name in named):
+        return None
+    return await services.certificates.read(altered)
 
 
 def _refuse_for_another(current: Mapping[str, str], wanted: Mapping[str, str], broker_id: str) -> None:

@@ -194,30 +194,9 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             # Bytes from the tail belong to the tail and are not counted twice.
             share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
-            if (
-                available_bytes >= min_bytes
-                or remaining_s <= 0
-                or tail.draining
-                or not any(parts)
-                or planner.refused
-                or planner.redirects
-                or any(part.error for part in cold)
-                or any(part.error or part.diverging is not NOT_DIVERGING for part in planner.overtaken)
-            ):
-                await _mark(request, parts, context, sent=True)
-                if crowded:
-                    async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
-                        _count_bytes(asked, row, context)
-                else:
-                    for asked, row in zip(request.topics, parts, strict=True):
-                        _count_bytes(asked, row, context)
-                if crowded and watch is not None:
-                    await watch.leave()
-                endpoints = await _name_leaders(parts, context) if planner.refused else ()
-                long = crowded or _is_long(part.aborted for row in parts for part in row)
-                if long:
-                    return await _respond_in_pieces(request, parts, endpoints)
-                return _respond(request, parts, endpoints)
+            enough = available_bytes >= min_bytes or remaining_s <= 0 or tail.draining or not any(parts)
+            if enough or planner.must_answer(cold):
+                return await _answer(request, parts, context, watch, crowded=crowded, refused=planner.refused)
             if watch is None:
                 watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
@@ -323,6 +302,16 @@ class _Planner:
                 ]
             )
         return rows
+
+    def must_answer(self, cold: Sequence[_Part]) -> bool:
+        """Return whether the answer cannot wait for records, because of a refusal, a redirect or an ended epoch. `cold`
+        are the parts that were read from Postgres."""
+        return (
+            self.refused
+            or self.redirects
+            or any(part.error for part in cold)
+            or any(part.error or part.diverging is not NOT_DIVERGING for part in self.overtaken)
+        )
 
     def _sorted(self, part: _Part) -> _Part:
         if part.error is not ErrorCode.NONE:
@@ -591,6 +580,31 @@ async def _name_leaders(parts: list[list[_Part]], context: RequestContext[HasMem
             leader_id, leader_epoch = leaders.of(part.partition)
             part.leader = LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
     return leaders.endpoints(NodeEndpoint)
+
+
+async def _answer(
+    request: FetchRequest,
+    parts: list[list[_Part]],
+    context: RequestContext[FetchServices],
+    watch: Watch | None,
+    *,
+    crowded: bool,
+    refused: bool,
+) -> FetchResponse:
+    """Record and count the served records, then build the response."""
+    await _mark(request, parts, context, sent=True)
+    if crowded:
+        async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
+            _count_bytes(asked, row, context)
+        if watch is not None:
+            await watch.leave()
+    else:
+        for asked, row in zip(request.topics, parts, strict=True):
+            _count_bytes(asked, row, context)
+    endpoints = await _name_leaders(parts, context) if refused else ()
+    if crowded or _is_long(part.aborted for row in parts for part in row):
+        return await _respond_in_pieces(request, parts, endpoints)
+    return _respond(request, parts, endpoints)
 
 
 def _respond(request: FetchRequest, parts: list[list[_Part]], endpoints: tuple[NodeEndpoint, ...]) -> FetchResponse:

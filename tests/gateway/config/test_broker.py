@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.broker import BrokerConfig, ip_overrides
+from gateway.config.broker import BrokerConfig
+from gateway.config.broker_clients import ip_overrides
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.broker_table import BROKER_CONFIGS, broker_layers
 from gateway.config.definition import ConfigError, ConfigSource, Update, render

@@ -10,7 +10,7 @@ import structlog.testing
 
 from gateway.building.services import Services
 from gateway.cluster.membership import Membership
-from gateway.config.broker import STANDARD_AUTHORIZER, principals
+from gateway.config.broker_clients import STANDARD_AUTHORIZER, principals
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigError
 from gateway.net.context import ConnectionInfo, Principal, RequestContext
