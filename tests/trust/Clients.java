@@ -160,7 +160,7 @@ public final class Clients {
             settings.put("acks", "all");
             settings.put("linger.ms", Integer.valueOf(words[4]));
             settings.put("compression.type", words[5]);
-            settings.put("delivery.timeout.ms", 120_000);
+            settings.put("delivery.timeout.ms", 900_000);
             producer = producer(settings);
         }
 

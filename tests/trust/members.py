@@ -23,7 +23,7 @@ import confluent_kafka
 import kafka
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
 from aiokafka.errors import KafkaError as AiokafkaError
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafka.consumer.subscription_state import (
     AsyncConsumerRebalanceListener,  # pyright: ignore[reportAttributeAccessIssue]
 )
@@ -128,10 +128,6 @@ class Membership:
             self._history.add(OwnerChanged(life.group, life.name, life.topic, partition, change, at_s))
 
 
-class FatalError(Exception):
-    """The client refuses every further call."""
-
-
 # --- librdkafka ---------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +155,9 @@ class LibrdkafkaMember:
                 self._consumer.close()
             else:
                 close(self._consumer, self._take, patience_s=LEAVE_S)
-        except FatalError:
+        except KafkaException as error:
+            if not _is_fatal(error.args[0]):
+                raise
             # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
             # nothing more, and its successor takes its place.
             self._membership.lost(set(self._membership.owned))
@@ -184,8 +182,8 @@ class LibrdkafkaMember:
             return
         error = message.error()
         if error is not None:
-            if error.fatal():
-                raise FatalError(str(error))
+            if _is_fatal(error):
+                raise KafkaException(error)
             return
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
@@ -217,6 +215,11 @@ class LibrdkafkaMember:
 
     def _lost(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._membership.lost(_numbers(partitions))
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    """Return whether the client refuses every further call."""
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - its public name
 
 
 def _librdkafka_settings(life: Life) -> dict[str, Any]:

@@ -10,8 +10,9 @@ FINISH_S = 180.0
 """How long a workload may take to finish after the last fault has ended."""
 LEAVE_S = 120.0
 """How long a consumer may take to leave its group, because its coordinator may be gone in the meantime."""
-DELIVERY_S = 120.0
-"""How long a producer repeats a record."""
+DELIVERY_S = 900.0
+"""How long a producer repeats a record: longer than any outage. librdkafka numbers its batches anew after a record has
+timed out, and sends those again that may be in the log."""
 PATIENT: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 500,

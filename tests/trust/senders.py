@@ -35,7 +35,7 @@ POLL_S = 0.05
 
 
 class SenderError(Exception):
-    """The client can send nothing more. A new one can."""
+    """The client can send nothing, or nothing more. A new one can."""
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,21 @@ class _Counted:
 class KafkaPythonSender:
     def __init__(self, settings: Sending) -> None:
         self._counted = _Counted()
-        self._producer = kafka.KafkaProducer(
-            bootstrap_servers=settings.bootstrap,
-            client_id=settings.client_id,
-            acks="all",
-            enable_idempotence=settings.idempotent,
-            linger_ms=settings.linger_ms,
-            compression_type="gzip" if settings.compression != "none" else None,
-            delivery_timeout_ms=int(DELIVERY_S * 1_000),
-            request_timeout_ms=6_000,
-            max_block_ms=int(DELIVERY_S * 1_000),
-            reconnect_backoff_max_ms=500,
-        )
+        try:
+            self._producer = kafka.KafkaProducer(
+                bootstrap_servers=settings.bootstrap,
+                client_id=settings.client_id,
+                acks="all",
+                enable_idempotence=settings.idempotent,
+                linger_ms=settings.linger_ms,
+                compression_type="gzip" if settings.compression != "none" else None,
+                delivery_timeout_ms=int(DELIVERY_S * 1_000),
+                request_timeout_ms=6_000,
+                max_block_ms=int(DELIVERY_S * 1_000),
+                reconnect_backoff_max_ms=500,
+            )
+        except KafkaPythonError as error:  # no node answers for half a minute
+            raise SenderError(repr(error)) from error
 
     def send(self, topic: str, partition: int, key: str | None, value: int, delivered: Delivered) -> bool:
         try:

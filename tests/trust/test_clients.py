@@ -6,6 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 
+import confluent_kafka
 import pytest
 
 from tests.gateway_process import GatewayProcess
@@ -162,3 +163,30 @@ def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProc
         assert transfers.transferred > 0
     else:
         assert kind != JAVA or transfers.transferred_by_java > 0
+
+
+@pytest.mark.timeout(300)
+def test_static_member_that_is_fenced_is_followed_by_another_life(gateway: GatewayProcess, topic: str) -> None:
+    history = History()
+    group = Group(history, Clients(gateway.bootstrap), topic, protocol="static", members=1, seed=1)
+    group.start()
+    wait_for(lambda: history.of(OwnerChanged), "an assignment", seconds=WAIT_S)
+    rival = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": gateway.bootstrap,
+            "group.id": group.group,
+            "group.instance.id": "instance-0",
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
+    )
+    rival.subscribe([topic])
+
+    def second_life_owns() -> bool:
+        rival.poll(0.2)
+        return any(each.member == "m0.1-librdkafka" for each in history.of(OwnerChanged))
+
+    wait_for(second_life_owns, "the next life", seconds=WAIT_S)
+    rival.close()
+    group.stop()
+    group.finish()
+    assert Change.LOST in {each.change for each in history.of(OwnerChanged) if each.member == "m0.0-librdkafka"}

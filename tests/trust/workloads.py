@@ -9,6 +9,7 @@ faults every workload can finish and the checks can demand everything that was p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.closing import close
 from tests.trust.history import History, Observed, Outcome, Produced, Quantity
@@ -168,7 +170,10 @@ class Producing(Workload):
         value = left = 0
         while not self._stopping.is_set():
             settings = dataclasses.replace(self._settings, client_id=f"{self.name}.{value}")
-            sender = self._clients.sender(self.kind, settings)
+            try:
+                sender = self._clients.sender(self.kind, settings)
+            except SenderError:
+                continue  # no node answers, so it tries again
             try:
                 while not self._stopping.is_set():
                     if self._send(sender, settings.client_id, value):
@@ -254,8 +259,10 @@ class Group(Workload):
                     self._stopping.is_set() or (not (stays and self._draining.is_set()) and time.monotonic() >= ends_s)
                 ),
             )
-            self._clients.live(kind, life, Membership(self._history, life))
             count += 1
+            # kafka-python's constructor raises this if no node answers for half a minute. The next life tries again.
+            with contextlib.suppress(KafkaPythonError):
+                self._clients.live(kind, life, Membership(self._history, life))
 
 
 class Transfers(Workload):
@@ -406,7 +413,9 @@ class Observer(Workload):
         self._history, self._bootstrap = history, bootstrap
         self._topics, self._groups = topics, groups
         self._thread(self._observe_logs, f"{self.name}-logs")
-        self._thread(self._observe_groups, f"{self.name}-groups")
+        for group in groups:
+            # A thread for each, because a coordinator that does not answer holds its own group's reads only.
+            self._thread(lambda group=group: self._observe_group(group), f"{self.name}-{group}")
 
     def _observe_logs(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._bootstrap, **PATIENT})
@@ -417,15 +426,13 @@ class Observer(Workload):
                 self._log_bounds(admin, parts, OffsetSpec.latest(), Quantity.LOG_END)
             self._stopping.wait(0.5)
 
-    def _observe_groups(self) -> None:
+    def _observe_group(self, group: str) -> None:
         """Read committed offsets more often than members commit, because the next commit hides that an offset fell."""
-        consumers = {group: asking(self._bootstrap, group) for group in self._groups}
+        consumer = asking(self._bootstrap, group)
         while not self._stopping.is_set():
-            for group, topic in self._groups.items():
-                self._committed(consumers[group], group, topic)
+            self._committed(consumer, group, self._groups[group])
             self._stopping.wait(0.1)
-        for consumer in consumers.values():
-            consumer.close()
+        consumer.close()
 
     def _log_bounds(
         self, admin: AdminClient, parts: Sequence[TopicPartition], spec: OffsetSpec | None, quantity: Quantity

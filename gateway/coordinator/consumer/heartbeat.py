@@ -184,7 +184,10 @@ def _proceed(
         told = union(told, awaited)
     has_caught_up = before is not None and not awaited and meet(before.untaken, after.pending_revocation)
     is_told_more = told != after.assigned
-    tell = joins or full or has_caught_up or is_told_more or after.assigned != member.assigned
+    # If a member has not reported all that it was assigned, the response that assigned it may have been lost. A client
+    # that is still taking the partitions over ignores an assignment that it already has.
+    may_not_know = event.owned is None and bool(after.untaken)
+    tell = joins or full or has_caught_up or is_told_more or may_not_know or after.assigned != member.assigned
     is_to_take = is_told_more if tell else after.is_to_take and bool(awaited)
     if is_to_take is not after.is_to_take:
         draft.put(replace(after, is_to_take=is_to_take))

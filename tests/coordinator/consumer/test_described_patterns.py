@@ -128,7 +128,7 @@ async def test_new_authorizer_that_hides_nothing_moves_nothing():
     scene = Scene(logs())
     scene.join("a", **LOGS)
     obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b")))
-    assert scene.beat("a", 1, principal=ALICE, connection_number=2) == (1, None)
+    assert scene.beat("a", 1, {"logs-a": {0}, "logs-b": {0}}, principal=ALICE, connection_number=2) == (1, None)
     assert scene.group.members[next(iter(scene.group.members))].principal == ALICE
 
 
@@ -178,7 +178,7 @@ async def test_principal_of_a_member_survives_a_restart():
     scene.play(ClusterChanged())
     assert scene.group.group_epoch == 1, "nothing is to move"
     scene.topics_changed(logs("logs-c"))
-    assert scene.beat("a", 1, principal=ALICE, connection_number=2) == (1, None)
+    assert scene.beat("a", 1, {"logs-a": {0}}, principal=ALICE, connection_number=2) == (1, None)
 
 
 async def test_matches_stored_without_acls_are_checked_before_use():

@@ -56,13 +56,29 @@ def test_partition_has_no_owner_between_old_and_new_owner():
     assert scene.beat("b", 2) == (2, None)
     assert scene.beat("a", 1) == (1, {"t": {0, 1}})
     assert scene.beat("b", 2) == (2, None), "a has not let go"
-    assert scene.beat("a", 1) == (1, None)
+    assert scene.beat("a", 1) == (1, {"t": {0, 1}}), "a has reported nothing yet"
     assert scene.beat("a", 1, ALL) == (1, {"t": {0, 1}}), "a owns them only now, and is told again what it is to keep"
     assert scene.beat("a", 1, ALL) == (1, None), "a owns them still"
     assert scene.beat("b", 2) == (2, None)
     assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
     assert state_of(scene.group) is GroupState.STABLE
+
+
+def test_member_that_has_not_reported_its_assignment_is_told_again_after_a_lost_response():
+    """The coordinator may store an assignment, and lose Postgres or its connection before the answer.
+
+    A client that does not notice repeats plain requests, and would own nothing of the assignment for ever.
+    """
+    scene = Scene()
+    scene.join("a")
+    scene.beat("a", 1, ALL)
+    scene.join("b")
+    scene.beat("a", 1, {"t": {0, 1}})
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}}), "the response that is lost"
+    assert scene.beat("b", 2, connection_number=2) == (2, {"t": {2, 3}})
+    assert scene.beat("b", 2, {"t": {2, 3}}, connection_number=2) == (2, None)
+    assert scene.beat("b", 2, connection_number=3) == (2, None), "b has reported it"
 
 
 def test_member_that_owns_no_revoked_partition_need_not_report():
