@@ -271,19 +271,26 @@ def _own_slice() -> range:
     return slices[0]
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports without a listener. None is returned twice within 200."""
+def free_ports(count: int, *, in_a_row: int = 1) -> list[int]:
+    """Return ports without a listener. None is returned twice within 200. With `in_a_row`, each port is the first of
+    so many."""
     ports: list[int] = []
     while len(ports) < count:
-        port = random.choice(_own_slice())
-        if port in _given:
+        slice_ = _own_slice()
+        first = random.choice(slice_[: len(slice_) - in_a_row + 1])
+        row = range(first, first + in_a_row)
+        if any(port in _given for port in row) or not all(map(_is_free, row)):
             continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.append(port)
-        ports.append(port)
+        _given.extend(row)
+        ports.append(first)
     return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -54,7 +54,7 @@ def test_the_installed_command_runs_by_both_names(installed: Path, name: str) ->
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_installed_gateway_serves_from_a_directory_with_such_modules(installed: Path, workers: int) -> None:
-    port, metrics_port = free_ports(2)
+    port, metrics_port = free_ports(2, in_a_row=workers)
     with short_directory() as directory:
         (directory / "storage.py").write_text("raise SystemExit('the working directory was imported')\n")
         arguments = ["--listen", f"127.0.0.1:{port}", "--metrics-listen", f"127.0.0.1:{metrics_port}"]
