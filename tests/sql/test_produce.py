@@ -340,6 +340,25 @@ async def test_records_of_sql_are_compacted_like_any_other(gateway_factory: Gate
     await sql.close()
 
 
+async def test_records_of_sql_expire_by_their_own_timestamps(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({"log.retention.check.interval.ms": "100"})
+    assert gateway.database_url is not None
+    create_topic(gateway, "expiring", 1, retention_ms=str(24 * 3_600_000), segment_ms="100")
+    sql = await asyncpg.connect(gateway.database_url)
+    old = "select kafka.produce('expiring', 'old', \"timestamp\" => now() - interval '2 days')"
+    for statement in (old, "select kafka.produce('expiring', 'new')", "select kafka.produce('expiring', 'newest')"):
+        await sql.execute(statement)
+        assert await sql.fetchval("select kafka.flush('60 seconds')")
+
+    async def start_offset() -> int:
+        return int(await sql.fetchval("select start_offset from kafka.partitions where topic = 'expiring'"))
+
+    await until(start_offset, "retention removes the old record", holds=lambda offset: offset == 1)
+    rows = await sql.fetch("select value from kafka.records('expiring', 0, 0, 10) where note is null")
+    assert [row["value"] for row in rows] == [b"new", b"newest"]
+    await sql.close()
+
+
 async def test_read_committed_consumers_read_records_of_sql_once_earlier_transactions_have_ended(
     sql: Connection, topic: str, gateway: GatewayProcess
 ) -> None:
