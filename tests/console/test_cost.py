@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import inspect
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from types import FrameType
@@ -112,3 +114,44 @@ def test_console_that_nobody_opens_holds_little_memory(gateway_factory: GatewayF
     consoled = start_consoled(gateway_factory, environment=own)
     assert consoled.gateway.log_text().count('"event": "console"') == 1
     assert held_bytes(consoled.gateway) - held_bytes(without) < MOST_BYTES
+
+
+MEASURED_S = 10.0
+MOST_OF_A_CORE = 0.01
+"""Bound of an open timeline (0.4 % measured on a busy machine; 1.5 % if it looks fifty times a second)."""
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the CPU time of a node and of the Postgres that it has started."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+@pytest.mark.alone
+def test_open_timeline_costs_a_hundredth_of_a_core(gateway_factory: GatewayFactory):
+    """A group whose two consumers commit twice a second, without and with a page that follows it."""
+    consoled = start_consoled(gateway_factory, embedded=True)
+    node = psutil.Process(consoled.gateway.pid)
+
+    def measured_s() -> float:
+        before_s = cpu_s(node)
+        time.sleep(MEASURED_S)
+        return cpu_s(node) - before_s
+
+    try:
+        consoled.topic("orders", 4)
+        for client in ("one", "two"):
+            consoled.join("billing", client, "orders")
+        without_s = measured_s()
+        person = consoled.person
+        connection = http.client.HTTPConnection("127.0.0.1", consoled.port, timeout=30)
+        connection.request("GET", "/api/live/group?id=billing", headers={"Cookie": person.cookie, **person.headers})
+        response = connection.getresponse()
+        assert response.status == 200
+        assert b"billing" in response.read1()
+        share = (measured_s() - without_s) / MEASURED_S
+        connection.close()
+    finally:
+        consoled.close()
+    print(f"an open timeline: {share:.2%} of a core, beside {without_s / MEASURED_S:.2%} of the node and its Postgres")
+    assert share < MOST_OF_A_CORE
