@@ -266,7 +266,7 @@ def test_the_history_command_finds_the_database_by_the_data_directory(
 
     shown = wait_for(history_of_the_group, "the journal has the end", holds=lambda found: " leaves" in found)
     assert shown.splitlines()[0].split() == ["TIME", "GENERATION", "STATE", "WHAT"]
-    assert "generation 1: 1 members, range, led by" in shown
+    assert "generation 1: 1 member, range, led by" in shown
     assert main(["groups", "history", "nobody", *directory]) == 1
     assert capsys.readouterr().err == "sluice: the journal has no rows of group nobody\n"
 

@@ -268,7 +268,7 @@ def test_deleting_groups_prints_each_result(sluice: Prompt, topic: str) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
     sluice("groups", "reset-offsets", group, "--topic", topic, "--to-latest", "--execute")
     lines = sluice("groups", "delete", group, "no-such-group", code=1).splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == ["deleted", "is not there"]
+    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == ["deleted", "there is no group no-such-group"]
     assert "there is no group" in sluice("groups", "describe", group, code=1)
 
 

@@ -237,6 +237,7 @@ async def test_empty_group_changes_its_protocol_and_keeps_its_offsets(node: Grou
         protocols=(JoinGroupRequestProtocol(name="range", metadata=b""),),
     )
     await join(node, "a")
+    await beat(node, "a", 1, {topic: (0, 1)})
     await commit(node, topic, "a", 1)
     refused = await node.ask(classic, 3)
     assert refused.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
