@@ -115,12 +115,14 @@ class PostgresProxy:
 
         self._loop.run(self._call(hold))
 
-    async def lose_held_statement(self) -> None:
-        """Wait until a held connection has sent a statement, then cut the node's ends of all connections. `heal`
-        still passes the statement to Postgres, as a slow network does. Call this from any loop."""
+    async def lose_held_statement(self, patience_s: float | None = None) -> None:
+        """Wait until a held connection has sent a statement, or for `patience_s`. Then cut the node's ends of all
+        connections. `heal` still passes the statement to Postgres, as a slow network does. Call this from any loop."""
 
         async def lose() -> None:
-            await self._holding.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._holding.wait()
             for writer in list(self._to_node):
                 writer.transport.abort()
 

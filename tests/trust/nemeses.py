@@ -142,6 +142,10 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
     return f"connections of {node.name} to Postgres {'half closed' if half else 'reset'}"
 
 
+HELD_S = 5.0
+"""How long a fault waits for a statement that it can hold back."""
+
+
 def deliver_statements_late(world: World, chance: random.Random) -> str:
     """Let Postgres read statements of lost connections later than their repeats. It happens several times, because only
     a statement that the repeat does not exclude does harm."""
@@ -150,7 +154,8 @@ def deliver_statements_late(world: World, chance: random.Random) -> str:
     for late_s in delays_s:
         node.postgres.hold_open_connections()
         _wait(chance.uniform(0.1, 0.8))  # statements gather; the node must not lose its leases, which fence them
-        asyncio.run(node.postgres.lose_held_statement())
+        # A node that has just lost its connections in another way has no statement to lose.
+        asyncio.run(node.postgres.lose_held_statement(HELD_S))
         _wait(late_s)
         node.postgres.heal()
     return (
