@@ -314,7 +314,8 @@ export function axis(from, to, x, inner, height) {
     const date = day(at);
     const text = step >= 86400000 ? date : step >= 60000 ? clock(at).slice(0, 5) : step >= 1000 ? clock(at) : clock(at, true);
     parts.push(s("line", { class: "tl-tick", x1: px, x2: px, y1: AXIS - 6, y2: height }));
-    parts.push(s("text", { class: "tl-axis", x: px, y: 14, "text-anchor": "middle" }, last !== null && last !== date && step < 86400000 ? date : text));
+    const atEdge = px > x(to) - 28; // a label around the last tick would be cut off
+    parts.push(s("text", { class: "tl-axis", x: atEdge ? x(to) : px, y: 14, "text-anchor": atEdge ? "end" : "middle" }, last !== null && last !== date && step < 86400000 ? date : text));
     last = date;
   }
   return parts;
