@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -21,6 +22,7 @@ from tests.trust.history import (
     Settled,
     Settlement,
 )
+from tests.trust.world import removed_in
 
 
 def produced(
@@ -256,3 +258,11 @@ def test_record_that_is_processed_twice_or_never_is_reported() -> None:
         "t-0 offset 0 has 2 results",
         "t-0 offset 1 has 0 results",
     ]
+
+
+def test_members_that_a_killed_node_removed_are_found_in_its_log() -> None:
+    silent = "member m1.40-librdkafka-2502ccb5-8032-4199-8f9a-1fb2343486dc was not heard within its session"
+    left = "member m2.1-Java-f919c915-7596-44d0-bce9-e9d56e609587 left"
+    whole = [json.dumps({"group_id": "g", "facts": facts}) for facts in ([silent, "rebalance: a member left"], [left])]
+    log = "\n".join([*whole, '{"group_id": "g", "facts": ["member m3', "no JSON"])
+    assert removed_in(log) == {("g", "m1.40-librdkafka")}
