@@ -39,7 +39,8 @@ class Disk:
                     size_bytes //= 2
 
     def empty(self) -> None:
-        os.truncate(self._filler, 0)
+        if self._filler.exists():
+            os.truncate(self._filler, 0)
 
 
 @contextlib.contextmanager
