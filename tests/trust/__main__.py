@@ -1,6 +1,7 @@
 """Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER] [--record FILE]`.
 
-Exit code 0 if every promise was kept, 1 if not, 3 if only a workload did not get done in time.
+Exit code 0 if every promise was kept, 4 if not, 3 if only a workload did not get done in time, 1 if the checker itself
+failed and so has no verdict.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.trust.report import write_report
 from tests.trust.run import run
 
 EXIT_UNFINISHED = 3
+EXIT_BROKEN = 4
 
 
 def _say(line: str) -> None:
@@ -68,7 +70,7 @@ def main() -> int:
     _say(f"Report: {folder / 'report.html'}")
     if verdict.only_unfinished:
         return EXIT_UNFINISHED
-    return 0 if verdict.passed else 1
+    return 0 if verdict.passed else EXIT_BROKEN
 
 
 if __name__ == "__main__":
