@@ -210,6 +210,18 @@ def cut_power(world: World, chance: random.Random) -> str:
     return f"power cut for all nodes and Postgres, which lost {lost}"
 
 
+def slow_the_disk(world: World, chance: random.Random) -> str:
+    """Let each sync of Postgres and of segments take long. Every second time the power fails while syncs are in
+    progress: only then a node that does not wait for them is found out."""
+    assert world.disk is not None
+    sync_s, slow_s = chance.uniform(0.05, 0.5), _length(chance, 2.0, 3 * TTL_S)
+    world.disk.slow_down(sync_s)
+    _wait(slow_s)
+    cut = f", then {cut_power(world, chance)}" if chance.random() < 0.5 else ""
+    world.disk.slow_down(0)
+    return f"each sync took {sync_s * 1000:.0f} ms for {slow_s:.1f} s{cut}"
+
+
 def move_a_clock(world: World, chance: random.Random) -> str:
     node, times = chance.choice(world.nodes), chance.randint(1, 4)
     offsets = [chance.choice((-1, 1)) * chance.choice((2, 20, 90, 2_700)) for _ in range(times)]
@@ -280,6 +292,7 @@ NEMESES: Mapping[str, Nemesis] = {
         freeze_the_standby,
         lose_notifications,
         cut_power,
+        slow_the_disk,
         move_a_clock,
         fill_the_disk,
         disturb_the_bucket,
@@ -295,19 +308,19 @@ def missing(*, standby: bool, store: Store) -> Mapping[str, str]:
     found: dict[str, str] = {}
     if not standby:
         found |= {each.__name__: "this run has no standby" for each in (fail_over, freeze_the_standby)}
-    elif compiler() is not None:
-        found[cut_power.__name__] = "this run has a standby"
+    else:
+        found |= {each.__name__: "this run has a standby" for each in (cut_power, slow_the_disk)}
     if store is not Store.BUCKET:
         found |= {
             each.__name__: "records are not in a bucket"
             for each in (disturb_the_bucket, cut_the_bucket, kill_the_bucket)
         }
     if store is Store.SMALL_DISK:
-        found[cut_power.__name__] = "files of this run are on two disks"
+        found |= {each.__name__: "files of this run are on two disks" for each in (cut_power, slow_the_disk)}
     else:
         found[fill_the_disk.__name__] = "this run has no small disk"
     if compiler() is None:
-        found[cut_power.__name__] = "no C compiler is installed"
+        found |= {each.__name__: "no C compiler is installed" for each in (cut_power, slow_the_disk)}
     if CLOCK_LIBRARY is None:
         found[move_a_clock.__name__] = "libfaketime is not installed"
     return found

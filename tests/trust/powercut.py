@@ -1,4 +1,4 @@
-"""Cut the power: writes and names that no sync has made durable are lost.
+"""Cut the power, and slow the disk: writes and names that no sync has made durable are lost.
 
 The one idea: `powercut.c`, preloaded into Postgres and the gateways, notes how to take back each change of a file.
 While the power is off, all processes are dead, and this module takes back what the notes hold. The library does not
@@ -73,10 +73,12 @@ class Disk:
         self._kept = directory / "kept"
         self._library = directory / "powercut.so"
         self._switch = directory / "power"
+        self._delay = directory / "delay"
         self.watched.mkdir(mode=0o711)
         self._kept.mkdir()
         self._kept.chmod(0o777)  # Postgres runs as another user
         self._switch.touch(0o644)
+        self._delay.touch(0o644)
         subprocess.run(
             [compiler() or "cc", "-shared", "-fPIC", "-O2", "-o", str(self._library), str(SOURCE), "-ldl"],
             check=True,
@@ -91,7 +93,12 @@ class Disk:
             "LD_PRELOAD": str(self._library),
             "POWERCUT_WATCH": str(self.watched),
             "POWERCUT_KEEP": str(self._kept),
+            "POWERCUT_SLOW": str(self._delay),
         }
+
+    def slow_down(self, sync_s: float) -> None:
+        """Let each sync take so long from now on; 0 for as long as the disk takes."""
+        self._delay.write_text(f"{sync_s * 1000:.0f}\n")
 
     def postgres_programs(self, directory: Path) -> Path:
         """Write programs into `directory` that run Postgres under the library, and not before the power is on."""

@@ -75,6 +75,17 @@ def test_write_that_was_synced_stays(disk: Disk, sync: str) -> None:
     assert contents(disk) == {"file": b"first.second."}
 
 
+@pytest.mark.parametrize("sync", ["os.fsync(fd)", "os.fdatasync(fd)", "os.fsync(D)"])
+def test_sync_of_a_slow_disk_takes_as_long_as_was_said(disk: Disk, sync: str) -> None:
+    run_on(disk, SYNCED)
+    reopened = "fd = os.open('file', os.O_RDWR)\n"
+    disk.slow_down(0.5)
+    run_on(disk, f"{reopened}import time\nbegan_s = time.monotonic()\n{sync}\nassert time.monotonic() >= began_s + 0.5")
+    disk.slow_down(3_600)
+    disk.slow_down(0)
+    run_on(disk, reopened + sync)
+
+
 @pytest.mark.parametrize(
     ("change", "left"),
     [
