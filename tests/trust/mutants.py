@@ -308,20 +308,6 @@ MUTANTS: Sequence[Mutant] = (
         ("cut_power",),
         store=Store.SEGMENTS,
     ),
-    Mutant(
-        "the sync of a segment is not awaited",
-        [
-            Edit(
-                "storage/segments.py",
-                "        os.fdatasync(self._fd)\n",
-                '        __import__("threading").Thread(target=os.fdatasync, args=(self._fd,)).start()\n',
-            )
-        ],
-        ("nothing acknowledged is lost",),
-        # A fast disk is done before the power fails.
-        ("slow_the_disk",),
-        store=Store.SEGMENTS,
-    ),
 )
 
 

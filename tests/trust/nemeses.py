@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from tests.objects.s3_server import Fault
 from tests.trust.links import Direction
-from tests.trust.powercut import compiler
+from tests.trust.powercut import Syncing, compiler
 from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, Store, World
 
 Nemesis = Callable[[World, random.Random], str]
@@ -211,15 +211,16 @@ def cut_power(world: World, chance: random.Random) -> str:
 
 
 def slow_the_disk(world: World, chance: random.Random) -> str:
-    """Let each sync of Postgres and of segments take long. Every second time the power fails while syncs are in
-    progress: only then a node that does not wait for them is found out."""
+    """Let each sync of Postgres, or of segments, take long, and let the power fail in the middle most times. If both were
+    slow, a node that does not wait for its own syncs would wait for those of Postgres."""
     assert world.disk is not None
-    sync_s, slow_s = chance.uniform(0.05, 0.5), _length(chance, 2.0, 3 * TTL_S)
-    world.disk.slow_down(sync_s)
+    which, sync_s = chance.choice(list(Syncing)), chance.uniform(0.05, 0.5)
+    slow_s = _length(chance, 2.0, 3 * TTL_S)
+    world.disk.slow_down(which, sync_s)
     _wait(slow_s)
-    cut = f", then {cut_power(world, chance)}" if chance.random() < 0.5 else ""
-    world.disk.slow_down(0)
-    return f"each sync took {sync_s * 1000:.0f} ms for {slow_s:.1f} s{cut}"
+    cut = f", then {cut_power(world, chance)}" if chance.random() < 0.7 else ""
+    world.disk.speed_up()
+    return f"each sync of {which.value} took {sync_s * 1000:.0f} ms for {slow_s:.1f} s{cut}"
 
 
 def move_a_clock(world: World, chance: random.Random) -> str:

@@ -268,7 +268,7 @@ class World:
                 node.wake()
                 node.process.kill()
             lost = self._loop.run(self._die(stopped, self.disk, chance))
-            self.disk.slow_down(0)  # Postgres syncs thousands of files when it starts
+            self.disk.speed_up()  # Postgres syncs thousands of files when it starts
         self._loop.run(self._until_postgres_answers())
         return lost
 
@@ -339,7 +339,7 @@ class World:
         down."""
         self._release_snapshot()
         if self.disk is not None:
-            self.disk.slow_down(0)
+            self.disk.speed_up()
         if self.small_disk is not None:
             self.small_disk.empty()
         if self.bucket is not None:
