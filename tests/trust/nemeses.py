@@ -211,7 +211,7 @@ def cut_power(world: World, chance: random.Random) -> str:
 
 
 def slow_the_disk(world: World, chance: random.Random) -> str:
-    """Let each sync of Postgres, or of segments, take long, and let the power fail in the middle most times. If both were
+    """Let each sync of Postgres, or of segments, take long, and mostly let the power fail in the middle. If both were
     slow, a node that does not wait for its own syncs would wait for those of Postgres."""
     assert world.disk is not None
     which, sync_s = chance.choice(list(Syncing)), chance.uniform(0.05, 0.5)
