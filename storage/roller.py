@@ -22,7 +22,7 @@ from storage.byte_store import ByteStore, FoundObject
 from storage.chunks import Chunk, chunk_of
 from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
-from storage.mover import SORTED_BYTES, Mover
+from storage.mover import SIZES, Mover, Sizes
 from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.segments import SegmentDirectory
@@ -56,8 +56,6 @@ REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0
 """Postgres ends an idle transaction after 15 s."""
 
-CHUNKS_PER_STATEMENT = 250
-"""Chunks that become values at once on the event loop, which takes a millisecond."""
 _ALIVE_SHARE = 0.5
 
 
@@ -74,13 +72,15 @@ class Roller:
         max_bytes: int = ROTATE_BYTES,
         max_age_ms: int = -1,
         monotonic: Callable[[], float] = time.monotonic,
+        sizes: Sizes = SIZES,
     ) -> None:
         """`max_bytes` and `max_age_ms` bound inline bytes by size and age; −1 chooses the age that fits the store."""
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
         self._pool = database.cold
         self._store = store
-        self._mover = Mover(database, log_store, store)
+        self._sizes = sizes
+        self._mover = Mover(database, log_store, store, sizes)
         self._monotonic = monotonic
         self._listed_at: float | None = None
 
@@ -126,10 +126,10 @@ class Roller:
         """Yield the live chunks of a slot in write order, a bounded number at a time."""
         position = 0
         while True:
-            rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, CHUNKS_PER_STATEMENT)
+            rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, self._sizes.listed_chunks)
             if rows:
                 yield [chunk_of(row) for row in rows]
-            if len(rows) < CHUNKS_PER_STATEMENT:
+            if len(rows) < self._sizes.listed_chunks:
                 return
             position = rows[-1]["position"]
 
@@ -172,7 +172,7 @@ class Roller:
         sizes = {each.object_id: each.size_bytes for each in found}
         worn = _thin(alive_bytes, sealed, sizes)
         if not isinstance(store, SegmentDirectory):
-            worn |= _small(alive_bytes, worn)
+            worn |= _small(alive_bytes, worn, self._sizes)
         if worn:
             await self._mover.move(self._in_objects(worn), lease=lease)
         return deleted
@@ -249,13 +249,13 @@ class Roller:
         appears."""
         key, offset = 0, -1
         while True:
-            rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, CHUNKS_PER_STATEMENT)
+            rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, self._sizes.listed_chunks)
             yield [
                 chunk_of(row)
                 for row in rows
                 if row["object_id"] is not None and (only is None or row["object_id"] in only)
             ]
-            if len(rows) < CHUNKS_PER_STATEMENT:
+            if len(rows) < self._sizes.listed_chunks:
                 return
             key, offset = rows[-1]["partition_key"], rows[-1]["base_offset"]
 
@@ -269,7 +269,7 @@ def _thin(alive_bytes: Mapping[int, int], sealed: Mapping[int, int | None], foun
     )
 
 
-def _small(alive_bytes: Mapping[int, int], worn: frozenset[int]) -> frozenset[int]:
+def _small(alive_bytes: Mapping[int, int], worn: frozenset[int], sizes: Sizes) -> frozenset[int]:
     """Return the small objects, if together they make a large one, or a larger one."""
     small = frozenset(
         object_id
@@ -278,7 +278,7 @@ def _small(alive_bytes: Mapping[int, int], worn: frozenset[int]) -> frozenset[in
     )
     return (
         small
-        if len(small) >= SMALL_OBJECTS or sum(alive_bytes[each] for each in small) >= SORTED_BYTES
+        if len(small) >= SMALL_OBJECTS or sum(alive_bytes[each] for each in small) >= sizes.sorted_bytes
         else frozenset()
     )
 

@@ -135,9 +135,11 @@ class Journal:
         pause_s: float = PAUSE_S,
         commits_per_s: int = COMMITS_PER_S,
         now_ms: Callable[[], int] = wall_ms,
+        notice: Callable[[Sequence[JournalRow]], None] | None = None,
     ) -> None:
-        """`now_ms` dates the events."""
+        """`now_ms` dates the events. `notice` is given the rows in their order, before they are written."""
         self._now_ms = now_ms
+        self._notice = notice
         self._store = store
         self._machines = machines
         self._rows = Rows(machines, _Topics(catalog))
@@ -247,6 +249,8 @@ class Journal:
             rows = await asyncio.to_thread(self._make, items)
             if not rows:
                 return True
+            if self._notice is not None:
+                self._notice(rows)
             if not self._has_partitions:
                 await self._store.make_partitions()
                 self._has_partitions = True

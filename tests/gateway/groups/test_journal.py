@@ -24,7 +24,7 @@ from protocol.shown import MAX_NAME_CHARS
 from storage.journal import JournalEvent, JournalStore
 from storage.pool import Database
 from storage.topics import TopicStore
-from tests.steps.waiting import until
+from tests.steps.waiting import until, until_blocked
 
 TOPIC_ID = uuid.uuid4()
 ROOM = 3
@@ -64,7 +64,7 @@ async def writer(database_url: str) -> AsyncIterator[Writer]:
 
 async def until_writing(writer: Writer) -> None:
     """Returns when a batch waits for the position that the observer holds."""
-    await until(lambda: writer.observer.fetchval("select count(*) from pg_locks where not granted"), "a row is written")
+    await until_blocked(writer.observer)
 
 
 async def until_dropped(writer: Writer, rows: int) -> None:
