@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.archive.protobuf import types, values
+from pipeline.archive.protobuf import values
 from pipeline.archive.protobuf.types import SchemaError, parse
 from pipeline.archive.protobuf.values import Decoder, UnreadableError, read_indexes
 
@@ -168,20 +168,19 @@ def test_bytes_that_are_no_message_are_refused_with_the_reason(message: bytes, w
         decoded(SCHEMA, message, COMMON)
 
 
-def test_a_value_that_would_become_too_much_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_would_become_too_much_json_is_refused() -> None:
     nested = b""
     for _ in range(values.MAX_DEPTH + 1):
         nested = piece(10, nested)
     with pytest.raises(UnreadableError, match="messages lie within each other"):
         decoded(SCHEMA, nested, COMMON)
-    monkeypatch.setattr(values, "MAX_PARTS", 100)
-    with pytest.raises(UnreadableError, match="more than 100 fields and elements"):
-        decoded(SCHEMA, piece(4, bytes(100)), COMMON)
-    with pytest.raises(UnreadableError, match="more than 100 fields and elements"):
-        decoded(SCHEMA, piece(3, b"") * 50, COMMON)
-    monkeypatch.setattr(values, "MAX_TEXT_CHARACTERS", 300)
+    few = Decoder(parse(SCHEMA, [COMMON]), parts=100)
+    for message in (piece(4, bytes(100)), piece(3, b"") * 50):
+        with pytest.raises(UnreadableError, match="more than 100 fields and elements"):
+            few.json(b"\0" + message)
+    short = Decoder(parse(SCHEMA, [COMMON]), characters=300)
     with pytest.raises(UnreadableError, match="longer than 300 characters"):
-        decoded(SCHEMA, piece(6, b"x" * 300), COMMON)
+        short.json(b"\0" + piece(6, b"x" * 300))
 
 
 def test_proto2_has_no_defaults_and_required_fields() -> None:
@@ -220,7 +219,6 @@ def test_a_text_that_is_no_schema_is_refused_with_the_reason(schema: str, why: s
         parse(schema)
 
 
-def test_a_text_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(types, "MAX_CHARACTERS", 10)
+def test_a_text_that_is_too_long_is_refused() -> None:
     with pytest.raises(SchemaError, match="longer than 10 characters"):
-        parse("message M", ["  "])
+        parse("message M", ["  "], characters=10)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 MAX_CHARACTERS = 4 * 1024 * 1024
-"""Length of all texts of a schema together."""
 MAX_NESTED = 32
 """Messages within messages."""
 SCALARS = frozenset(
@@ -104,10 +103,13 @@ class Types:
         return found
 
 
-def parse(text: str, others: Sequence[str] = ()) -> Types:
-    """Return the types of a schema. `others` are the texts that it refers to. Raise SchemaError."""
-    if len(text) + sum(map(len, others)) > MAX_CHARACTERS:
-        raise SchemaError(f"it is longer than {MAX_CHARACTERS:,} characters")
+def parse(text: str, others: Sequence[str] = (), characters: int = MAX_CHARACTERS) -> Types:
+    """Return the types of a schema. `others` are the texts that it refers to. Raise SchemaError.
+
+    `characters` bounds the length of all texts together.
+    """
+    if len(text) + sum(map(len, others)) > characters:
+        raise SchemaError(f"it is longer than {characters:,} characters")
     found = _Found()
     top = _Parser(text, found).file()
     for each in others:

@@ -55,8 +55,10 @@ def read_indexes(raw: bytes) -> tuple[list[int], int]:
 
 
 class Decoder:
-    def __init__(self, types: Types) -> None:
-        self._types = types
+    """Decodes values of one schema. `parts` and `characters` bound the JSON of a value."""
+
+    def __init__(self, types: Types, parts: int = MAX_PARTS, characters: int = MAX_TEXT_CHARACTERS) -> None:
+        self._types, self._parts, self._characters = types, parts, characters
         self._plans: dict[str, _Plan] = {}
         self._left = 0
 
@@ -66,10 +68,10 @@ class Decoder:
         name = self._types.at(path)
         if name is None:
             raise UnreadableError(f"the schema has no message at the indexes {path}")
-        self._left = MAX_PARTS
+        self._left = self._parts
         text = self._message(name, raw[at:], 0)
-        if len(text) > MAX_TEXT_CHARACTERS:
-            raise UnreadableError(f"its JSON is longer than {MAX_TEXT_CHARACTERS:,} characters")
+        if len(text) > self._characters:
+            raise UnreadableError(f"its JSON is longer than {self._characters:,} characters")
         return text
 
     def _message(self, name: str, raw: bytes, depth: int) -> str:
@@ -177,7 +179,7 @@ class Decoder:
     def _spend(self, parts: int) -> None:
         self._left -= parts
         if self._left < 0:
-            raise UnreadableError(f"it has more than {MAX_PARTS:,} fields and elements")
+            raise UnreadableError(f"it has more than {self._parts:,} fields and elements")
 
 
 @dataclass(slots=True)
