@@ -2,7 +2,7 @@
 
     python -m bench curves                       all curves, a quarter of an hour
     python -m bench curves partitions nodes      some of them
-    python -m bench curves --quick               all curves with three small steps each, below four minutes
+    python -m bench curves --quick               the smallest steps of all curves, some minutes
     python -m bench curves --write docs/curves.md    also write the report, and a graph of each curve beside it
 
 Each step starts a fresh gateway, brings up what is counted, and then offers paced Produce requests of idempotent
@@ -65,6 +65,7 @@ TOPICS_PER_REQUEST = 100
 DEADLINE_S = 300.0
 BENT = 2.0
 """A curve bends at the first step whose p99 or CPU is so many times that of its first step."""
+NOTABLE_CORES = 0.01
 KEPT = 0.95
 """A step keeps its pace if this share of its requests is answered in time."""
 
@@ -350,10 +351,10 @@ def bend(steps: Sequence[Step]) -> str:
         if over:
             cores = {group: step.cores(group) - before.cores(group) for group in step.spent.groups}
             group = max(cores, key=lambda each: cores[each])
-            return (
-                f"It bends at {step.count:,}: {', '.join(over)}. From {before.count:,} to {step.count:,}, "
-                f"{group} grew most, by {cores[group]:.2f} cores."
-            )
+            grew = f"{group} grew most, by {cores[group]:.2f} cores"
+            if cores[group] < NOTABLE_CORES:
+                grew = "no process used more CPU"
+            return f"It bends at {step.count:,}: {', '.join(over)}. From {before.count:,} to {step.count:,}, {grew}."
     return (
         f"It does not bend up to {steps[-1].count:,}: neither p99 nor CPU reaches {BENT:.0f} times that of "
         f"{first.count:,}."

@@ -56,6 +56,7 @@ def test_curve_bends_at_the_first_step_of_twice_the_latency() -> None:
 def test_curve_bends_where_requests_stay_unanswered() -> None:
     said = bend([step(1, p99_ms=2.0), step(10, p99_ms=2.0, answered_per_s=940)])
     assert said.startswith("It bends at 10: only 940 of 1,000 requests/s were answered.")
+    assert said.endswith("From 1 to 10, no process used more CPU.")
 
 
 def test_flat_curve_does_not_bend() -> None:
