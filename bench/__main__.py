@@ -527,6 +527,15 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def measured(measure: Callable[[], list[Row]], name: str) -> list[Row]:
+    """Return the rows of a measurement. If it fails, as on a disk that is too small for it, one row gives the reason,
+    and the report keeps all other rows."""
+    try:
+        return measure()
+    except (RuntimeError, OSError) as error:
+        return [Row(name, "it can be measured", f"not measured: {error}", False)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("measurements", nargs="*", choices=[*MEASUREMENTS, []], metavar="|".join(MEASUREMENTS))
@@ -535,7 +544,7 @@ def main() -> int:
     rows: list[Row] = []
     for name in arguments.measurements or MEASUREMENTS:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        rows += MEASUREMENTS[name]()
+        rows += measured(MEASUREMENTS[name], name)
         print(f"  {rows[-1].measured}", file=sys.stderr, flush=True)
     text = report(rows)
     print(text)
