@@ -39,6 +39,7 @@ from gateway.building.renewal import INTERVAL_MS as RENEWAL_INTERVAL_MS
 from gateway.building.renewal import Renewal
 from gateway.building.services import Services
 from gateway.building.stores import open_stores
+from gateway.building.traces import build_traces
 from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.figures import NodeFigures
@@ -73,6 +74,7 @@ from storage.topics import TopicStore
 
 if TYPE_CHECKING:
     from gateway.operate.http import HttpServer
+    from gateway.tracing.traces import Traces
 
 __all__ = ["App", "StartError"]
 
@@ -132,6 +134,7 @@ class App:
         audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, metrics)
         listeners = await bind_listeners(settings, metrics, undo)
         http = await bind_http(settings, metrics, undo)
+        traces = build_traces(settings, render_address(next(iter(listeners.advertised.values()))), metrics, undo)
         opened = await open_database(settings, undo)
         database, history = opened.database, opened.history
         topics = TopicStore(database)
@@ -143,7 +146,7 @@ class App:
         tail = Tail(settings.tail_bytes)
         cluster = build_cluster(settings, broker, listeners.advertised, stores, tail, metrics.health)
         membership, leases = cluster.membership, cluster.leases
-        log = build_log(broker, stores, tail, cluster, metrics, undo, committers=settings.committers)
+        log = build_log(broker, stores, tail, cluster, metrics, undo, committers=settings.committers, traces=traces)
         undo.push("figures", STEP_TIMEOUT_S, cluster.figures.close)
         await self._join(cluster, log, listeners)
 
@@ -152,7 +155,7 @@ class App:
 
         undo.push("memory of the history", STEP_TIMEOUT_S, remember)
         metrics.leases_held.set_function(lambda: leases.held)
-        groups = await build_groups(broker, stores, cluster, log, clock, metrics, undo)
+        groups = await build_groups(broker, stores, cluster, log, clock, metrics, undo, traces=traces)
         membership.connect(
             cluster.wakeups,
             catalog_revision=lambda: log.catalog.revision,
@@ -224,10 +227,12 @@ class App:
         if broker.sql_schema:
             relay = await wait_for_locks(lambda: open_sql_door(database, services, cluster.wakeups))
             start("relay of SQL records", relay.run, interval_ms=0, regular=False)
+        if traces is not None:
+            start("traces", traces.exporter.run, interval_ms=0, regular=False)
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log)
+        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log, traces)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
 
@@ -250,6 +255,7 @@ class App:
         share: SharePart,
         figures: NodeFigures,
         audit_log: AuditLog | None,
+        traces: Traces | None,
     ) -> None:
         """Accept clients."""
         settings, metrics, throttles = self.settings, self.metrics, services.throttles
@@ -264,6 +270,7 @@ class App:
             throttle=throttles.before,
             charge=throttles.around,
             audit={} if audit_log is None else audit_into(audit_log.append, services.membership.address),
+            trace=None if traces is None else traces.request,
         )
         if self._faults is not None:
             stages = self._faults.within(stages)

@@ -23,11 +23,19 @@ FIRST_RETRY_MS = 1_000
 MAX_RETRY_MS = 60_000
 """Longest postponement of a topic that could not be deleted. It doubles with each failure."""
 
-PARTITIONS_PER_STATEMENT = 1_000
-CHUNKS_PER_STATEMENT = 1_000
-PRODUCERS_PER_STATEMENT = 10_000
-OFFSETS_PER_STATEMENT = 10_000
-STATEMENTS_PER_TURN = 20
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Statements of one turn, and the most rows that one statement removes."""
+
+    statements: int = 20
+    partitions: int = 1_000
+    chunks: int = 1_000
+    producers: int = 10_000
+    offsets: int = 10_000
+
+
+STEPS = Steps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,8 @@ class Turn:
 
 
 class DeletionStore:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, steps: Steps = STEPS) -> None:
+        self._steps = steps
         self._cold = database.cold
         self._control = database.control
         self._fenced: dict[UUID, int | None] = {}
@@ -95,7 +104,7 @@ class DeletionStore:
 
         Raise StorageError, for example if another transaction holds a row for more than a second.
         """
-        turn = _Turn(self._cold)
+        turn = _Turn(self._cold, self._steps)
         gone = (
             await self._fence(topic_id, turn) and await self._empty(topic_id, turn) and await self._end(topic_id, turn)
         )
@@ -125,13 +134,13 @@ class DeletionStore:
             if turn.is_over:
                 return False
             behind = self._fenced[topic_id] = await turn.value(
-                "fence_partitions", topic_id, behind, PARTITIONS_PER_STATEMENT
+                "fence_partitions", topic_id, behind, self._steps.partitions
             )
         return True
 
     async def _empty(self, topic_id: UUID, turn: _Turn) -> bool:
         while not turn.is_over:
-            partitions = await turn.rows("deleted_partitions", topic_id, PARTITIONS_PER_STATEMENT)
+            partitions = await turn.rows("deleted_partitions", topic_id, self._steps.partitions)
             if not partitions:
                 return True
             for partition in partitions:
@@ -139,7 +148,7 @@ class DeletionStore:
                 if partition["has_chunks"] and not await turn.remove_chunks(key):
                     return False
                 if partition["has_producers"] and not await turn.remove_all(
-                    "delete_producer_states", key, PRODUCERS_PER_STATEMENT
+                    "delete_producer_states", key, self._steps.producers
                 ):
                     return False
             if not await turn.value("delete_partitions", [row["partition_key"] for row in partitions]):
@@ -148,7 +157,7 @@ class DeletionStore:
 
     async def _end(self, topic_id: UUID, turn: _Turn) -> bool:
         for offsets in ("delete_offsets_of_topic", "delete_pending_offsets_of_topic"):
-            if not await turn.remove_all(offsets, topic_id, OFFSETS_PER_STATEMENT):
+            if not await turn.remove_all(offsets, topic_id, self._steps.offsets):
                 return False
         if not await turn.value("confirm_deletion", topic_id):
             raise StorageConflict("a running commit refers to the topic")
@@ -158,9 +167,10 @@ class DeletionStore:
 class _Turn:
     """A budget of statements, and what they have removed."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, steps: Steps) -> None:
         self._pool = pool
-        self._left = STATEMENTS_PER_TURN
+        self._steps = steps
+        self._left = steps.statements
         self.batches = 0
         self.size_bytes = 0
 
@@ -187,9 +197,9 @@ class _Turn:
     async def remove_chunks(self, key: PartitionKey) -> bool:
         """Do the same for chunks, and count them."""
         while not self.is_over:
-            (row,) = await self.rows("delete_chunks", key, CHUNKS_PER_STATEMENT)
+            (row,) = await self.rows("delete_chunks", key, self._steps.chunks)
             self.batches += row["batch_count"]
             self.size_bytes += row["size_bytes"]
-            if row["chunk_count"] < CHUNKS_PER_STATEMENT:
+            if row["chunk_count"] < self._steps.chunks:
                 return True
         return False

@@ -26,6 +26,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -60,18 +61,28 @@ START_SECONDS = 300.0
 """Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
 LEFTOVER_FAST_SECONDS = 60.0
 """How long a server of a killed predecessor may take for its own fast shutdown."""
-STOP_FAST_SECONDS = 1.5
-"""Then immediate shutdown: nothing durable is lost, the next start recovers."""
-STOP_IMMEDIATE_SECONDS = 0.5
 POLL_SECONDS = 0.01
 FIRST_BACKOFF_SECONDS = 0.05
-LAST_BACKOFF_SECONDS = 5.0
 STEADY_SECONDS = 60.0
 """A server that ran this long starts again with the first back-off."""
-LOG_CHECK_SECONDS = 30.0
-MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_SMALL_FILE_BYTES = 4096
 """Limit for PG_VERSION and postmaster.pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a server's end, restarts and log."""
+
+    stop_fast_s: float = 1.5
+    """Then immediate shutdown: nothing durable is lost, the next start recovers."""
+    stop_immediate_s: float = 0.5
+    last_backoff_s: float = 5.0
+    """Longest pause before a server that died is started again."""
+    log_check_s: float = 30.0
+    max_log_bytes: int = 8 * 1024 * 1024
+
+
+BOUNDS = Bounds()
 
 
 def holds_cluster(data_dir: Path) -> bool:
@@ -94,6 +105,7 @@ class EmbeddedPostgres:
         *,
         programs: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         """Prepare the server.
 
@@ -106,6 +118,7 @@ class EmbeddedPostgres:
         self.restarts = 0
         """How often the server died under us and was started again."""
         self._connections = connections
+        self._bounds = bounds
         self._given_programs = programs
         self._programs: Programs | None = None
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
@@ -156,7 +169,7 @@ class EmbeddedPostgres:
         return self.url
 
     async def stop(self) -> None:
-        """Stop the server by a fast shutdown, or an immediate one after STOP_FAST_SECONDS; then release the
+        """Stop the server by a fast shutdown, or an immediate one after `stop_fast_s`; then release the
         directory."""
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -412,7 +425,7 @@ class EmbeddedPostgres:
             process = self._process
             if process is not None:
                 try:
-                    returncode = await asyncio.wait_for(process.wait(), LOG_CHECK_SECONDS)
+                    returncode = await asyncio.wait_for(process.wait(), self._bounds.log_check_s)
                 except TimeoutError:
                     self._limit_log()
                     continue
@@ -420,7 +433,7 @@ class EmbeddedPostgres:
                 if time.monotonic() - self._launched_at > STEADY_SECONDS:
                     backoff = FIRST_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+            backoff = min(backoff * 2, self._bounds.last_backoff_s)
             try:
                 await self._launch()
             except (EmbeddedPostgresError, OSError) as error:
@@ -433,9 +446,9 @@ class EmbeddedPostgres:
         if process is None:
             return
         for stop_signal, seconds in (
-            (signal.SIGINT, STOP_FAST_SECONDS),
-            (signal.SIGQUIT, STOP_IMMEDIATE_SECONDS),
-            (signal.SIGKILL, STOP_IMMEDIATE_SECONDS),
+            (signal.SIGINT, self._bounds.stop_fast_s),
+            (signal.SIGQUIT, self._bounds.stop_immediate_s),
+            (signal.SIGKILL, self._bounds.stop_immediate_s),
         ):
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -465,7 +478,7 @@ class EmbeddedPostgres:
         logger.warning("stopping a postgres that outlived its gateway", pid=pid)
         for stop_signal, seconds in (
             (signal.SIGINT, LEFTOVER_FAST_SECONDS),
-            (signal.SIGQUIT, STOP_IMMEDIATE_SECONDS),
+            (signal.SIGQUIT, self._bounds.stop_immediate_s),
         ):
             try:
                 os.kill(pid, stop_signal)
@@ -507,8 +520,8 @@ class EmbeddedPostgres:
     # --- its log ----------------------------------------------------------------------------------------------
 
     def _limit_log(self) -> None:
-        """Keep one former log of at most MAX_LOG_BYTES; the server appends, so the file can be cut under it."""
-        if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
+        """Keep one former log of at most `max_log_bytes`; the server appends, so the file can be cut under it."""
+        if self.log_path.exists() and self.log_path.stat().st_size > self._bounds.max_log_bytes:
             write_file(self.log_path.with_suffix(".log.1"), self.log_path.read_bytes())
             os.truncate(self.log_path, 0)
 

@@ -20,8 +20,7 @@ from storage.text import loaded, loaded_or_none, stored
 from storage.turns import in_turns
 from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
-OFFSETS_PER_STATEMENT = 10_000
-"""Offsets deleted at a time."""
+DELETED_AT_A_TIME = 10_000
 _ROWS_PER_TURN = 250
 """Rows of members, whose documents are parsed: some milliseconds."""
 
@@ -29,8 +28,10 @@ _ROWS_PER_TURN = 250
 class GroupStore:
     """Reads and writes groups."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, deleted_at_a_time: int = DELETED_AT_A_TIME) -> None:
+        """Use `database`; one statement deletes at most `deleted_at_a_time` offsets."""
         self._pool = database.hot
+        self._deleted_at_a_time = deleted_at_a_time
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, GroupRecord]:
         """Load those of the groups that exist. The caller waits for their members from now on (see
@@ -87,7 +88,7 @@ class GroupStore:
                 lease.shard,
                 lease.node_id,
                 lease.lease_epoch,
-                OFFSETS_PER_STATEMENT,
+                self._deleted_at_a_time,
             )
             if outcome == "fenced":
                 raise StorageConflict(f"the lease of shard {lease.shard} has left epoch {lease.lease_epoch}")

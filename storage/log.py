@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -27,7 +27,7 @@ from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.errors import RecordsUnreadable, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
-from storage.segment_writers import SegmentWriters
+from storage.segment_writers import Owner, SegmentWriters
 from storage.segments import SegmentDirectory
 from storage.turns import ROWS_PER_TURN, in_turns
 from storage.types import (
@@ -40,6 +40,7 @@ from storage.types import (
     ReadResult,
     Refusal,
     StoredBatch,
+    unregistered,
 )
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -47,28 +48,12 @@ logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 INLINE_MAX_BYTES = 64 * 1024
 """Commits up to this size stay inline even if there are segments: one record then costs one statement."""
 
-COPY_FROM_MEAN_BYTES = 64 * 1024
-COPY_FROM_GROUP_BYTES = 512 * 1024
-"""Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
-measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a statement one."""
-
 SPARE_BYTES = 8 * 1024 * 1024
 """How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
 
 REPORT_INTERVAL_S = 5.0
 """Interval between log lines about one unreadable object. Consumers ask again and again while a store is away."""
 REPORTED_OBJECTS = 1_000
-
-REQUESTS_AT_ONCE = 500
-"""Partitions that one statement reads. Its rows are handled in one go: some milliseconds for so many."""
-
-MAX_ABORTED = 5_000
-"""Aborted transactions that one read returns. If there are more, the read ends before their records, except for its
-first batch's."""
-
-MAX_BATCHES = 5_000
-"""Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds, large or
-small."""
 
 HIGH_WATERMARK = -1
 """Value for `delete_records` that deletes everything up to the high watermark."""
@@ -87,6 +72,28 @@ _GREATEST_TIMESTAMP = statement("greatest_timestamp")
 _RAISE_LOG_START = statement("raise_log_start")
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of single statements."""
+
+    copy_mean_bytes: int = 64 * 1024
+    copy_group_bytes: int = 512 * 1024
+    """Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
+    measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a statement
+    one."""
+    requests: int = 500
+    """Partitions that one statement reads. Its rows are handled in one go: some milliseconds for so many."""
+    aborted: int = 5_000
+    """Aborted transactions that one read returns. If there are more, the read ends before their records, except for its
+    first batch's."""
+    batches: int = 5_000
+    """Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds, large or
+    small."""
+
+
+BOUNDS = Bounds()
+
+
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
@@ -98,14 +105,18 @@ class LogStore:
         self,
         database: Database,
         store: ByteStore | None = None,
+        owner: Owner = unregistered,
         *,
         inline_max_bytes: int = INLINE_MAX_BYTES,
+        bounds: Bounds = BOUNDS,
     ) -> None:
+        """`owner` returns the registration of this process' node, which new segments carry."""
+        self._bounds = bounds
         self._hot = database.hot
         self._cold = database.cold
         self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
-        self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self._segments = SegmentWriters(database, store, owner) if isinstance(store, SegmentDirectory) else None
         self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How many requested chunks had missing or wrong bytes."""
@@ -138,8 +149,8 @@ class LogStore:
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
             decided, outcomes = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
-            group.size_bytes >= COPY_FROM_GROUP_BYTES
-            and group.size_bytes >= COPY_FROM_MEAN_BYTES * len(group.candidates)
+            group.size_bytes >= self._bounds.copy_group_bytes
+            and group.size_bytes >= self._bounds.copy_mean_bytes * len(group.candidates)
         ):  # fmt: skip
             decided = await self._append_by_copy(group, wait=wait)
             outcomes = group.settle(decided)
@@ -234,11 +245,11 @@ class LogStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
-        """Return states and batches of all requests, with limits counted in the order given. Each REQUESTS_AT_ONCE
+        """Return states and batches of all requests, with limits counted in the order given. Each `Bounds.requests`
         consecutive requests come from one snapshot.
 
-        Only whole batches are returned, and no more than about MAX_BATCHES of one statement. The first batch found is
-        returned even if it exceeds the limits. After it, only batches that fit into both their request's `max_bytes`
+        Only whole batches are returned, and no more than about `Bounds.batches` of one statement. The first batch found
+        is returned even if it exceeds the limits. After it, only batches that fit into both their request's `max_bytes`
         and the rest of the call's limit. An offset outside the log gives the state without batches. UNKNOWN_PARTITION
         refuses a request; DAMAGED refuses one at whose offset the bytes are missing or wrong.
         """
@@ -246,8 +257,8 @@ class LogStore:
         remaining_bytes = max_bytes
         returned_any = False
         leaving_out: list[int] = []
-        for begin in range(0, len(requests), REQUESTS_AT_ONCE):
-            piece = requests[begin : begin + REQUESTS_AT_ONCE]
+        for begin in range(0, len(requests), self._bounds.requests):
+            piece = requests[begin : begin + self._bounds.requests]
             states_only = returned_any and remaining_bytes <= 0
             states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             if any(isinstance(result, DamagedChunkError) for result in batches):
@@ -287,7 +298,7 @@ class LogStore:
         keys = [requests[index].partition_key for index, _ in asking]
         offsets = [requests[index].offset for index, _ in asking]
         ends = [result.batches[-1].last_offset + 1 for _, result in asking]
-        most = MAX_ABORTED + len(asking)
+        most = self._bounds.aborted + len(asking)
         rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, most)
         if sum(len(row["first_offsets"]) for row in rows) == most:
             ends = _shortened(asking, ends, rows[-1])
@@ -364,7 +375,7 @@ class LogStore:
             [request.committed for request in requests],
             max_bytes,
             SPARE_BYTES,
-            MAX_BATCHES,
+            self._bounds.batches,
         )
         states: list[PartitionState | None] = [None] * len(requests)
         aborting: list[int] = []

@@ -23,27 +23,42 @@ from storage.errors import StorageConflict
 from storage.log import LogStore
 from storage.pool import Database
 from storage.queries import statement
-from storage.segment_writers import SegmentWriters
+from storage.segment_writers import Owner, SegmentWriters, register_object
 from storage.segments import SegmentDirectory
-from storage.types import CoordinatorLease, PartitionKey, StoredBatch
+from storage.types import CoordinatorLease, PartitionKey, StoredBatch, unregistered
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 MOVE_BYTES = 8 * 1024 * 1024
 """How much is read at a time, and how much is written and synced to a segment at a time."""
 
-OBJECT_BYTES = 32 * 1024 * 1024
-"""Approximate size of an object in a bucket, held in memory until it is written. An object may be half as large
-again or half as small; only the last one of a move is smaller."""
-SORTED_BYTES = 2 * OBJECT_BYTES
 SORTED_CHUNKS = 50_000
 """Chunks that are sorted into log order together before they are cut into moves."""
-MOVE_CHUNKS = 250
-"""Chunks that are read at a time, merged into one at most, and renamed at a time in a segment. Producers of their
-partitions wait during the rename, and the event loop is blocked for two milliseconds during the read."""
 RUNS_PER_OBJECT = 2_048
 """Bounds the one transaction that names an object, as `SORTED_CHUNKS` does: it must end in time on a busy server
 too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of objects and of single steps."""
+
+    object_bytes: int = 32 * 1024 * 1024
+    """Approximate size of an object in a bucket, held in memory until it is written. An object may be half as large
+    again or half as small; only the last one of a move is smaller."""
+    listed_chunks: int = 250
+    """Chunks that become values at once on the event loop, which takes a millisecond."""
+    moved_chunks: int = 250
+    """Chunks that are read at a time, merged into one at most, and renamed at a time in a segment. Producers of their
+    partitions wait during the rename, and the event loop is blocked for two milliseconds during the read."""
+
+    @property
+    def sorted_bytes(self) -> int:
+        """Bytes of chunks that are sorted into log order together."""
+        return 2 * self.object_bytes
+
+
+SIZES = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +79,21 @@ _OfPartitions = dict[PartitionKey, list[Chunk]]
 class Mover:
     """Moves chunks to segments, objects, or the current slot of inline bytes."""
 
-    def __init__(self, database: Database, log_store: LogStore, store: ByteStore | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        log_store: LogStore,
+        store: ByteStore | None,
+        owner: Owner = unregistered,
+        sizes: Sizes = SIZES,
+    ) -> None:
+        """`owner` returns the registration of this process' node, which new objects carry."""
         self._pool = database.cold
+        self._sizes = sizes
         self._log = log_store
         self._store = store
-        self._writers = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self._owner = owner
+        self._writers = SegmentWriters(database, store, owner) if isinstance(store, SegmentDirectory) else None
 
     async def close(self) -> None:
         if self._writers is not None:
@@ -86,18 +111,18 @@ class Mover:
         read or written stay at their place."""
         into_objects = self._store is not None and self._writers is None
         moved_bytes = 0
-        async for gathered in _gathered(pages):
-            runs = _runs(_in_order(gathered))
+        async for gathered in _gathered(pages, self._sizes):
+            runs = _runs(_in_order(gathered), self._sizes)
             # An object is cut from the whole list: sorting tens of thousands of chunks would block the event loop for
             # too long.
-            parts = await asyncio.to_thread(_evenly, runs) if into_objects else _pieces(runs)
+            parts = await asyncio.to_thread(_evenly, runs, self._sizes) if into_objects else _pieces(runs, self._sizes)
             for part in parts:
                 moved_bytes += await self._move_part(part, inline_slot, lease)
         return moved_bytes
 
     async def _move_part(self, runs: Sequence[_Run], inline_slot: int | None, lease: CoordinatorLease | None) -> int:
         copied: _Copied = []
-        for piece in _pieces(runs):
+        for piece in _pieces(runs, self._sizes):
             copied += await self._read(piece, inline_slot)
         if not copied:
             return 0
@@ -157,11 +182,14 @@ class Mover:
                 writers.drop(segment)
             else:
                 writers.give_back(segment)
-        return await self._name(copied, segment.object_id, position, None, lease)
+        refusal, moved_bytes = await self._name(copied, segment.object_id, position, None, lease)
+        if refusal == "sealed":
+            writers.retire(segment)
+        return moved_bytes
 
     async def _to_object(self, store: ByteStore, copied: _Copied, lease: CoordinatorLease | None) -> int:
         size_bytes = sum(run.size_bytes for run, _ in copied)
-        object_id = int(await self._pool.fetch_value(statement("register_object")))
+        object_id = await register_object(self._pool, self._owner)
         try:
             await store.put(object_id, [batch.records for _, batches in copied for batch in batches])
         except OSError as error:
@@ -169,7 +197,8 @@ class Mover:
             # The object may exist in spite of the error. A sweep removes it.
             await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)
             return 0
-        return await self._name(copied, object_id, 0, size_bytes, lease)
+        _, moved_bytes = await self._name(copied, object_id, 0, size_bytes, lease)
+        return moved_bytes
 
     async def _name(
         self,
@@ -178,9 +207,9 @@ class Mover:
         position: int,
         object_size_bytes: int | None,
         lease: CoordinatorLease | None,
-    ) -> int:
-        """Let the rows name the new place. Name nothing if the lease is lost, and skip runs that have changed since
-        they were read."""
+    ) -> tuple[str | None, int]:
+        """Let the rows name the new place. Skip runs that have changed since they were read. Return Postgres' refusal,
+        if any, and the number of bytes that are named there now. Raise StorageConflict if the lease is lost."""
         positions: list[int] = []
         for run, _ in copied:
             positions.append(position)
@@ -212,7 +241,7 @@ class Mover:
             raise StorageConflict("another node moves records now")
         if row["refusal"] is not None:
             logger.info("records could not be moved", reason=row["refusal"], object_id=object_id)
-        return row["moved_bytes"]
+        return row["refusal"], row["moved_bytes"]
 
     async def _swap_inline(self, run: _Run, batches: Sequence[StoredBatch]) -> int:
         """Copy a run into the current slot. Return 0 if its chunks have changed since they were read."""
@@ -237,7 +266,7 @@ class Mover:
         return 0 if refusal is not None else run.size_bytes
 
 
-async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[_OfPartitions]:
+async def _gathered(pages: AsyncIterable[list[Chunk]], sizes: Sizes) -> AsyncIterator[_OfPartitions]:
     """Yield the same chunks, collected into the amounts that are sorted together."""
     gathered: _OfPartitions = {}
     count = size_bytes = 0
@@ -246,7 +275,7 @@ async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[_OfParti
             gathered.setdefault(chunk.partition_key, []).append(chunk)
             count += 1
             size_bytes += chunk.size_bytes
-            if size_bytes >= SORTED_BYTES or count >= SORTED_CHUNKS:
+            if size_bytes >= sizes.sorted_bytes or count >= SORTED_CHUNKS:
                 yield gathered
                 gathered, count, size_bytes = {}, 0, 0
     if gathered:
@@ -260,7 +289,7 @@ def _in_order(gathered: _OfPartitions) -> Iterator[Chunk]:
         yield from sorted(gathered[partition_key], key=attrgetter("base_offset"))
 
 
-def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
+def _runs(chunks: Iterable[Chunk], sizes: Sizes) -> Iterator[_Run]:
     """Yield the groups of neighbours that become one chunk each."""
     run: list[Chunk] = []
     size_bytes = 0
@@ -270,7 +299,7 @@ def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
             run[-1].partition_key == chunk.partition_key
             and run[-1].last_offset + 1 == chunk.base_offset
             and size_bytes <= CHUNK_BYTES
-            and len(run) < MOVE_CHUNKS
+            and len(run) < sizes.moved_chunks
         ):
             yield _Run(run)
             run, size_bytes = [], chunk.size_bytes
@@ -279,14 +308,14 @@ def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
         yield _Run(run)
 
 
-def _pieces(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
+def _pieces(runs: Iterable[_Run], sizes: Sizes) -> Iterator[list[_Run]]:
     """Yield what is read at a time and written at a time to a segment."""
     piece: list[_Run] = []
     size_bytes = chunks = 0
     for run in runs:
         size_bytes += run.size_bytes
         chunks += len(run.chunks)
-        if piece and (size_bytes > MOVE_BYTES or chunks > MOVE_CHUNKS):
+        if piece and (size_bytes > MOVE_BYTES or chunks > sizes.moved_chunks):
             yield piece
             piece, size_bytes, chunks = [], run.size_bytes, len(run.chunks)
         piece.append(run)
@@ -294,11 +323,11 @@ def _pieces(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
         yield piece
 
 
-def _evenly(found: Iterable[_Run]) -> list[list[_Run]]:
+def _evenly(found: Iterable[_Run], sizes: Sizes) -> list[list[_Run]]:
     """Return what becomes one object each; no object is much smaller than the others."""
     runs = list(found)
     total_bytes = sum(run.size_bytes for run in runs)
-    count = max(1, round(total_bytes / OBJECT_BYTES))
+    count = max(1, round(total_bytes / sizes.object_bytes))
     parts: list[list[_Run]] = []
     before_bytes = 0
     for run in runs:

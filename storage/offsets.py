@@ -58,8 +58,6 @@ def _as_stored(row: Row) -> OffsetAsStored:
 
 
 DELETED_AT_A_TIME = 10_000
-
-
 MAX_PENDING = 50_000
 """Pending offsets of one transaction. One statement settles them when the transaction ends."""
 
@@ -67,11 +65,15 @@ MAX_PENDING = 50_000
 class OffsetStore:
     """Commits, reads, deletes and expires offsets."""
 
-    def __init__(self, database: Database, *, max_pending: int = MAX_PENDING) -> None:
-        """Use `database`; `max_pending` limits the offsets of one transaction."""
+    def __init__(
+        self, database: Database, *, max_pending: int = MAX_PENDING, deleted_at_a_time: int = DELETED_AT_A_TIME
+    ) -> None:
+        """Use `database`; `max_pending` limits the offsets of one transaction. One statement deletes at most
+        `deleted_at_a_time` offsets."""
         self._hot = database.hot
         self._cold = database.cold
         self._max_pending = max_pending
+        self._deleted_at_a_time = deleted_at_a_time
 
     async def commit(self, commits: Sequence[OffsetCommit]) -> list[Refusal | None]:
         """Write all valid commits in one durable transaction; return None or the refusal per commit.
@@ -170,8 +172,8 @@ class OffsetStore:
 
         Raise StorageConflict if the lease is not current.
         """
-        for first in range(0, len(partitions), DELETED_AT_A_TIME):
-            some = partitions[first : first + DELETED_AT_A_TIME]
+        for first in range(0, len(partitions), self._deleted_at_a_time):
+            some = partitions[first : first + self._deleted_at_a_time]
             current = await self._hot.fetch_value(
                 statement("delete_offsets"),
                 stored(group_id),

@@ -7,14 +7,21 @@ pipe. The answer is the child's process id. When the child has ended, its wait s
 parent process ends with the process that started it, because the socket then closes. Its children go on.
 
 A child has what a new process has: its own arguments, directory, environment, standard streams and session of signals.
-It differs in two ways: all children share one seed of hashes, and settings of the interpreter (PYTHON…, LD_…) have no
-effect. So a process whose environment a test sets is not started here.
+It differs in three ways: all children share one seed of hashes, settings of the interpreter (PYTHON…, LD_…) have no
+effect, and the interpreter is not taken down at the end. So a process whose environment a test sets is not started
+here.
+
+The first write to a page that a child shares with the parent process copies the page, which is most of what a child
+costs the kernel. A visit of the garbage collector writes to an object, and so does the end of an interpreter. So the
+parent process sets its objects apart from the collector, and a child ends as soon as all exit handlers have run.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -187,9 +194,40 @@ def _become(request: dict[str, object], log: int, status: int) -> Sequence[str]:
     return sys.argv[1:]
 
 
-if __name__ == "__main__":
-    for name in IMPORTED:
-        importlib.import_module(name)
+class _Ending:
+    """The end of this process, if it is a child."""
+
+    def __init__(self) -> None:
+        self.code = 1
+        """Exit code; that of an exception until the command returns."""
+        self._parent_pid = os.getpid()
+        # Exit handlers run in the reverse order of their registration, so this one comes after those of all imports.
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if os.getpid() != self._parent_pid:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(self.code)
+
+
+def _command(arguments: Sequence[str]) -> int:
     from gateway.cli import main
 
-    sys.exit(main(_serve(socket.socket(fileno=int(sys.argv[1])))))
+    try:
+        return main(arguments)
+    except SystemExit as refused:  # a parser's
+        if isinstance(refused.code, int):
+            return refused.code
+        raise
+
+
+if __name__ == "__main__":
+    ending = _Ending()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    ending.code = _command(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(ending.code)

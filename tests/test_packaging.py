@@ -290,7 +290,7 @@ def test_docker_compose_resolves_the_cluster_profile_as_documented() -> None:
         given = {name: value for name, value in service["environment"].items() if value is not None}
         settings = load({}, (), given).settings
         shared.add((settings.database_url, settings.log_store))
-        (listener,), (published,) = settings.listeners, service["ports"]
+        (listener, _), (published,) = settings.listeners, service["ports"]
         ports.append(listener.advertised[1])
         assert listener.advertised == ("localhost", int(published["published"]))
         assert listener.bind == ("0.0.0.0", published["target"])

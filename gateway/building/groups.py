@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.building.cluster import ClusterPart
 from gateway.building.log import LogPart
@@ -26,6 +27,9 @@ from gateway.operate.metrics import Metrics
 from gateway.security.authorizer import Authorizer
 from storage.journal import JournalStore
 from storage.types import Partition
+
+if TYPE_CHECKING:
+    from gateway.tracing.traces import Traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ async def build_groups(
     clock: ClusterClock,
     metrics: Metrics,
     undo: Undo,
+    *,
+    traces: Traces | None,
 ) -> GroupPart:
     """Make the groups, and connect them with the leases and the catalog. Raise StorageError."""
     catalog, membership, leases = log.catalog, cluster.membership, cluster.leases
@@ -64,6 +70,7 @@ async def build_groups(
             lambda: membership.node_id or 0,
             metrics,
             now_ms=clock.now_ms,
+            notice=None if traces is None else traces.rebalances,
         )
         undo.push("journal", 2 * STEP_TIMEOUT_S, journal.close)
     groups = Groups(

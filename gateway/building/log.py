@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.building.cluster import ClusterPart
 from gateway.building.stores import Stores
@@ -17,6 +18,9 @@ from gateway.log.validator import BatchValidator
 from gateway.operate.metrics import Metrics
 from storage.log import LogStore
 from storage.types import Topic
+
+if TYPE_CHECKING:
+    from gateway.tracing.traces import Traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ def build_log(
     undo: Undo,
     *,
     committers: int,
+    traces: Traces | None,
 ) -> LogPart:
     """Make the parts. `committers`: appends that run at once."""
     metrics.watch_damaged_chunks(lambda: stores.log.damaged_chunks)
@@ -58,7 +63,7 @@ def build_log(
         tail,
         committers=committers,
         gather_s=broker.log_commit_gather_ms / 1000,
-        observe_commit=metrics.observe_commit,
+        observe_commit=metrics.observe_commit if traces is None else traces.commits(metrics.observe_commit),
         listener=cluster.wakeups,
     )
 

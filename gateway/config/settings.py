@@ -43,6 +43,10 @@ from storage.roles import Address, Roles
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 AUTO = "auto"
+_COLLECTOR = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of HTTP (RFC 9110)."""
+_SHARE = re.compile(r"0|1|0\.\d{1,9}|1\.0{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,12 @@ class Settings:
     log_level: str
     audit_log: Path | str | None
     """File for one line per change of the cluster, or "stdout"; None: no audit log."""
+    otlp_endpoint: str | None
+    """Base URL of the collector that spans are sent to; None: there are no spans."""
+    otlp_headers: tuple[tuple[str, str], ...] | None = field(repr=False)
+    """Name and value of headers that go with each batch of spans."""
+    otlp_sample: float
+    """Share of successful requests and commits that get a span, from 0 to 1."""
     hot_connections: int
     cold_connections: int
     committers: int
@@ -158,6 +168,28 @@ def _audit_log(text: str) -> Path | str | None:
     return path
 
 
+def _collector(text: str) -> str | None:
+    if text == "off":
+        return None
+    if not _COLLECTOR.fullmatch(text):
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT, and keys in --otlp-headers")
+    return text.rstrip("/")
+
+
+def _headers(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for name, equals, value in pairs:
+        if not (equals and _HEADER_NAME.fullmatch(name.strip()) and value.isascii() and value.isprintable()):
+            raise ValueError("expected NAME=VALUE, several separated by commas")
+    return tuple((name.strip(), value.strip()) for name, _, value in pairs)
+
+
+def _share(text: str) -> float:
+    if not _SHARE.fullmatch(text):
+        raise ValueError("expected a number from 0 to 1, e.g. 0.05")
+    return float(text)
+
+
 def _log_store(text: str) -> Path | str | None:
     if text == AUTO:
         return AUTO
@@ -208,6 +240,8 @@ class Option:
     help: str
     secret: bool = False
     """True if the option holds a password, which `sluice config` hides."""
+    hidden: bool = False
+    """True if all of a secret value is hidden, and not the password of a URL alone."""
 
     @property
     def flag(self) -> str:
@@ -220,6 +254,12 @@ class Option:
     @property
     def field(self) -> str:
         return self.name.replace("-", "_")
+
+    def shown(self, text: str) -> str:
+        """Return a value of this option with its secret part hidden."""
+        if self.hidden:
+            return HIDDEN
+        return hide_password(text) if self.secret else text
 
 
 def _of_database(option: DatabaseOption, parse: Callable[[str], object], *, secret: bool = False) -> Option:
@@ -269,6 +309,30 @@ OPTIONS: tuple[Option, ...] = (
         "off",
         "FILE|stdout|off",
         "where a line of JSON goes for each request that changes topics, settings, ACLs, users, quotas or groups",
+    ),
+    Option(
+        "otlp-endpoint",
+        _collector,
+        "off",
+        "URL|off",
+        "OpenTelemetry collector (OTLP over HTTP) that a span goes to for each request, commit and rebalance, "
+        "e.g. http://collector:4318",
+    ),
+    Option(
+        "otlp-headers",
+        _headers,
+        None,
+        "NAME=VALUE,...",
+        "headers for the collector, e.g. its key",
+        secret=True,
+        hidden=True,
+    ),
+    Option(
+        "otlp-sample",
+        _share,
+        "1",
+        "SHARE",
+        "share of successful requests and commits that get a span, from 0 to 1; failed requests always do",
     ),
     Option("hot-connections", _whole(2, 100), "6", "COUNT", "database connections for writes and groups"),
     Option("cold-connections", _whole(1, 100), "4", "COUNT", "database connections for reads of the log"),
@@ -368,7 +432,7 @@ def load(
             except ValueError as error:
                 shown = "…" if option.secret else hide_password(text)
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
-        values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
+        values.append(Value(option.name, option.shown(text) if text else text, origin))
     broker, broker_values = _load_broker(sources.assignments, secrets, set_file, file_broker, path)
     warnings: list[str] = []
     given = {value.name: value for value in broker_values}
@@ -390,7 +454,7 @@ def load(
         values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
     if "broker.rack" in given:
         if parsed["rack"] is not None:
-            warnings.append(f"rack (from {options['rack'].origin}) is not looked at: broker.rack is given")
+            warnings.append(f"rack (from {options['rack'].origin}) is ignored: broker.rack is given")
         parsed["rack"] = given["broker.rack"].text or None
     values.extend(broker_values)
     url_file = secrets.files.get(_BY_FIELD["database_url"].variable)
@@ -438,12 +502,6 @@ def _load_listeners(
 ) -> tuple[Listener, ...]:
     """Return the listeners from Kafka's names if these are given, else from their short forms."""
     bound, told = broker.get("listeners"), broker.get("advertised.listeners")
-    if bound is not None and options["listen"].origin != "default":
-        warnings.append(f"listen (from {options['listen'].origin}) is not looked at: listeners is given")
-    if told is not None and advertise is not None:
-        warnings.append(
-            f"advertise (from {options['advertise'].origin}) is not looked at: advertised.listeners is given"
-        )
     bound_text = f"{DEFAULT_NAME}://{render_address(listen)}" if bound is None else bound.text or ""
     told_text = None if told is None else told.text
     if told is None and advertise is not None:
@@ -465,6 +523,11 @@ def _load_listeners(
         )
     except ConfigError as error:
         raise _as_given(error, broker) from error
+    # An image sets the short forms for everyone, so they may repeat what Kafka's names say.
+    if bound is not None and options["listen"].origin != "default" and listen not in {each.bind for each in listeners}:
+        warnings.append(f"listen (from {options['listen'].origin}) is ignored: listeners is given")
+    if told is not None and advertise is not None and advertise not in {each.advertised for each in listeners}:
+        warnings.append(f"advertise (from {options['advertise'].origin}) is ignored: advertised.listeners is given")
     if told_text is None:
         warnings.extend(
             f"clients are told to connect to {render_address(listener.advertised)}, this host's name: "

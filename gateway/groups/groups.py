@@ -30,7 +30,7 @@ from gateway.groups.journal import Journal
 from gateway.groups.kinds import MACHINES, AnyGroup
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
-from gateway.groups.runtime import Runtime
+from gateway.groups.runtime import BOUNDS, Bounds, Runtime
 from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.pieces import in_pieces
 from gateway.net.shared_read import SharedRead
@@ -67,6 +67,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         journal: Journal | None = None,
         cluster_ms: Callable[[], int] = wall_ms,
         begun: bool = True,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
         self._group_records = GroupRecords(store, machines, store_patience_ms, cluster_ms)
@@ -81,7 +82,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
         group was read."""
-        super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun)
+        super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun, bounds=bounds)
 
     def cluster_changed(self, cluster: Cluster) -> None:
         """Handle the change as `Runtime.cluster_changed` does. Group coordinators exist from the moment their topic

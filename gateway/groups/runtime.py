@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
 import structlog
@@ -54,11 +55,6 @@ from storage.types import CoordinatorLease
 
 logger = structlog.stdlib.get_logger(__name__)
 
-MAX_GROUPS = 200_000
-"""Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
-MAX_REMEMBERED = 100_000
-"""Members of dropped groups whose newest connections are remembered."""
-MAX_MAILBOX = 20_000
 MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 STEPS_TOGETHER_S = 0.002
@@ -115,6 +111,21 @@ Tell = Callable[[GroupT, GroupT, tuple[Fact, ...]], None]
 """Is given a group before and after a step that is settled, and what happened; without facts: the group was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds on what clients can make a node keep."""
+
+    groups: int = 200_000
+    """Groups in memory. Beyond it unknown groups are refused, so that an id per request cannot fill the node."""
+    mailbox: int = 20_000
+    """Requests that wait in one group."""
+    remembered: int = 100_000
+    """Members of dropped groups whose newest connections are remembered."""
+
+
+BOUNDS = Bounds()
+
+
 class Runtime(Generic[GroupT, SettingsT, RecordT]):
     """The ids of one kind that this node coordinates.
 
@@ -130,8 +141,10 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         tell: Tell[GroupT],
         *,
         begun: bool = True,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.settings = settings
+        self._bounds = bounds
         self._machines = machines
         self._records = records
         self._lease_holder = leases
@@ -181,7 +194,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         if isinstance(slot, ErrorCode):
             return self._machines.refuse(request, slot)
         if slot.busy:
-            if len(slot.mailbox) >= MAX_MAILBOX:
+            if len(slot.mailbox) >= self._bounds.mailbox:
                 return self._machines.refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             slot.mailbox.append(request)
             return self._park(slot, request)
@@ -239,7 +252,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         if not slot.busy:
             slot.busy = True
         else:
-            if len(slot.mailbox) >= MAX_MAILBOX:
+            if len(slot.mailbox) >= self._bounds.mailbox:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             turn = Turn(self._loop.create_future())
             slot.mailbox.append(turn)
@@ -271,7 +284,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
     def tell_group(self, group_id: str, event: Event) -> None:
         """Deliver an event without a waiting sender to a group that is in memory."""
         slot = self._slots.get(group_id)
-        if slot is not None and len(slot.mailbox) < MAX_MAILBOX:
+        if slot is not None and len(slot.mailbox) < self._bounds.mailbox:
             self._send(slot, event)
 
     def in_memory(self) -> list[GroupT]:
@@ -409,7 +422,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 self._drop(slot, ErrorCode.NOT_COORDINATOR)
         if lease is None:
             return ErrorCode.NOT_COORDINATOR
-        if len(self._slots) >= MAX_GROUPS:
+        if len(self._slots) >= self._bounds.groups:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         slot = self._slots[group_id] = Slot(group_id, lease, self._machines.missing(group_id))
         slot.busy = True
@@ -539,7 +552,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._recall(slot.group_id)
         self._remembered[slot.group_id] = numbers
         self._remembered_members += len(numbers)
-        while self._remembered_members > MAX_REMEMBERED:
+        while self._remembered_members > self._bounds.remembered:
             self._recall(next(iter(self._remembered)))
 
     def _recall(self, group_id: str) -> Mapping[MemberId, int]:
@@ -687,7 +700,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 if not wanted():
                     break
                 # A group that a client has spoken for in the meantime is in memory already, and newer than this record.
-                if record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
+                if record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
                     self._slots[record.group_id] = slot
                     self._take_over(slot, record)

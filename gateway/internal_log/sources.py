@@ -27,11 +27,21 @@ from storage.transactions import TransactionPartition
 from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
-MANY_OFFSETS, OFFSETS_AT_A_TIME = 10_000, 1_000
-"""If the groups of a batch have more offsets than the first number together, each group is read separately, in steps of
-the second number. The metadata of one offset may have 4 KiB."""
 MANY_MEMBERS = 20
 """A group with more members is converted to records on a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetPages:
+    """Offsets that are read at once. The metadata of one offset may have 4 KiB."""
+
+    batch: int = 10_000
+    """If the groups of a batch have more offsets together, each group is read separately."""
+    group: int = 1_000
+    """Offsets of such a group that one step reads."""
+
+
+OFFSET_PAGES = OffsetPages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +83,19 @@ class GroupSource:
 
     topic = CONSUMER_OFFSETS
 
-    def __init__(self, groups: Groups, leases: Leases, store: GroupStore, offsets: OffsetStore) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        leases: Leases,
+        store: GroupStore,
+        offsets: OffsetStore,
+        offset_pages: OffsetPages = OFFSET_PAGES,
+    ) -> None:
         self._groups = groups
         self._leases = leases
         self._store = store
         self._offsets = offsets
+        self._offset_pages = offset_pages
         self._changed: Callable[[str], None] | None = None
 
     def is_own(self, owner: str) -> bool:
@@ -94,7 +112,7 @@ class GroupSource:
 
     async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
         groups = {record.group_id: (record, ms) for record, ms in await self._store.as_stored(owners)}
-        offsets = await self._offsets.as_stored(owners, MANY_OFFSETS)
+        offsets = await self._offsets.as_stored(owners, self._offset_pages.batch)
         async for group_id in in_pieces(owners):
             found = groups.get(group_id)
             if found is None:
@@ -106,7 +124,7 @@ class GroupSource:
             else:
                 beginning, now = self._records(record, changed_ms)
             if offsets is None:
-                committed = self._offsets.walk(group_id, OFFSETS_AT_A_TIME)
+                committed = self._offsets.walk(group_id, self._offset_pages.group)
             else:
                 committed = in_pieces(offsets.get(group_id, ()))
             yield Owned(group_id, beginning, _with_offsets(group_id, now, committed))

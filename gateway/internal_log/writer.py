@@ -39,8 +39,6 @@ logger = structlog.get_logger(__name__)
 
 FOLLOWED_S = 600.0
 """How long a topic is written after its last read."""
-ASKED_S = 60.0
-"""How long a topic is written for a client that asked for its end and has read nothing."""
 ASK_AGAIN_S = 3600.0
 """Minimum time between two such questions that count as a reader's. Exporters ask for the ends of all topics for ever,
 and read none."""
@@ -54,16 +52,27 @@ GATHER_S = 0.02
 READY_S = 5.0
 """How long a client that asks for the end of a log waits for the first look."""
 
-MAX_CHANGED = 10_000
-"""Owners that may wait for a look. If more have changed, the writer looks at all owners."""
-MAX_KEYS = 1_000_000
-"""Keys that a node remembers of one topic, some 200 MB. With more keys the topic is not written."""
 OWNERS_AT_A_TIME = 50
 BATCH_RECORDS = 250
 BATCH_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 READ_APART_BYTES = 64 * 1024
 """A larger batch is read on a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds for one topic that clients read."""
+
+    asked_s: float = 60.0
+    """How long a topic is written for a client that asked for its end and has read nothing."""
+    changed: int = 10_000
+    """Owners that may wait for a look. If more have changed, the writer looks at all owners."""
+    keys: int = 1_000_000
+    """Keys that a node remembers, some 200 MB. With more keys the topic is not written."""
+
+
+BOUNDS = Bounds()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +124,7 @@ class InternalLogs:
         sources: Iterable[Source],
         tell: Callable[[str], Awaitable[None]],
         now_ms: Callable[[], int] = wall_ms,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         """`tell` sends its argument to `heard` on every node, this one included."""
         self._catalog = catalog
@@ -123,6 +133,7 @@ class InternalLogs:
         self._sources = {source.topic: source for source in sources}
         self._tell = tell
         self._now_ms = now_ms
+        self._bounds = bounds
         self._followed: dict[str, _Followed] = {}
         self._ask_again_s: dict[str, float] = {}
         self._wake = Wake()
@@ -146,7 +157,7 @@ class InternalLogs:
         followed = self._followed.get(topic_name)
         now_s = self._loop.time()
         if followed is None and self._ask_again_s.get(topic_name, now_s) <= now_s:
-            followed = self._follow(topic_name, ASKED_S)
+            followed = self._follow(topic_name, self._bounds.asked_s)
             self._read_here(followed)
             if followed is not None:
                 self._ask_again_s[topic_name] = now_s + ASK_AGAIN_S
@@ -184,7 +195,7 @@ class InternalLogs:
     # --- what changes ---------------------------------------------------------------------------------------------
 
     def _changed(self, followed: _Followed, owner: str) -> None:
-        if len(followed.changed) < MAX_CHANGED:
+        if len(followed.changed) < self._bounds.changed:
             followed.changed.add(owner)
         else:
             followed.whole_due_s = 0.0
@@ -251,11 +262,11 @@ class InternalLogs:
             if len(some) == OWNERS_AT_A_TIME:
                 await self._write_owners(followed, topic, some)
                 some = []
-            if followed.key_count > MAX_KEYS:
+            if followed.key_count > self._bounds.keys:
                 break
         await self._write_owners(followed, topic, some)
-        if followed.key_count > MAX_KEYS:
-            logger.warning("internal topic not written: it has too many keys", topic=topic.name, keys=MAX_KEYS)
+        if followed.key_count > self._bounds.keys:
+            logger.warning("internal topic not written: it has too many keys", topic=topic.name, keys=self._bounds.keys)
             followed.written, followed.is_too_large = {}, True
             followed.begun.set()
         if followed.has_lost:

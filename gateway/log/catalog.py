@@ -44,12 +44,6 @@ from storage.types import Assignment, Partition, PartitionKey, Topic
 
 logger = structlog.get_logger(__name__)
 
-UNKNOWN_FOR_S = 1.0
-"""How long a name that Postgres did not know is not looked up again by itself."""
-
-MAX_UNKNOWN = 10_000
-"""Bound on remembered unknown names: clients choose them."""
-
 MAX_LOOKUPS = 16
 """Unknown topics of one request that are looked up one by one; more cost one look at what has changed."""
 
@@ -76,6 +70,19 @@ class Tombstone:
     keys: Sequence[PartitionKey]
     owned: int
     settled: Sequence[Callable[[], bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Bounds of names and ids that Postgres did not know."""
+
+    for_s: float = 1.0
+    """How long such a name is not looked up again by itself."""
+    count: int = 10_000
+    """Remembered names and ids: clients choose them."""
+
+
+UNKNOWN = Unknown()
 
 
 def _leads_all(_partition: Partition) -> bool:
@@ -105,6 +112,7 @@ class Catalog:
         removed: Sequence[Callable[[Topic], object]] = (),
         count_materialised: Callable[[int], object] = lambda _partitions: None,
         count_removed: Callable[[int], object] = lambda _partitions: None,
+        unknown: Unknown = UNKNOWN,
     ) -> None:
         """`follows_acls`: a name that Postgres is asked about becomes known only with the ACLs that were made before
         it. Each such question then costs a look at the changes. A node with an authorizer needs this.
@@ -112,10 +120,12 @@ class Catalog:
         `settled` returns, for a partition, a function that reports whether all appends in progress for it have ended.
         Each of `removed` is called with each removed topic. `count_materialised` receives the number of partitions that
         this node has come to own, `count_removed` the number of owned partitions whose last state it has dropped.
+        `unknown` bounds what is remembered of unknown topics.
         """
         self._store = store
         self._tail = tail
         self._broker = broker
+        self._unknown_bounds = unknown
         self._broker_name: Callable[[], str] | None = None
         self._stored_broker_configs: Mapping[str, Mapping[str, str]] = {}
         self._followed_as: str | None = None
@@ -250,7 +260,7 @@ class Catalog:
 
     async def resolve(self, name: str) -> Topic | None:
         """Return the topic, from Postgres if it is not known here. All concurrent callers that miss one name share
-        one query, and a name that does not exist is asked for at most once in UNKNOWN_FOR_S. Raise
+        one query, and a name that does not exist is asked for at most once in `Unknown.for_s`. Raise
         StorageUnavailable if Postgres is away."""
         topic = self._by_name.get(name)
         if topic is not None or why_illegal(name) is not None:
@@ -565,7 +575,7 @@ class Catalog:
         return until_s is not None and asyncio.get_running_loop().time() < until_s
 
     def _remember_unknown(self, key: str | UUID) -> None:
-        self._unknown[key] = asyncio.get_running_loop().time() + UNKNOWN_FOR_S
+        self._unknown[key] = asyncio.get_running_loop().time() + self._unknown_bounds.for_s
         self._unknown.move_to_end(key)
-        while len(self._unknown) > MAX_UNKNOWN:
+        while len(self._unknown) > self._unknown_bounds.count:
             self._unknown.popitem(last=False)

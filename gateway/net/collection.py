@@ -13,29 +13,31 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
-
-MAX_PAUSE_S = 5.0
-"""A fetch may be parked for minutes, so its pause ends before the fetch does."""
-
-MAX_WITHOUT_S = 60.0
-"""Consecutive requests delay a full collection no longer than this."""
+from dataclasses import dataclass
 
 LEFTOVERS_S = 0.1
 """Time from the answer until the objects of the request are gone."""
 
-MAX_GROWTH = 1_000_000
-"""Objects set apart, above twice the number alive at the last visit to all objects, at which all are visited again
-as soon as the loop idles. Only such a visit finds cyclic garbage among them."""
-
-MAX_OVERGROWTH = 3
-"""At this multiple of the growth, all objects are visited even if the loop never idles, because memory is finite."""
-
-IDLE_S = 1.0
-MAX_IDLE_SHARE = 0.02
-"""The loop idles when its thread works for no more than this part of so many seconds."""
-
 _NEVER = 2**31 - 1
 _FULL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """When all objects are visited again. Only such a visit finds cyclic garbage among those set apart."""
+
+    objects: int = 1_000_000
+    """Objects set apart, above twice the number alive at the last visit to all objects, at which all are visited again
+    as soon as the loop idles."""
+    most: int = 3
+    """At this multiple of the growth, all objects are visited even if the loop never idles, because memory is
+    finite."""
+    idle_s: float = 1.0
+    idle_share: float = 0.02
+    """The loop idles when its thread works for no more than this part of so many seconds."""
+
+
+GROWTH = Growth()
 
 
 def _nothing() -> None:
@@ -45,7 +47,11 @@ def _nothing() -> None:
 class FullCollections:
     """The process' full collections, which any number of requests may put off at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_pause_s: float = 5.0, max_without_s: float = 60.0) -> None:
+        """A fetch may be parked for minutes, so its pause ends after `max_pause_s`. Consecutive requests delay a full
+        collection no longer than `max_without_s`."""
+        self._max_pause_s = max_pause_s
+        self._max_without_s = max_without_s
         self._pauses = 0
         self._usual = gc.get_threshold()
         self._paused_since_s = 0.0
@@ -53,10 +59,10 @@ class FullCollections:
         """Called when a collection that came due in a pause is about to run."""
 
     def pause(self) -> Callable[[], None]:
-        """Delay full collections until the returned function is called, or for MAX_PAUSE_S. The function may be
+        """Delay full collections until the returned function is called, or for `max_pause_s`. The function may be
         called twice."""
         now_s = time.monotonic()
-        if self._pauses and now_s - self._paused_since_s > MAX_WITHOUT_S:
+        if self._pauses and now_s - self._paused_since_s > self._max_without_s:
             return _nothing
         if not self._pauses:
             self._paused_since_s = now_s
@@ -77,7 +83,7 @@ class FullCollections:
                     self.overdue()
                 gc.set_threshold(*self._usual)
 
-        timer = asyncio.get_running_loop().call_later(MAX_PAUSE_S, end)
+        timer = asyncio.get_running_loop().call_later(self._max_pause_s, end)
         return end
 
 
@@ -90,8 +96,8 @@ class Survivors:
     delayed, it sets the existing objects apart unvisited, because a long request leaves behind what was made to
     stay. One in a process, on its loop."""
 
-    def __init__(self, max_growth: int = MAX_GROWTH) -> None:
-        self._max_growth = max_growth
+    def __init__(self, growth: Growth = GROWTH) -> None:
+        self._growth = growth
         self._loop = asyncio.get_running_loop()
         self._awaited = False
         self._collecting = False
@@ -100,7 +106,7 @@ class Survivors:
         self._alive = self._apart = self._counted_above = 0
         """Numbers of objects: alive at the last visit to all; set apart by now, at most; the number at which a count
         is worth it."""
-        self._look_at_all()
+        self._visit_new()
         gc.callbacks.append(self._collected)
         full_collections.overdue = self._set_apart
 
@@ -125,11 +131,11 @@ class Survivors:
         self._collect()  # collects nothing: Python schedules the next full one by how much was left
 
     def _look_when_idle(self) -> None:
-        self._look = self._loop.call_later(IDLE_S, self._look_if_idle, time.thread_time())
+        self._look = self._loop.call_later(self._growth.idle_s, self._look_if_idle, time.thread_time())
 
     def _look_if_idle(self, worked_before_s: float) -> None:
-        idles = time.thread_time() - worked_before_s <= IDLE_S * MAX_IDLE_SHARE
-        if not idles and self._apart <= self._counted_above + MAX_OVERGROWTH * self._most:
+        idles = time.thread_time() - worked_before_s <= self._growth.idle_s * self._growth.idle_share
+        if not idles and self._apart <= self._counted_above + self._growth.most * self._most:
             self._look_when_idle()
             return
         self._look = None
@@ -138,7 +144,7 @@ class Survivors:
 
     @property
     def _most(self) -> int:
-        return 2 * self._alive + self._max_growth
+        return 2 * self._alive + self._growth.objects
 
     def _have_become_many(self) -> bool:
         """Return True if very many objects are set apart. Counting them takes as long as visiting them, so new ones
@@ -150,6 +156,11 @@ class Survivors:
 
     def _look_at_all(self) -> None:
         gc.unfreeze()
+        self._visit_new()
+
+    def _visit_new(self) -> None:
+        """Visit the objects that are not set apart yet, and set apart those found alive. Before the first visit a
+        process that forks nodes may have set objects apart, and a visit would copy all their pages."""
         self._collect()
         gc.freeze()
         self._alive = self._apart = gc.get_freeze_count()

@@ -43,6 +43,8 @@ MAX_KEPT_FRAMES = 64
 MAX_KEPT_BYTES = 256 * 1024
 """Reading stops once this many bytes wait for their turn. Below it a pipelining client costs no pause and no resume."""
 WRITE_HIGH_WATER_BYTES = 512 * 1024
+MIN_READ_BYTES = 1024
+"""Bytes that a connection may read before it learns that its address or the node is full."""
 HALF_FRAME_MS = 60_000
 """How long a peer may fall silent in the middle of a frame."""
 UNREAD_MS = 60_000
@@ -143,6 +145,8 @@ class Connection(asyncio.BufferedProtocol):
         self._kept_bytes = 0
         self._partial_bytes = 0
         """Bytes received of a frame that is not yet whole."""
+        self._arriving_bytes = 0
+        """Those that count for the address and the node."""
         self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False
@@ -170,6 +174,11 @@ class Connection(asyncio.BufferedProtocol):
     def is_reading(self) -> bool:
         """True if the connection accepts bytes from its peer at this moment."""
         return self._reading
+
+    @property
+    def address(self) -> str:
+        """The peer's host."""
+        return self.info.client_host
 
     def is_idle(self, now: float) -> bool:
         """Return True if nothing is in work and no byte was received nor answer given for `max_idle_ms`. Also if the
@@ -350,7 +359,10 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio: receiving ---------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._splitter.writable()
+        writable = self._splitter.writable()
+        if self._holdings.is_full_for(self):
+            return writable[: max(SMALL_BYTES - self._partial_bytes, MIN_READ_BYTES)]
+        return writable
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
@@ -374,13 +386,18 @@ class Connection(asyncio.BufferedProtocol):
                 self._apply_reading(False)
         elif splitter.broken is not None:
             self._fail("frame_size", splitter.broken)
-        elif partial_bytes > SMALL_BYTES and not self._holdings.may_read_on(self):
-            self._holdings.wait(self)
+        elif not self._may_read_on():
             self._apply_reading(False)
 
     def _count_partial(self, partial_bytes: int) -> None:
-        more_bytes, self._partial_bytes = partial_bytes - self._partial_bytes, partial_bytes
-        self._holdings.arrive(self, more_bytes)
+        self._partial_bytes = partial_bytes
+        arriving_bytes = max(partial_bytes - SMALL_BYTES, 0)
+        if arriving_bytes != self._arriving_bytes:
+            more_bytes, self._arriving_bytes = arriving_bytes - self._arriving_bytes, arriving_bytes
+            self._holdings.arrive(self, more_bytes)
+
+    def _may_read_on(self) -> bool:
+        return not self._arriving_bytes or self._holdings.may_read_on(self)
 
     def _start(self, frame: Frame) -> bool:
         """Start the frame's handler, or return False while earlier requests or the limits forbid it."""
@@ -437,7 +454,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._splitter.broken is not None:
             self._fail("frame_size", self._splitter.broken)
         else:
-            self._apply_reading(not self._write_paused and not self.info.muted_until_s)
+            self._apply_reading(not self._write_paused and not self.info.muted_until_s and self._may_read_on())
 
     def _apply_reading(self, reading: bool) -> None:
         transport = self._transport

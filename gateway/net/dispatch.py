@@ -92,6 +92,9 @@ Audit = Callable[[object, object, int, RequestContext[object]], Awaitable[None]]
 """(request, response, code, context): reports a request before its answer leaves. The response is None if the whole
 request was refused with the code."""
 
+Trace = Callable[[RequestContext[object], float, int, int], None]
+"""(context, seconds, code, bytes of the answer): reports an answered request to a collector of traces."""
+
 
 def _answered(_request: object) -> bool:
     return True
@@ -140,6 +143,7 @@ class Stages(Generic[S_contra]):
     """Wraps the handler."""
     audit: Mapping[ApiKey, Audit] = dataclasses.field(default_factory=lambda: dict[ApiKey, Audit]())
     """The audited APIs. All others pay one comparison."""
+    trace: Trace | None = None
 
 
 def served_as(role: Role, served: Sequence[Served[S_contra]]) -> tuple[Served[S_contra], ...]:
@@ -326,8 +330,8 @@ class Dispatch(Generic[S_contra]):
                 asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
         took_s = time.perf_counter() - started
         series.observe(took_s, code)
-        if FINEST.is_debug or route.audit is not None:
-            await _report(route.audit, request, response, header, context, took_s, code, chunks)
+        if FINEST.is_debug or route.audit is not None or stages.trace is not None:
+            await _report(route.audit, stages.trace, request, response, header, context, took_s, code, chunks)
         if crowded:
             # Freeing a hundred thousand objects takes milliseconds and cannot be interrupted, so the response
             # and the request have a turn each.
@@ -406,6 +410,7 @@ class Dispatch(Generic[S_contra]):
 
 async def _report(
     audit: Audit | None,
+    trace: Trace | None,
     request: object,
     response: object,
     header: RequestHeader,
@@ -414,9 +419,13 @@ async def _report(
     code: int,
     chunks: Sequence[Buffer],
 ) -> None:
-    """Report a request to its logger and to the audit trail, before its answer leaves."""
-    if FINEST.is_debug:
-        request_log.tell(header, context.connection, took_s, code, sum(map(len, chunks)))
+    """Report a request to its logger, to the collector of traces and to the audit trail, before its answer leaves."""
+    if FINEST.is_debug or trace is not None:
+        answer_bytes = sum(map(len, chunks))
+        if FINEST.is_debug:
+            request_log.tell(header, context.connection, took_s, code, answer_bytes)
+        if trace is not None:
+            trace(context, took_s, code, answer_bytes)
     if audit is not None:
         await audit(request, response, code, context)
 

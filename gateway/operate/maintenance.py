@@ -76,10 +76,18 @@ CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
 """Difference between the clocks above which a warning is logged."""
 
-PRODUCERS_PER_STATEMENT = 10_000
-OFFSETS_PER_STATEMENT = 10_000
-GROUPS_PER_STATEMENT = 500
-TOKENS_PER_STATEMENT = 1_000
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Most rows that one statement of a pass removes or moves."""
+
+    producers: int = 10_000
+    offsets: int = 10_000
+    groups: int = 500
+    tokens: int = 1_000
+
+
+STEPS = Steps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ class Maintenance:
     """Returns the lease of a job if this node holds it now."""
     clock: ClusterClock = field(default_factory=ClusterClock)
     node_id: Callable[[], int] = lambda: 0
+    steps: Steps = STEPS
 
     def passes(self) -> list[Pass]:
         """Return the passes for the supervisor."""
@@ -201,7 +210,7 @@ class Maintenance:
         store, node_id = JournalStore(self.database), self.node_id()
         await store.take_sql_refusals(node_id)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.take_sql_commits(node_id, OFFSETS_PER_STATEMENT) < OFFSETS_PER_STATEMENT:
+            if await store.take_sql_commits(node_id, self.steps.offsets) < self.steps.offsets:
                 return
 
     async def drop_compacted(self) -> None:
@@ -250,7 +259,7 @@ class Maintenance:
         idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, self.steps.producers) < self.steps.producers:
                 return
 
     async def abort_overdue(self) -> None:
@@ -262,17 +271,17 @@ class Maintenance:
         idle_ms = self.catalog.broker.transactional_id_expiration_ms
         store = TransactionStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, self.steps.producers) < self.steps.producers:
                 return
 
     async def expire_tokens(self) -> None:
         """Remove delegation tokens with which no client can log in any more."""
         store = TokenStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            gone = await store.delete_expired(TOKENS_PER_STATEMENT)
+            gone = await store.delete_expired(self.steps.tokens)
             if gone:
                 logger.info("delegation tokens expired", tokens=len(gone))
-            if len(gone) < TOKENS_PER_STATEMENT:
+            if len(gone) < self.steps.tokens:
                 return
 
     async def expire_offsets(self) -> None:
@@ -289,8 +298,8 @@ class Maintenance:
                         retention_ms,
                         subscriptions=subscriptions(groups),
                         unsettled=unsettled(groups),
-                        group_limit=GROUPS_PER_STATEMENT,
-                        offset_limit=OFFSETS_PER_STATEMENT,
+                        group_limit=self.steps.groups,
+                        offset_limit=self.steps.offsets,
                     )
                 except StorageConflict:
                     logger.info("offset expiry stopped: another node owns the shard", shard=lease.shard)
@@ -301,7 +310,7 @@ class Maintenance:
                     logger.info("empty groups removed", groups=expired.deleted_groups)
                     if self.journal is not None:
                         self.journal.expired(expired.deleted_groups)
-                if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
+                if expired.offset_count < self.steps.offsets and len(expired.deleted_groups) < self.steps.groups:
                     break
 
 
@@ -365,7 +374,11 @@ class Compaction:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         cluster_ms: Callable[[], int] = wall_ms,
+        max_keys: int = MAX_KEYS,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
+        self._max_keys = max_keys
+        self._chunk_bytes = chunk_bytes
         self._monotonic = monotonic
         self._cluster_ms = cluster_ms
         self._log = log_store
@@ -467,7 +480,7 @@ class Compaction:
     async def _index(self, dirty: DirtyRange) -> tuple[OffsetMap, int]:
         """Return the keys of the dirty range, and where the index ends: at the range's end unless it fills up
         earlier."""
-        index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
+        index = OffsetMap(dirty.first_dirty_offset, self._max_keys)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
             aborted = await self._aborted(dirty.partition_key, chunk)
@@ -486,7 +499,7 @@ class Compaction:
         """Return the next chunk of whole batches below `end_offset`, which is a batch boundary."""
         if offset >= end_offset:
             return []
-        (result,) = await self._log.read([ReadRequest(key, offset, CHUNK_BYTES)], max_bytes=CHUNK_BYTES)
+        (result,) = await self._log.read([ReadRequest(key, offset, self._chunk_bytes)], max_bytes=self._chunk_bytes)
         if not isinstance(result, ReadResult):
             raise StorageConflict(f"partition {key} has been deleted")
         if offset < result.state.log_start_offset:

@@ -190,6 +190,9 @@ class Metrics:
         )
         self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
         self.audit_lines_lost = self._counter("audit_lines_lost", "Lines that the audit log could not take.")
+        self.trace_spans_dropped = self._counter(
+            "trace_spans_dropped", "Spans that were not delivered: the queue was full, or the collector refused them."
+        )
         self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
 
         self._authentications = {

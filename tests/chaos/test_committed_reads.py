@@ -22,7 +22,7 @@ from gateway.log.tail import Tail
 from protocol.buffer import Buffer
 from protocol.records import iter_records, read_head
 from storage import retention
-from storage.log import LogStore
+from storage.log import Bounds, LogStore
 from storage.pool import Database
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
@@ -378,15 +378,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 async def test_the_tail_returns_the_same_committed_records_as_postgres(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
-    log = LogStore(database, directory)
-    roller = Roller(database, log, directory)
     served = 0
     for seed in range(1, SEEDS + 1):
         (topic,) = await TopicStore(database).create([NewTopic(f"t{seed}", PARTITIONS, {})])
         assert isinstance(topic, Topic)
+        directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
+        log = LogStore(database, directory, bounds=Bounds(aborted=random.Random(seed).choice((1, 3, 1_000))))
+        roller = Roller(database, log, directory)
         run = Run(seed, database, log, roller, topic)
-        monkeypatch.setattr("storage.log.MAX_ABORTED", run.chance.choice((1, 3, 1_000)))
         monkeypatch.setattr("gateway.log.tail.MAX_ABORTED_LOOKED_AT", run.chance.choice((1, 3, 1_000)))
         try:
             for _ in range(STEPS):
@@ -397,6 +396,6 @@ async def test_the_tail_returns_the_same_committed_records_as_postgres(
             error.add_note(f"seed {seed}, tail of {run.tail.size_bytes} bytes")
             raise
         served += run.served
+        await roller.close()
+        await log.close()
     assert served > SEEDS * 100, "the tail has hardly been asked"
-    await roller.close()
-    await log.close()

@@ -7,9 +7,12 @@ receives. Its callbacks say what it owns, in their order. librdkafka's own threa
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import asyncpg
 import confluent_kafka
@@ -31,9 +34,10 @@ given up on answers that carried new epochs."""
 READ_S = 20.0
 """Seconds that a record may be on its way."""
 LOOK_S = 0.05
-ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1}
+ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1, "statistics.interval.ms": 50}
 """With these settings librdkafka holds one batch. It asks for the next a second later (`fetch.queue.backoff.ms`),
-unless it is paused."""
+unless it is paused. It asks at once if the application has taken the batch before librdkafka looks, and then it drops
+the answer when the application pauses the partition. Its statistics show that."""
 
 
 class Client:
@@ -41,6 +45,7 @@ class Client:
 
     def __init__(self, readers: StockReaders, name: str, bootstrap: str, group_id: str) -> None:
         self.client_id = fresh(f"{group_id}-{name}")
+        self.statistics: Mapping[str, Any] = {}
         self._name = name
         self._readers: StockReaders | None = readers
         self.consumer = confluent_kafka.Consumer(
@@ -52,8 +57,18 @@ class Client:
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "topic.metadata.refresh.interval.ms": 500,
-                **(ONE_AT_A_TIME if readers.one_at_a_time else {}),
+                **({**ONE_AT_A_TIME, "stats_cb": self._counted} if readers.one_at_a_time else {}),
             }
+        )
+
+    def _counted(self, statistics: str) -> None:
+        self.statistics = json.loads(statistics)
+
+    def is_idle_since(self, since_s: float) -> bool:
+        """Return whether the newest statistics were made later than this time of the monotonic clock, while the client
+        had no request on its way."""
+        return self.statistics.get("ts", 0) > since_s * 1e6 and not any(
+            each["waitresp_cnt"] or each["outbuf_cnt"] for each in self.statistics["brokers"].values()
         )
 
     def subscribe(self, topics: Iterable[str]) -> None:
@@ -185,11 +200,49 @@ class StockReaders(GatewayReaders):
 
     async def read(self, name: str, at_most: int | None = None) -> set[Partition]:
         """Read only from partitions that the reader will keep. If it released records it was served and never saw, the
-        coordinator would wait for their commit."""
-        reader, consumer = self.readers[name], self._clients[name].consumer
+        coordinator would wait for their commit. So a reader that was served more than `at_most` records reads those,
+        too."""
+        reader = self.readers[name]
         targets = {each.member_id: each.target_assignment for each in (await self.describe()).members}
         kept = self.partitions_of(targets[self.member_id(name)].topic_partitions)
         until = {each: self._until(name, each, at_most) for each in reader.owned & kept & self.partitions()}
+        if not self.one_at_a_time:
+            return self._receive(name, until)
+        found: set[Partition] = set()
+        while until:
+            positions, served = dict(reader.positions), self._served(name)
+            found |= self._receive(name, until)
+            unseen = self._served(name) - served
+            for partition in until:
+                unseen[partition] -= reader.positions[partition] - positions[partition]
+            until = {
+                each: self._until(name, each, 1)
+                for each in until
+                if unseen[each] > 0 and each in reader.owned and reader.positions[each] < self.ends[each]
+            }
+        return found
+
+    def _served(self, name: str) -> Counter[Partition]:
+        """Return how many records the client was served of each partition, at most. Its partitions are paused, and the
+        counts are taken when no answer is on its way."""
+        client = self._clients[name]
+        since_s = time.monotonic()
+        while not client.is_idle_since(since_s):
+            assert time.monotonic() < since_s + READ_S, client.statistics
+            self._serve(name, LOOK_S)
+        return Counter(
+            {
+                (called, int(index)): each["rxmsgs"] + each["rx_ver_drops"]
+                for topic, counts in client.statistics["topics"].items()
+                if (called := self._called.get(topic)) is not None
+                for index, each in counts["partitions"].items()
+            }
+        )
+
+    def _receive(self, name: str, until: Mapping[Partition, int]) -> set[Partition]:
+        """Resume the partitions until each has delivered the records up to its offset in `until`. Return the partitions
+        that delivered a record."""
+        reader, consumer = self.readers[name], self._clients[name].consumer
         left = {partition for partition, end in until.items() if reader.positions[partition] < end}
         found: set[Partition] = set()
         consumer.resume(self._spoken(left))

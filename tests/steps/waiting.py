@@ -57,6 +57,8 @@ async def until_blocked(connection: asyncpg.Connection, sessions: int = 1) -> No
     """Wait until so many sessions of the connection's database wait for a lock."""
 
     async def waiting() -> int:
+        # Within a transaction Postgres shows the sessions of the first look, and none that has begun since.
+        await connection.execute("select pg_stat_clear_snapshot()")
         return int(await connection.fetchval(_BLOCKED) or 0)
 
     await until(waiting, "sessions wait for a lock", holds=lambda count: count >= sessions)

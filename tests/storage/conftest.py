@@ -8,8 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-import storage.log
-from storage.log import LogStore
+from storage.log import Bounds, LogStore
 from storage.nodes import NodeStore
 from storage.pool import SESSION_SETTINGS, Database
 from storage.segments import SegmentDirectory
@@ -18,7 +17,7 @@ from storage.types import CoordinatorLease, NewTopic, PartitionKey, Topic
 from tests.postgres import Databases
 
 MakeTopic = Callable[..., Awaitable[Topic]]
-MakeLog = Callable[[Database], LogStore]
+MakeLog = Callable[..., LogStore]
 
 SMALL_SEGMENT_BYTES = 256 * 1024
 """Small enough for tests to reach the end of a file."""
@@ -79,16 +78,16 @@ def place() -> str:
 
 
 @pytest.fixture
-async def make_log(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeLog]:
+async def make_log(place: str, tmp_path: Path) -> AsyncIterator[MakeLog]:
+    """Make stores of one place; further arguments are fields of `Bounds`."""
     never, always = 2**62, 0
     limit = always if place == "copy" else never
-    monkeypatch.setattr(storage.log, "COPY_FROM_MEAN_BYTES", limit)
-    monkeypatch.setattr(storage.log, "COPY_FROM_GROUP_BYTES", limit)
     made: list[LogStore] = []
 
-    def make(database: Database) -> LogStore:
+    def make(database: Database, **bounds: int) -> LogStore:
         directory = SegmentDirectory(tmp_path, segment_bytes=SMALL_SEGMENT_BYTES) if place == "segment" else None
-        made.append(LogStore(database, directory, inline_max_bytes=0))
+        given = Bounds(copy_mean_bytes=limit, copy_group_bytes=limit, **bounds)
+        made.append(LogStore(database, directory, inline_max_bytes=0, bounds=given))
         return made[-1]
 
     yield make

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-import storage.deletion
-from storage.deletion import DeletionStore
+from storage.deletion import DeletionStore, Steps
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
 from storage.groups import GroupStore
 from storage.log import LogStore
@@ -94,18 +93,9 @@ async def test_hiding_a_topic_waits_for_no_lock_and_costs_the_same_for_any_size(
 
 
 async def test_every_row_of_a_deleted_topic_is_removed_and_no_other(
-    deletions: DeletionStore,
-    log: LogStore,
-    topics: TopicStore,
-    make_topic: MakeTopic,
-    sql: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    database: Database, log: LogStore, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
-    monkeypatch.setattr(storage.deletion, "CHUNKS_PER_STATEMENT", 2)
-    monkeypatch.setattr(storage.deletion, "PARTITIONS_PER_STATEMENT", 2)
-    monkeypatch.setattr(storage.deletion, "PRODUCERS_PER_STATEMENT", 1)
-    monkeypatch.setattr(storage.deletion, "OFFSETS_PER_STATEMENT", 1)
-    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 5)
+    deletions = DeletionStore(database, Steps(statements=5, partitions=2, chunks=2, producers=1, offsets=1))
     kept_topic, gone = await make_topic("kept", 2), await make_topic("gone", 5)
     await sql.execute(GROUP)
     for topic in (kept_topic, gone):
@@ -136,17 +126,15 @@ async def test_every_row_of_a_deleted_topic_is_removed_and_no_other(
 
 
 async def test_another_store_continues_where_the_first_was_interrupted(
-    database: Database, deletions: DeletionStore, log: LogStore, topics: TopicStore, make_topic: MakeTopic,
-    sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 1)
+    database: Database, log: LogStore, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    deletions = DeletionStore(database, Steps(statements=1))
     gone = await make_topic("gone", 3)
     for partition in gone.partitions:
         await append_each(log, *(new_batch(partition.partition_key) for _ in range(3)))
     await topics.delete(gone.topic_id)
     for _ in range(3):
         assert not (await deletions.advance(gone.topic_id)).gone
-    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 20)
     await delete(DeletionStore(database), gone)
     assert await rows(sql) == dict.fromkeys(TABLES, 0)
 
@@ -229,20 +217,17 @@ async def test_a_cleaning_that_begins_during_the_deletion_leaves_no_row(
 
 
 async def test_a_group_and_its_offsets_are_removed_in_bounded_steps(
-    database: Database, make_topic: MakeTopic, leases: list[CoordinatorLease], sql: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    database: Database, make_topic: MakeTopic, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
     topic = await make_topic("t", 25)
-    offset_store, groups = OffsetStore(database), GroupStore(database)
+    offset_store, groups = OffsetStore(database, deleted_at_a_time=4), GroupStore(database, deleted_at_a_time=5)
     for group_id in ("gone", "kept"):
         commits = [OffsetCommit(leases[0], group_id, -1, topic.topic_id, index, 1, -1, "") for index in range(25)]
         assert await offset_store.commit(commits) == [None] * 25
     assert await sql.fetchval(statement("delete_group"), "gone", *_fence(leases[0]), 10) == "more"
     assert len(await offset_store.fetch("gone")) == 15
-    monkeypatch.setattr("storage.groups.OFFSETS_PER_STATEMENT", 5)
     assert await groups.delete("gone", leases[0])
     assert not await groups.delete("gone", leases[0])
-    monkeypatch.setattr("storage.offsets.DELETED_AT_A_TIME", 4)
     await offset_store.delete("kept", [(topic.topic_id, index) for index in range(24)], leases[0])
     assert [offset.partition_index for offset in await offset_store.fetch("kept")] == [24]
 

@@ -20,8 +20,8 @@ import asyncpg
 import psutil
 import pytest
 
-from storage import embedded, embedded_account, embedded_child, embedded_settings, postgres_programs
-from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage import embedded_account, embedded_child, embedded_settings, postgres_programs
+from storage.embedded import Bounds, EmbeddedPostgres, EmbeddedPostgresError
 from storage.embedded_socket import DATABASE, SOCKET_NAME, USER
 from storage.postgres_programs import bin_directory
 from tests.postgres import short_directory
@@ -533,9 +533,9 @@ async def test_stop_while_the_server_is_down_ends_the_supervision(server: Embedd
     assert await run_and_stop(server.data_dir) == 1
 
 
-async def test_a_stop_ends_a_frozen_server(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "STOP_FAST_SECONDS", 0.1)
-    monkeypatch.setattr(embedded, "STOP_IMMEDIATE_SECONDS", 0.1)
+async def test_a_stop_ends_a_frozen_server(directory: Path) -> None:
+    server = EmbeddedPostgres(directory, bounds=Bounds(stop_fast_s=0.1, stop_immediate_s=0.1))
+    await server.start()
     pid = server.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -602,10 +602,8 @@ async def test_a_file_instead_of_the_directory_is_reported_in_one_line(empty_dir
         await EmbeddedPostgres(empty_directory / "file" / "data").start()
 
 
-async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "MAX_LOG_BYTES", 1000)
-    monkeypatch.setattr(embedded, "LOG_CHECK_SECONDS", 0.02)
-    server = EmbeddedPostgres(directory)
+async def test_the_servers_log_is_bounded(directory: Path) -> None:
+    server = EmbeddedPostgres(directory, bounds=Bounds(max_log_bytes=1000, log_check_s=0.02))
     url = await server.start()
     try:
         for _ in range(3):

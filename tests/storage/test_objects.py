@@ -10,11 +10,12 @@ import asyncpg
 import pytest
 from obstore.store import MemoryStore
 
-from storage import mover, retention, roller
+from storage import retention, roller
 from storage.byte_store import Buffer
 from storage.chunks import chunk_of
 from storage.errors import StorageConflict
 from storage.log import LogStore
+from storage.mover import Sizes
 from storage.nodes import NodeStore
 from storage.object_store import ObjectStore, StoreAwayError
 from storage.pool import Database
@@ -120,11 +121,8 @@ async def test_commits_stay_inline_and_are_moved_sorted_by_partition(
     assert chunk_of(rows[0]).final_heads
 
 
-async def test_objects_are_of_one_size(
-    log: LogStore, rolls: Roller, bucket: Bucket, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mover, "OBJECT_BYTES", 4_000_000)
-    monkeypatch.setattr(mover, "SORTED_BYTES", 8_000_000)
+async def test_objects_are_of_one_size(database: Database, log: LogStore, bucket: Bucket, key: PartitionKey) -> None:
+    rolls = Roller(database, log, bucket, sizes=Sizes(object_bytes=4_000_000))
     await append_each(log, *(new_batch(key, size_bytes=300_000, fill=number) for number in range(70)))
     await rolls.roll(**EVERYTHING)
     sizes = sorted(bucket.written.values())

@@ -22,8 +22,7 @@ import asyncpg
 import psutil
 import pytest
 
-from storage import embedded
-from storage.embedded import EmbeddedPostgres
+from storage.embedded import FIRST_BACKOFF_SECONDS, Bounds, EmbeddedPostgres
 from storage.errors import StorageError
 from storage.history import HistoryStore
 from storage.migrate import migrate
@@ -173,11 +172,11 @@ def in_memory() -> Path | None:
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddedPostgres]:
+async def server() -> AsyncIterator[EmbeddedPostgres]:
     # A server that is killed repeatedly would return ever later, which shows nothing here.
-    monkeypatch.setattr(embedded, "LAST_BACKOFF_SECONDS", embedded.FIRST_BACKOFF_SECONDS)
+    bounds = Bounds(last_backoff_s=FIRST_BACKOFF_SECONDS)
     with short_directory(in_memory()) as directory:
-        made = EmbeddedPostgres(directory)
+        made = EmbeddedPostgres(directory, bounds=bounds)
         await made.start()
         yield made
         await made.stop()

@@ -6,11 +6,12 @@ import asyncpg
 import pytest
 
 from storage.log import LogStore
+from storage.pool import Database
 from storage.queries import statement
 from storage.topics import TopicStore
 from storage.types import PartitionKey, PartitionState, ReadRequest, ReadResult, Refusal
 from tests.storage.batches import append, append_each, new_batch, offsets, read
-from tests.storage.conftest import MakeTopic
+from tests.storage.conftest import MakeLog, MakeTopic
 from tests.storage.pages import fill, fill_unknown, pages_touched
 
 
@@ -52,10 +53,10 @@ async def test_a_batch_larger_than_every_limit_is_returned_whole(log: LogStore, 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
 async def test_a_read_ends_at_the_batch_limit_and_the_next_continues(
-    log: LogStore, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, most: int
+    database: Database, make_log: MakeLog, make_topic: MakeTopic, most: int
 ) -> None:
     """Chunks hold one batch or several. A read may also begin within a chunk."""
-    monkeypatch.setattr("storage.log.MAX_BATCHES", most)
+    log = make_log(database, batches=most)
     keys = [part.partition_key for part in (await make_topic(partition_count=2)).partitions]
     for key in keys:
         await append_each(log, *(new_batch(key) for _ in range(4)))
@@ -90,9 +91,9 @@ async def test_limits_count_over_partitions_in_the_order_asked(log: LogStore, ma
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 500])
 async def test_limits_count_over_all_statements_of_a_call(
-    log: LogStore, make_topic: MakeTopic, at_once: int, monkeypatch: pytest.MonkeyPatch
+    database: Database, make_log: MakeLog, make_topic: MakeTopic, at_once: int
 ) -> None:
-    monkeypatch.setattr("storage.log.REQUESTS_AT_ONCE", at_once)
+    log = make_log(database, requests=at_once)
     keys = [partition.partition_key for partition in (await make_topic(partition_count=5)).partitions]
     for _ in range(4):
         await append(log, *(new_batch(key) for key in keys))

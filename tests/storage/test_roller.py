@@ -13,10 +13,10 @@ from typing import cast
 import asyncpg
 import pytest
 
-from storage import mover, retention
-from storage import roller as roller_module
+from storage import retention
 from storage.errors import StorageUnavailable
 from storage.log import LogStore
+from storage.mover import Sizes
 from storage.pool import Database, Pool, Row
 from storage.queries import statement
 from storage.roller import Roller
@@ -77,11 +77,11 @@ async def test_inline_chunks_are_joined_in_a_segment_and_their_rows_are_freed(
 
 
 async def test_many_chunks_move_a_few_at_a_time(
-    log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    database: Database, log: LogStore, directory: SegmentDirectory, make_topic: MakeTopic, sql: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Producers of a partition wait while its chunks are renamed. All else waits while many rows become values."""
-    monkeypatch.setattr(mover, "MOVE_CHUNKS", 4)
-    monkeypatch.setattr(roller_module, "CHUNKS_PER_STATEMENT", 5)
+    roller = Roller(database, log, directory, sizes=Sizes(listed_chunks=5, moved_chunks=4))
     named: list[int] = []
     fetch_row = Pool.fetch_row
 
@@ -99,6 +99,7 @@ async def test_many_chunks_move_a_few_at_a_time(
     assert sum(named) == 22
     assert max(named) == 4
     assert [await read(log, key) for key in (first, second)] == before
+    await roller.close()
 
 
 async def test_few_and_young_bytes_stay_inline(

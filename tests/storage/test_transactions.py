@@ -24,7 +24,7 @@ from storage.types import (
 )
 from tests.steps.waiting import until_blocked
 from tests.storage.batches import append, batch_bytes, new_batch, read
-from tests.storage.conftest import MakeTopic
+from tests.storage.conftest import MakeLog, MakeTopic
 from tests.storage.transactions import Producer, committed_records, plain_batch
 
 FIRST = ProducerRecord(
@@ -410,14 +410,10 @@ async def test_deleted_records_of_an_open_transaction_do_not_lower_the_last_stab
 
 @pytest.mark.parametrize("most", [1, 2, 5, 100])
 async def test_a_read_ends_before_it_would_return_too_many_aborted_transactions(
-    database: Database,
-    log: LogStore,
-    make_topic: MakeTopic,
-    monkeypatch: pytest.MonkeyPatch,
-    most: int,
+    database: Database, make_log: MakeLog, make_topic: MakeTopic, most: int
 ) -> None:
     """Readers need more reads to reach the end, and miss no committed record."""
-    monkeypatch.setattr("storage.log.MAX_ABORTED", most)
+    log = make_log(database, aborted=most)
     keys = [part.partition_key for part in (await make_topic("many", 3)).partitions]
     producers = [Producer(database, log, 5_000 + number) for number in range(4)]
     wanted: dict[PartitionKey, list[bytes | None]] = {key: [] for key in keys}

@@ -106,8 +106,8 @@ class JsonChild(Child):
 
 
 class Pooled(ConfluentMember):
-    """A librdkafka member with a pool of workers. `finish` commits every record that it received, even if another
-    member owns the partition by then."""
+    """A librdkafka member with a pool of workers. `finish` commits every record that it received since the last commit,
+    even if another member owns the partition by then."""
 
     def open(self) -> None:
         self.done: dict[tuple[str, int], int] = {}
@@ -123,11 +123,14 @@ class Pooled(ConfluentMember):
         if not self._due.is_set():
             return
         try:
-            self.commit(self.done)
+            if self.done:
+                self.commit(self.done)
         except KafkaException as refused:
             if refused.args[0].code() not in BETWEEN_GENERATIONS:
                 raise
         else:
+            # A second commit of the same work would take back what another member has committed since.
+            self.done.clear()
             self._due.clear()
             self._finished.set()
 

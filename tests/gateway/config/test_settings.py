@@ -59,6 +59,9 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         "log-level": "debug",
         "audit-log": str(tmp_path / "audit.log"),
         "workers": "3",
+        "otlp-endpoint": "https://collector:4318/otlp",
+        "otlp-headers": "x-key=secret,x-tenant=a",
+        "otlp-sample": "0.25",
     }
     for option in OPTIONS:
         text = texts.get(option.name, "1500")
@@ -95,6 +98,13 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         ("log-format", "xml", "auto, console, json"),
         ("audit-log", "/etc", "is a directory"),
         ("audit-log", "", "empty"),
+        ("otlp-endpoint", "collector:4318", "http://HOST:PORT"),
+        ("otlp-endpoint", "https://me:key@collector:4318", "--otlp-headers"),
+        ("otlp-headers", "x-key", "NAME=VALUE"),
+        ("otlp-headers", "x key=secret", "NAME=VALUE"),
+        ("otlp-headers", "x-key=a\nx-other: b", "NAME=VALUE"),
+        ("otlp-sample", "1.5", "from 0 to 1"),
+        ("otlp-sample", "nan", "from 0 to 1"),
         ("committers", "0", "from 1 to 16"),
         ("committers", "two", "whole number"),
         ("node-ttl-ms", "9" * 30, "whole number"),
@@ -384,6 +394,15 @@ def test_a_broker_may_have_settings_of_the_listeners_of_controllers() -> None:
         load({}, [known[0], setting], {})
 
 
+def test_short_forms_warn_if_they_contradict_the_listeners() -> None:
+    names = ["listeners=PLAINTEXT://127.0.0.1:7", "advertised.listeners=PLAINTEXT://kafka:7"]
+    assert load({"listen": "127.0.0.1:7", "advertise": "kafka:7"}, names, {}).warnings == ()
+    assert load({"listen": "127.0.0.1:8", "advertise": "kafka:8"}, names, {}).warnings == (
+        "listen (from flag --listen) is ignored: listeners is given",
+        "advertise (from flag --advertise) is ignored: advertised.listeners is given",
+    )
+
+
 def test_a_wrong_listener_names_its_origin() -> None:
     with pytest.raises(
         ConfigurationError, match=r"listeners: 'nonsense' \(from flag --set\): expected NAME://HOST:PORT"
@@ -396,7 +415,19 @@ def test_rack_is_read_by_either_name() -> None:
     assert load({}, ("broker.rack=b",), {}).settings.rack == "b"
     both = load({"rack": "a"}, ("broker.rack=b",), {})
     assert both.settings.rack == "b"
-    assert both.warnings == ("rack (from flag --rack) is not looked at: broker.rack is given",)
+    assert both.warnings == ("rack (from flag --rack) is ignored: broker.rack is given",)
+
+
+def test_headers_for_the_collector_are_read_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "headers"
+    path.write_text("authorization=Bearer a=b, x-tenant=t\n")
+    configuration = load({}, (), {"SLUICE_OTLP_HEADERS_FILE": str(path)})
+    assert configuration.settings.otlp_headers == (("authorization", "Bearer a=b"), ("x-tenant", "t"))
+    assert origins(configuration)["otlp-headers"][0] == "[hidden]"
+    assert "Bearer" not in repr(configuration)
+    with pytest.raises(ConfigurationError) as refused:
+        load({"otlp-headers": "=secret"}, (), {})
+    assert "secret" not in str(refused.value)
 
 
 def test_audit_lines_of_several_workers_need_a_file() -> None:

@@ -24,7 +24,7 @@ from protocol.shown import MAX_NAME_CHARS
 from storage.journal import JournalEvent, JournalStore
 from storage.pool import Database
 from storage.topics import TopicStore
-from tests.steps.waiting import until
+from tests.steps.waiting import until, until_blocked
 
 TOPIC_ID = uuid.uuid4()
 ROOM = 3
@@ -64,7 +64,7 @@ async def writer(database_url: str) -> AsyncIterator[Writer]:
 
 async def until_writing(writer: Writer) -> None:
     """Returns when a batch waits for the position that the observer holds."""
-    await until(lambda: writer.observer.fetchval("select count(*) from pg_locks where not granted"), "a row is written")
+    await until_blocked(writer.observer)
 
 
 async def until_dropped(writer: Writer, rows: int) -> None:
@@ -135,6 +135,29 @@ async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Write
     )
     told = ("heartbeat_gap", "classic", 7, "Stable", "Stable")
     assert [tuple(row) for row in rows] == [(*told, member_id, 6_700) for member_id in member_ids[:ROOM]]
+
+
+async def test_what_happens_to_members_is_written_soon_however_long_commits_linger(database_url: str) -> None:
+    """A node that is killed loses what it has not written."""
+    database = await Database.open(database_url)
+    catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
+    metrics = Metrics()
+    journal = Journal(JournalStore(database), MACHINES, catalog, lambda: 1, metrics, linger_s=3_600)
+    member = Member(MemberId("m"), None, "client", "/host", 10_000, 10_000, ())
+    group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member.member_id, {member.member_id: member})
+    events = "select count(*) from sluice.journal_event where kind = 'loaded'"
+
+    async def happens(count: int) -> None:
+        journal.committed("g", 7, "m", [JournaledCommit(TOPIC_ID, "t", 0, count, 0, 9, 0)])
+        journal.happened(Group("g"), group, ())
+        await until(lambda: database.cold.fetch_value(events), "an event", holds=lambda found: found == count)
+
+    await happens(1)
+    await happens(2)
+    commits = await database.cold.fetch_value("select count(*) from sluice.journal_offset")
+    assert commits == 2, "what came before an event is written with it"
+    await asyncio.wait_for(journal.close(), 20)
+    await database.close()
 
 
 async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) -> None:

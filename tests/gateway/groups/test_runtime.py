@@ -29,8 +29,8 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ConnectionId, Machines
 from gateway.coordinator.requests import DeleteGroup, HeartbeatReply
-from gateway.groups import runtime as groups_module
 from gateway.groups.groups import logger as groups_log
+from gateway.groups.runtime import Bounds
 from gateway.operate.logs import REQUEST
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
@@ -415,17 +415,18 @@ async def test_request_on_an_older_connection_is_stale_in_a_classic_group(node: 
     assert group.members[member.member_id].connection_number == 2
 
 
-async def test_remembered_connections_are_bounded(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "MAX_REMEMBERED", 2)
+async def test_remembered_connections_are_bounded(database_url: str) -> None:
     ids = ("g1", "g2", "g3")
-    for group_id in ids:
-        joined = node.groups.submit(group_id, consumer_heartbeat(node, "a", 0, 2))
-        assert (await reply_of(joined)).error is ErrorCode.NONE
-    for group_id in ids:
-        node.groups.shard_lost(node.leases.shard_of(group_id))
-    late = [
-        (await reply_of(node.groups.submit(group_id, consumer_heartbeat(node, "a", 1, 1)))).error for group_id in ids
-    ]
+    async with group_node(database_url, bounds=Bounds(remembered=2)) as node:
+        for group_id in ids:
+            joined = node.groups.submit(group_id, consumer_heartbeat(node, "a", 0, 2))
+            assert (await reply_of(joined)).error is ErrorCode.NONE
+        for group_id in ids:
+            node.groups.shard_lost(node.leases.shard_of(group_id))
+        late = [
+            (await reply_of(node.groups.submit(group_id, consumer_heartbeat(node, "a", 1, 1)))).error
+            for group_id in ids
+        ]
     assert sorted(late) == sorted([ErrorCode.NONE, *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 2])
 
 
@@ -841,24 +842,22 @@ async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
     await until(lambda: not node.groups.group_ids())
 
 
-async def test_queue_of_one_group_is_bounded(
-    node: GroupNode, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups_module, "MAX_MAILBOX", 3)
-    first, second = node.member(G, "c1"), node.member(G, "c2")
-    await settle(first)
-    async with locked_group(database_url, G) as lock:
-        joins = [second.join(), first.join()]
-        await write_is_waiting(lock)
-        waiting = [first.heartbeat() for _ in range(3)]
-        assert first.heartbeat().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    await asyncio.gather(*joins, *waiting)
+async def test_queue_of_one_group_is_bounded(database_url: str) -> None:
+    async with group_node(database_url, bounds=Bounds(mailbox=3)) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first)
+        async with locked_group(database_url, G) as lock:
+            joins = [second.join(), first.join()]
+            await write_is_waiting(lock)
+            waiting = [first.heartbeat() for _ in range(3)]
+            assert first.heartbeat().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await asyncio.gather(*joins, *waiting)
 
 
-async def test_too_many_groups_are_refused(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "MAX_GROUPS", 1)
-    await settle(node.member(G, "c1"))
-    assert (await node.member("another", "c2").join()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+async def test_too_many_groups_are_refused(database_url: str) -> None:
+    async with group_node(database_url, bounds=Bounds(groups=1)) as node:
+        await settle(node.member(G, "c1"))
+        assert (await node.member("another", "c2").join()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 async def test_held_group_does_not_change(node: GroupNode) -> None:

@@ -20,9 +20,8 @@ from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.transactions import InitProducer
-from gateway.internal_log import sources, writer
-from gateway.internal_log.sources import GroupSource, TransactionSource
-from gateway.internal_log.writer import InternalLogs
+from gateway.internal_log.sources import OFFSET_PAGES, GroupSource, OffsetPages, TransactionSource
+from gateway.internal_log.writer import BOUNDS, Bounds, InternalLogs
 from gateway.log.appender import Appender
 from gateway.log.tail import Tail
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
@@ -104,7 +103,9 @@ def told_of_transaction(record: Record) -> Any:
 
 
 @asynccontextmanager
-async def following(node: GroupNode) -> AsyncGenerator[Followed]:
+async def following(
+    node: GroupNode, bounds: Bounds = BOUNDS, offset_pages: OffsetPages = OFFSET_PAGES
+) -> AsyncGenerator[Followed]:
     store, tail = LogStore(node.database), Tail(0)
     appender = Appender(store, tail)
     told: list[str] = []
@@ -114,10 +115,10 @@ async def following(node: GroupNode) -> AsyncGenerator[Followed]:
 
     transactions = node.services.transactions
     sources = (
-        GroupSource(node.groups, node.leases, node.store, node.offsets),
+        GroupSource(node.groups, node.leases, node.store, node.offsets, offset_pages),
         TransactionSource(transactions, lambda: OFFSETS_PARTITIONS),
     )
-    logs = InternalLogs(node.services.catalog, store, appender, sources, tell)
+    logs = InternalLogs(node.services.catalog, store, appender, sources, tell, bounds=bounds)
     yield Followed(node, store, appender, logs, told)
     await store.close()
 
@@ -352,16 +353,15 @@ async def test_later_reader_of_transactions_finds_their_beginning(followed: Foll
     assert [each.transaction_status for each in found] == [0, 5]
 
 
-async def test_writing_ends_without_readers(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writing_ends_without_readers(followed: Followed) -> None:
     readers = followed.node.groups.readers
     followed.logs.seen(CONSUMER_OFFSETS)
     followed.logs.seen(TRANSACTION_STATE)
     await followed.logs.run()
     assert len(readers) == 1
     assert followed.node.services.transactions.is_followed
-    monkeypatch.setattr(writer, "FOLLOWED_S", 0.0)
-    followed.logs.heard(f"{CONSUMER_OFFSETS} 600")
-    followed.logs.heard(f"{TRANSACTION_STATE} 600")
+    followed.logs.heard(f"{CONSUMER_OFFSETS} 0")
+    followed.logs.heard(f"{TRANSACTION_STATE} 0")
     followed.logs.shards_moved()
     await followed.logs.run()
     assert readers == []
@@ -371,33 +371,31 @@ async def test_writing_ends_without_readers(followed: Followed, monkeypatch: pyt
     assert readers == [], "of these nothing is written"
 
 
-async def test_queue_of_records_is_bounded(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "MAX_CHANGED", 1)
+async def test_queue_of_records_is_bounded(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 1)
-    followed.logs.seen(CONSUMER_OFFSETS)
-    await followed.logs.run()
-    groups = [f"g{number}" for number in range(4)]
-    for group_id in groups:
-        await followed.commit(topic, 1, group_id=group_id)
-    await followed.logs.run()
-    for group_id in groups:
-        assert await followed.written(CONSUMER_OFFSETS, group_id), "all are looked at where too many have changed"
+    async with following(followed.node, Bounds(changed=1)) as bounded:
+        bounded.logs.seen(CONSUMER_OFFSETS)
+        await bounded.logs.run()
+        groups = [f"g{number}" for number in range(4)]
+        for group_id in groups:
+            await followed.commit(topic, 1, group_id=group_id)
+        await bounded.logs.run()
+        for group_id in groups:
+            assert await followed.written(CONSUMER_OFFSETS, group_id), "all are looked at where too many have changed"
 
 
-async def test_state_beyond_the_memory_bound_is_not_written(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "MAX_KEYS", 1)
+async def test_state_beyond_the_memory_bound_is_not_written(followed: Followed) -> None:
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, partition=1)
-    followed.logs.seen(CONSUMER_OFFSETS)
-    await followed.logs.run()
-    end = await followed.end(CONSUMER_OFFSETS, G)
-    await followed.commit(topic, 2)
-    await followed.logs.run()
-    assert await followed.end(CONSUMER_OFFSETS, G) == end
-    await followed.logs.ready(CONSUMER_OFFSETS)
+    async with following(followed.node, Bounds(keys=1)) as bounded:
+        bounded.logs.seen(CONSUMER_OFFSETS)
+        await bounded.logs.run()
+        end = await followed.end(CONSUMER_OFFSETS, G)
+        await followed.commit(topic, 2)
+        await bounded.logs.run()
+        assert await followed.end(CONSUMER_OFFSETS, G) == end
+        await bounded.logs.ready(CONSUMER_OFFSETS)
 
 
 async def test_request_for_the_end_waits_for_the_first_pass(followed: Followed) -> None:
@@ -411,26 +409,22 @@ async def test_request_for_the_end_waits_for_the_first_pass(followed: Followed) 
     assert await followed.end(CONSUMER_OFFSETS, G) == 1
 
 
-async def test_requests_for_the_end_alone_cause_one_write_per_hour(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_for_the_end_alone_cause_one_write_per_hour(followed: Followed) -> None:
     """Exporters request the ends of all topics every few seconds, and must not slow down commits."""
     readers = followed.node.groups.readers
-    monkeypatch.setattr(writer, "ASKED_S", 0.0)
-    asking = asyncio.create_task(followed.logs.ready(CONSUMER_OFFSETS))
-    await asyncio.sleep(0)
-    assert len(readers) == 1
-    asking.cancel()
-    await followed.logs.run()
-    assert readers == [], "nobody has read it"
-    await followed.logs.ready(CONSUMER_OFFSETS)
-    assert readers == [], "not again so soon"
-    monkeypatch.setattr(writer, "ASKED_S", 60.0)
-    monkeypatch.setattr(writer, "ASK_AGAIN_S", 0.0)
-    followed.logs.seen(CONSUMER_OFFSETS)
-    await followed.logs.run()
-    assert len(readers) == 1, "who reads is written for at once"
-    assert followed.told[-1] == f"{CONSUMER_OFFSETS} 600"
+    async with following(followed.node, Bounds(asked_s=0.0)) as asked:
+        asking = asyncio.create_task(asked.logs.ready(CONSUMER_OFFSETS))
+        await asyncio.sleep(0)
+        assert len(readers) == 1
+        asking.cancel()
+        await asked.logs.run()
+        assert readers == [], "nobody has read it"
+        await asked.logs.ready(CONSUMER_OFFSETS)
+        assert readers == [], "not again so soon"
+        asked.logs.seen(CONSUMER_OFFSETS)
+        await asked.logs.run()
+        assert len(readers) == 1, "who reads is written for at once"
+        assert asked.told[-1] == f"{CONSUMER_OFFSETS} 600"
 
 
 async def test_another_node_writes_as_long_as_it_is_notified(followed: Followed) -> None:
@@ -472,8 +466,6 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
 
 async def test_offsets_of_a_large_group_are_read_in_parts(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for offsets of deleted topics, too, which are left out."""
-    monkeypatch.setattr(sources, "MANY_OFFSETS", 3)
-    monkeypatch.setattr(sources, "OFFSETS_AT_A_TIME", 3)
     pages: list[int] = []
     fetch = followed.node.database.cold.fetch
 
@@ -490,8 +482,9 @@ async def test_offsets_of_a_large_group_are_read_in_parts(followed: Followed, mo
             await followed.commit(topic, 7, group_id="large", partition=partition)
     await followed.commit(topics[0], 7, group_id="small", partition=0)
     await followed.node.topics.delete(topics[1].topic_id)
-    followed.logs.seen(CONSUMER_OFFSETS)
-    await followed.logs.run()
+    async with following(followed.node, offset_pages=OffsetPages(batch=3, group=3)) as paged:
+        paged.logs.seen(CONSUMER_OFFSETS)
+        await paged.logs.run()
     told = [told_by(record) for record in await followed.written(CONSUMER_OFFSETS, "large")]
     assert sorted((key.topic, key.partition, value.offset) for _, key, value in told) == [
         (name, partition, 7) for name in ("a", "c") for partition in range(3)

@@ -8,7 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-import gateway.log.catalog as catalog_module
+from gateway.config.broker import BrokerConfig
+from gateway.log.catalog import MAX_LOOKUPS, Catalog, Unknown
 from storage.deletion import DeletionStore
 from storage.errors import StorageUnavailable
 from storage.types import CatalogChanges, NewTopic, Refusal, Topic
@@ -25,6 +26,11 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 async def other(database_url: str) -> AsyncIterator[DataPlane]:
     async with data_plane(database_url, name="node-2") as other:
         yield other
+
+
+def remember_unknown(node: DataPlane, unknown: Unknown) -> None:
+    """Give the node a catalog with these bounds."""
+    node.catalog = Catalog(node.topics, node.tail, BrokerConfig(), unknown=unknown)
 
 
 class CountingTopics:
@@ -91,7 +97,8 @@ async def test_a_missing_id_is_read_through(node: DataPlane) -> None:
 
 
 async def test_unknown_names_cause_few_queries(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
+    remember_unknown(node, Unknown(for_s=3600.0))
+    await node.catalog.refresh_if_changed()
     counting = CountingTopics(node, monkeypatch)
     ghost = uuid4()
     for _ in range(20):
@@ -106,7 +113,7 @@ async def test_unknown_names_cause_few_queries(node: DataPlane, monkeypatch: pyt
 async def test_known_absent_name_costs_a_read_of_the_revision_alone(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
+    remember_unknown(node, Unknown(for_s=3600.0))
     assert await node.catalog.resolve("t") is None
     await node.catalog.refresh_if_changed()
     counting = CountingTopics(node, monkeypatch)
@@ -121,23 +128,23 @@ async def test_known_absent_name_costs_a_read_of_the_revision_alone(
     assert await node.catalog.resolve("t") == topic, "at least as new as the question"
 
 
-async def test_unknown_name_is_looked_up_again_after_a_while(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 0.0)
+async def test_unknown_name_is_looked_up_again_after_a_while(node: DataPlane) -> None:
+    remember_unknown(node, Unknown(for_s=0.0))
     assert await node.catalog.resolve("t") is None
     topic = await create_elsewhere(node, "t")
     assert await node.catalog.resolve("t") == topic
 
 
 async def test_remembered_unknown_names_are_bounded(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "MAX_UNKNOWN", 3)
-    monkeypatch.setattr(catalog_module, "UNKNOWN_FOR_S", 3600.0)
+    remember_unknown(node, Unknown(for_s=3600.0, count=3))
+    await node.catalog.refresh_if_changed()
     counting = CountingTopics(node, monkeypatch)
     for name in ("a", "b", "c", "d", "a"):
         await node.catalog.resolve(name)
     assert counting.finds == ["a", "b", "c", "d", "a"]
 
 
-@pytest.mark.parametrize("count", [1, catalog_module.MAX_LOOKUPS, catalog_module.MAX_LOOKUPS + 1, 500])
+@pytest.mark.parametrize("count", [1, MAX_LOOKUPS, MAX_LOOKUPS + 1, 500])
 async def test_many_missing_topics_cost_no_query_each(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -147,8 +154,8 @@ async def test_many_missing_topics_cost_no_query_each(
     assert node.catalog.get("there") == there
     asked_by_name = len(counting.finds)
     await node.catalog.resolve_all_ids([there.topic_id, *(uuid4() for _ in range(count))])
-    assert asked_by_name <= catalog_module.MAX_LOOKUPS
-    assert len(counting.finds) - asked_by_name <= catalog_module.MAX_LOOKUPS
+    assert asked_by_name <= MAX_LOOKUPS
+    assert len(counting.finds) - asked_by_name <= MAX_LOOKUPS
 
 
 async def test_lookup_survives_the_cancellation_of_its_first_caller(node: DataPlane) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.net import coding, collection
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread
-from gateway.net.collection import FullCollections, Survivors
+from gateway.net.collection import FullCollections, Growth, Survivors
 from protocol.api_keys import ApiKey
 from protocol.codec import encode
 from protocol.errors import ProtocolError
@@ -45,10 +45,9 @@ async def test_full_collections_wait_until_the_last_request_is_done() -> None:
     assert gc.get_threshold() == usual
 
 
-async def test_a_pause_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "MAX_PAUSE_S", 0.01)
+async def test_a_pause_ends_by_itself() -> None:
     usual = gc.get_threshold()
-    end = FullCollections().pause()
+    end = FullCollections(max_pause_s=0.01).pause()
     async with asyncio.timeout(10):
         while gc.get_threshold() != usual:  # noqa: ASYNC110 (a timer of the module changes it)
             await asyncio.sleep(0.001)
@@ -56,11 +55,10 @@ async def test_a_pause_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gc.get_threshold() == usual
 
 
-async def test_continuous_requests_do_not_postpone_a_collection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_continuous_requests_do_not_postpone_a_collection_for_ever() -> None:
     usual = gc.get_threshold()
-    collections = FullCollections()
+    collections = FullCollections(max_without_s=-1.0)
     first = collections.pause()
-    monkeypatch.setattr(collection, "MAX_WITHOUT_S", -1.0)
     later = collections.pause()
     first()
     assert gc.get_threshold() == usual
@@ -118,13 +116,8 @@ async def test_full_collection_skips_objects_found_alive_before(survivors: Survi
 @pytest.mark.parametrize(
     ("idle_share", "overgrowth"), [pytest.param(10.0, 3, id="idle"), pytest.param(-1.0, 0, id="too-much")]
 )
-async def test_frozen_garbage_is_found_once_there_is_much(
-    monkeypatch: pytest.MonkeyPatch, idle_share: float, overgrowth: int
-) -> None:
-    monkeypatch.setattr(collection, "IDLE_S", 0.01)
-    monkeypatch.setattr(collection, "MAX_IDLE_SHARE", idle_share)
-    monkeypatch.setattr(collection, "MAX_OVERGROWTH", overgrowth)
-    survivors = Survivors(max_growth=1_000)
+async def test_frozen_garbage_is_found_once_there_is_much(idle_share: float, overgrowth: int) -> None:
+    survivors = Survivors(Growth(objects=1_000, most=overgrowth, idle_s=0.01, idle_share=idle_share))
     node = Node()
     gc.collect()
     await asyncio.sleep(0)
@@ -146,11 +139,10 @@ async def test_frozen_garbage_is_found_once_there_is_much(
 
 
 async def test_busy_loop_is_not_stopped_for_a_collection_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "IDLE_S", 0.001)
     worked_s = itertools.count()
     asked: list[int] = []
     monkeypatch.setattr(time, "thread_time", lambda: asked.append(1) or next(worked_s))
-    survivors = Survivors(max_growth=1_000)
+    survivors = Survivors(Growth(objects=1_000, idle_s=0.001))
     walks: list[int] = []
     unfreeze, count = gc.unfreeze, gc.get_freeze_count
     monkeypatch.setattr(gc, "unfreeze", lambda: walks.append(1) or unfreeze())
@@ -167,7 +159,7 @@ async def test_busy_loop_is_not_stopped_for_a_collection_of_everything(monkeypat
 
 
 async def test_short_lived_objects_do_not_trigger_a_count_of_frozen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    survivors = Survivors(max_growth=1_000)
+    survivors = Survivors(Growth(objects=1_000))
     counted: list[int] = []
     count = gc.get_freeze_count
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or count())

@@ -341,6 +341,50 @@ async def test_many_large_requests_that_arrive_together_become_whole_one_after_t
         assert served.held_bytes == 0
 
 
+async def test_half_requests_of_one_address_leave_room_to_others() -> None:
+    whole = framed(b"-echo:large" + bytes(600_000))
+    async with node(max_node_bytes=800_000) as served:
+        halves = [await served.connect("127.0.0.2") for _ in range(20)]
+        for peer in halves:
+            peer.writer.write(whole[:500_000])
+        await served.settle()
+        others = [await served.connect() for _ in range(2)]
+        for peer in others:
+            peer.writer.write(whole[:20_000])
+        await served.settle()
+        for peer in others:
+            peer.writer.write(whole[20_000:])
+            assert await peer.answer() == whole[4:44]
+        for peer in halves:
+            peer.writer.write(whole[500_000:])
+        for peer in halves:
+            assert await peer.answer() == whole[4:44]
+        assert served.held_bytes == 0
+
+
+async def test_whole_requests_of_one_address_let_no_half_request_of_a_full_one_grow() -> None:
+    whole = framed(b"-echo:large" + bytes(600_000))
+    async with node(max_node_bytes=800_000) as served:
+        halves = [await served.connect("127.0.0.2") for _ in range(20)]
+        for peer in halves:
+            peer.writer.write(whole[:500_000])
+        await served.settle()
+        before_bytes = served.held_bytes
+        other = await served.connect()
+        for _ in range(30):
+            other.writer.write(whole[:50_000])
+            await served.settle()
+            other.writer.write(whole[50_000:])
+            assert await other.answer() == whole[4:44]
+        await served.settle()
+        assert served.held_bytes == before_bytes < 10 * 500_000
+        for peer in halves:
+            peer.reset()
+        for _ in halves:
+            await asyncio.wait_for(served.gone.get(), 10)
+        assert served.held_bytes == 0
+
+
 async def test_peer_with_unread_answers_is_closed_and_its_share_released() -> None:
     async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
         deaf = await served.connect()

@@ -118,6 +118,20 @@ async def test_request_is_logged_if_its_logger_is_enabled(monkeypatch: pytest.Mo
     }
 
 
+async def test_answered_and_refused_requests_are_reported_to_the_stage_of_traces() -> None:
+    seen: list[tuple[RequestContext, float, int, int]] = []
+    stages = Stages(trace=lambda *finished: seen.append(finished))
+    request = HeartbeatRequest(group_id="g", generation_id=3, member_id="m")
+    await Table(HEARTBEAT, stages=stages).ask(request, 4)
+    refusing = line(ApiKey.HEARTBEAT, 0, 4, raising(KafkaError(ErrorCode.NOT_COORDINATOR)))
+    await Table(refusing, stages=stages).ask(request, 4)
+    for context, took_s, _, answer_bytes in seen:
+        assert (context.api_key, context.version, context.client_id) == (ApiKey.HEARTBEAT, 4, "client")
+        assert took_s > 0
+        assert answer_bytes == 16
+    assert [code for _, _, code, _ in seen] == [0, ErrorCode.NOT_COORDINATOR]
+
+
 async def test_handler_receives_the_request_and_its_client() -> None:
     seen: list[tuple[object, RequestContext, object]] = []
 

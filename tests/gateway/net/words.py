@@ -101,8 +101,9 @@ class Node:
     def connection_closed(self, connection_id: str, by_peer: bool) -> None:
         (self.gone if by_peer else self.forgotten).put_nowait(connection_id)
 
-    async def connect(self) -> Peer:
-        return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, address: str = "127.0.0.1") -> Peer:
+        """Connect from an address of this machine."""
+        return Peer(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0)))
 
     async def settle(self) -> None:
         """Run many turns of the loop with traffic of another connection, so that all pending work is done.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.operate.maintenance import Compaction
+from gateway.log.compactor import MAX_KEYS
+from gateway.operate.maintenance import CHUNK_BYTES, Compaction
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from storage.types import Topic
@@ -18,8 +19,8 @@ def now_ms() -> int:
 EAGER = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
 
 
-async def compact(node: DataPlane) -> None:
-    await Compaction(node.database, node.log, node.catalog).run()
+async def compact(node: DataPlane, *, max_keys: int = MAX_KEYS, chunk_bytes: int = CHUNK_BYTES) -> None:
+    await Compaction(node.database, node.log, node.catalog, max_keys=max_keys, chunk_bytes=chunk_bytes).run()
 
 
 async def send_pairs(node: DataPlane, topic: Topic, *pairs: tuple[bytes, bytes | None], age_ms: int = 1000) -> None:

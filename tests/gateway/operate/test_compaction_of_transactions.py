@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-import gateway.operate.maintenance as maintenance_module
-from gateway.operate.maintenance import Compaction
+from gateway.log.compactor import MAX_KEYS
 from protocol.records import ControlType, control_type_of, read_head
 from storage import retention
 from storage.chunks import Chunk
@@ -18,6 +17,7 @@ from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.mover import Mover
 from storage.types import PartitionKey
 from tests.gateway.data_plane import DataPlane, data_plane
+from tests.gateway.operate.compaction import compact
 from tests.storage.batches import append, read
 from tests.storage.transactions import Pair, Producer, plain_batch, read_committed
 
@@ -33,10 +33,6 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 @pytest.fixture
 async def key(node: DataPlane) -> PartitionKey:
     return (await node.create_topic("t", configs=EAGER)).partitions[0].partition_key
-
-
-async def compact(node: DataPlane) -> None:
-    await Compaction(node.database, node.log, node.catalog).run()
 
 
 async def plain(node: DataPlane, key: PartitionKey, *pairs: Pair) -> int:
@@ -157,13 +153,9 @@ class _History:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_read_committed_reader_ends_with_the_same_table(
-    node: DataPlane, key: PartitionKey, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_read_committed_reader_ends_with_the_same_table(node: DataPlane, key: PartitionKey, seed: int) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 500)
-    if seed % 2:
-        monkeypatch.setattr(maintenance_module, "MAX_KEYS", 3)
+    max_keys = 3 if seed % 2 else MAX_KEYS
     producers = [Producer(node.database, node.log, producer_id) for producer_id in range(1, 5)]
     under_way: dict[int, set[int]] = {}
     history = _History()
@@ -188,14 +180,14 @@ async def test_read_committed_reader_ends_with_the_same_table(
             await history.check(node, key, chance.choice((1, 300, 10**6)))
             if chance.random() < 0.3:
                 await merge_chunks(node, key)
-            await compact(node)
+            await compact(node, max_keys=max_keys, chunk_bytes=500)
             await history.check(node, key, chance.choice((1, 300, 10**6)))
     for producer in producers:
         if producer.producer_id in under_way:
             await producer.end(committed=True)
     await plain(node, key, (b"end", b"1"))
     for _ in range(30):
-        await compact(node)
+        await compact(node, max_keys=max_keys, chunk_bytes=500)
     history.wrote((await bases(node, key))[-1], [(b"end", b"1")])
     await history.check(node, key, 1000)
     controls = [batch for batch in (await read(node.log, key)).batches if read_head(batch.records).is_control]

@@ -18,7 +18,7 @@ from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.facts import MemberId
 from gateway.operate.deletions import Deletions
-from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
+from gateway.operate.maintenance import Compaction, Maintenance, Steps, subscriptions, unsettled
 from gateway.security.delegation import DelegationTokens
 from protocol.errors import ErrorCode
 from storage.chunks import Chunk
@@ -240,12 +240,8 @@ async def test_compaction_continues_if_the_log_start_moves_during_a_run(
 
 
 @pytest.mark.parametrize("one_chunk", [False, True])
-async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch, one_chunk: bool
-) -> None:
+async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(node: DataPlane, one_chunk: bool) -> None:
     """This also holds if its batches were merged, and a run ends within a chunk."""
-    monkeypatch.setattr(maintenance_module, "MAX_KEYS", 10)
-    monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 1000)
     topic = await node.create_topic("t", configs=EAGER)
     for version in (b"1", b"2"):
         for key in range(50):
@@ -260,7 +256,7 @@ async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
         assert len(await node.log.chunks_between(key_of_log, 0, 199)) == 1
     await send_pairs(node, topic, (b"end", b"1"))
     for _ in range(30):
-        await compact(node)
+        await compact(node, max_keys=10, chunk_bytes=1000)
     log = await content(node, topic)
     assert {key: value for _, key, value in log} == {
         **{b"%d" % key: b"2" for key in range(50)},
@@ -323,7 +319,6 @@ async def test_idle_producers_are_forgotten_under_any_clock_of_this_node(
 async def test_expired_tokens_are_removed_under_any_clock_of_this_node(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance_module, "TOKENS_PER_STATEMENT", 2)
     real_ms = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real_ms() + 8 * 24 * HOUR_MS * 1_000_000)
     tokens = DelegationTokens(TokenStore(node.database), "key", max_lifetime_ms=24 * HOUR_MS, expiry_ms=HOUR_MS)
@@ -335,14 +330,13 @@ async def test_expired_tokens_are_removed_under_any_clock_of_this_node(
         "(select token_id from sluice.delegation_token limit 5)"
     )
     await connection.close()
-    await maintenance(node).expire_tokens()
+    made = maintenance(node)
+    made.steps = Steps(tokens=2)
+    await made.expire_tokens()
     assert await count_rows(database_url, "delegation_token") == 1
 
 
-async def test_old_offsets_expire_in_rounds_except_those_of_active_groups(
-    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
+async def test_old_offsets_expire_in_rounds_except_those_of_active_groups(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t", 5)
     nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
     node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
@@ -379,6 +373,7 @@ async def test_old_offsets_expire_in_rounds_except_those_of_active_groups(
         lambda shard: [reads] if shard == shard_of("reads") else [],
         deletions(node),
         node.transactions,
+        steps=Steps(offsets=2),
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
