@@ -536,6 +536,15 @@ REPORTS = {"isolation": isolation.main, "curves": curves.main}
 """Measurements with options and a report of their own: name, and the function that takes the arguments behind it."""
 
 
+def measured(measure: Callable[[], list[Row]], name: str) -> list[Row]:
+    """Return the rows of a measurement. If it fails, as on a disk that is too small for it, one row gives the reason,
+    and the report keeps all other rows."""
+    try:
+        return measure()
+    except (RuntimeError, OSError) as error:
+        return [Row(name, "it can be measured", f"not measured: {error}", False)]
+
+
 def main() -> int:
     if sys.argv[1:] and (own := REPORTS.get(sys.argv[1])) is not None:
         return own(sys.argv[2:])
@@ -546,7 +555,7 @@ def main() -> int:
     rows: list[Row] = []
     for name in arguments.measurements or MEASUREMENTS:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        rows += MEASUREMENTS[name]()
+        rows += measured(MEASUREMENTS[name], name)
         print(f"  {rows[-1].measured}", file=sys.stderr, flush=True)
     text = report(rows)
     print(text)
