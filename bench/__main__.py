@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
 import resource
-import shutil
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,8 +44,9 @@ from bench import (
     validation,
 )
 from bench.machine import measured_by
+from bench.servers import running_gateway
 from storage.embedded import EmbeddedPostgres
-from tests.gateway_process import GatewayProcess, find_coordinator
+from tests.gateway_process import GatewayProcess
 
 MEGABYTE = 1_000_000
 GIGABYTE = 1_000_000_000
@@ -61,27 +58,6 @@ class Row:
     target: str
     measured: str
     met: bool
-
-
-@contextlib.contextmanager
-def running_gateway(
-    change: Callable[[GatewayProcess], GatewayProcess] = lambda gateway: gateway,
-) -> Iterator[GatewayProcess]:
-    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names. `change`
-    may change the gateway before it starts.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=os.environ.get("SLUICE_BENCH_DIR")))
-    directory.chmod(0o755)
-    gateway = change(
-        GatewayProcess(directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={})
-    )
-    gateway.start()
-    find_coordinator(gateway.bootstrap)
-    try:
-        yield gateway
-    finally:
-        gateway.close()
-        shutil.rmtree(directory)
 
 
 def measure_produce() -> list[Row]:

@@ -33,9 +33,9 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from bench import librdkafka
 from bench.machine import measured_by
+from bench.servers import pid_of
 from bench.sink import sinking
 from bench.usage import Spent, Usage, between, snapshot
-from bench.workloads import pid_of
 from storage.embedded import EmbeddedPostgres
 from tests.compat.brokers import APACHE_KAFKA, SLUICE
 

@@ -29,8 +29,8 @@ from typing import Any
 import psutil
 from confluent_kafka import KafkaError, Message, Producer
 
-from bench.__main__ import running_gateway
 from bench.librdkafka import create_topic
+from bench.servers import running_gateway
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -18,26 +17,24 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from bench import librdkafka
+from bench.client_defaults import CLIENT_WORKLOADS
 from bench.commits import commits
+from bench.servers import cpu_s as server_cpu_s
 from bench.stalls import watching
 from tests.compat.brokers import BrokerProcess
 from tests.gateway_process import find_coordinator
-from tests.kafka.process import LOGGING, assemble, java
 
 PARTITIONS = 6
 RECORD_BYTES = 1024
 SMALL_RECORD_BYTES = 100
 JAVA_BATCH_BYTES = 16_384
 """The default of Java's producer."""
-JAVA_WARM_UP_RECORDS = 20_000
-"""Records for each second of a warm-up by Java's producer at full speed."""
 PAYLOADS = 1000
 """Number of different payloads, which take turns."""
 MEBIBYTE = 1024 * 1024
@@ -61,8 +58,6 @@ REST_BYTES = 4 * MEBIBYTE
 REST_LIMIT_S = 180.0
 DEADLINE_S = 300.0
 
-_JAVA_RESULT = re.compile(r"\d+ records sent, ([\d.]+) records/sec.*, (\d+) ms 50th, \d+ ms 95th, (\d+) ms 99th")
-
 Figures = dict[str, float]
 Workload = Callable[[BrokerProcess, float], Figures]
 
@@ -85,20 +80,6 @@ class Acknowledged:
         if self.failures or not self.records:
             raise RuntimeError(f"{len(self.failures)} records failed: {self.failures[:1]}")
         return self.records
-
-
-class JavaResult(NamedTuple):
-    records_per_s: float
-    p50_ms: float
-    p99_ms: float
-
-
-def java_result(printed: str) -> JavaResult:
-    """Return the totals that Kafka's ProducerPerformance printed last. Raise RuntimeError if it printed none."""
-    found = _JAVA_RESULT.findall(printed)
-    if not found:
-        raise RuntimeError(f"ProducerPerformance printed no totals: {printed}")
-    return JavaResult(*map(float, found[-1]))
 
 
 def _producer(
@@ -165,12 +146,12 @@ def produce(
     producer.produce(topic, os.urandom(record_bytes))
     if producer.flush(DEADLINE_S):
         raise RuntimeError("the first record was not acknowledged")
-    cpu_s = _cpu_s(broker)
+    cpu_s = server_cpu_s(broker)
     started = time.perf_counter()
     _flood(producer, topic, acknowledged, until=_for(seconds), record_bytes=record_bytes)
     elapsed_s = time.perf_counter() - started
     mebibytes = acknowledged.check() * record_bytes / MEBIBYTE
-    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
+    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (server_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
 
 
 def produce_small_batches(broker: BrokerProcess, seconds: float) -> Figures:
@@ -181,49 +162,6 @@ def produce_small_batches(broker: BrokerProcess, seconds: float) -> Figures:
 def produce_idempotent(broker: BrokerProcess, seconds: float) -> Figures:
     """The same as `produce-16k`, with an idempotent producer, which has at most five batches in flight."""
     return produce(broker, seconds, batch_bytes=JAVA_BATCH_BYTES, idempotent=True)
-
-
-def produce_java(broker: BrokerProcess, seconds: float) -> Figures:
-    """Produce by Java's own idempotent producer, with batches of 16 KiB and 5 ms of linger. Its performance tool counts
-    whole milliseconds."""
-    return _java(broker, seconds, records_per_s=-1, record_bytes=RECORD_BYTES, linger_ms=5)
-
-
-def paced_java(broker: BrokerProcess, seconds: float) -> Figures:
-    """Produce a thousand records of 100 bytes a second by Java's own producer, without linger."""
-    return _java(broker, seconds, records_per_s=PACE, record_bytes=SMALL_RECORD_BYTES, linger_ms=0)
-
-
-def _java(broker: BrokerProcess, seconds: float, *, records_per_s: int, record_bytes: int, linger_ms: int) -> Figures:
-    """Run Kafka's ProducerPerformance twice for about `seconds`: to warm up, and to measure. `records_per_s`: -1 for as
-    fast as acknowledgements allow. Raise RuntimeError if the tool fails."""
-    assemble()
-    librdkafka.create_topic(broker.bootstrap, "java", PARTITIONS)
-
-    def perform(records: int) -> JavaResult:
-        command = java(
-            "org.apache.kafka.tools.ProducerPerformance",
-            *("--topic", "java", "--num-records", str(records), "--record-size", str(record_bytes)),
-            *("--throughput", str(records_per_s), "--producer-props", f"bootstrap.servers={broker.bootstrap}"),
-            *(f"linger.ms={linger_ms}", f"batch.size={JAVA_BATCH_BYTES}"),
-            options=(f"-Dlog4j2.configurationFile={LOGGING}",),
-        )
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        if ended.returncode:
-            raise RuntimeError(f"ProducerPerformance ended with {ended.returncode}: {ended.stdout}{ended.stderr}")
-        return java_result(ended.stdout)
-
-    warm = perform(int(WARM_UP_S * JAVA_WARM_UP_RECORDS) if records_per_s < 0 else int(WARM_UP_S * records_per_s))
-    records = int(seconds * (warm.records_per_s if records_per_s < 0 else records_per_s))
-    cpu_s = _cpu_s(broker)
-    result = perform(records)
-    cpu_s = _cpu_s(broker) - cpu_s
-    figures = {"server CPU ms/record": cpu_s * 1000 / records}
-    if records_per_s < 0:
-        figures["MiB/s"] = result.records_per_s * record_bytes / MEBIBYTE
-    return {**figures, "p50 ms": result.p50_ms, "p99 ms": result.p99_ms}
 
 
 def produce_small_records(broker: BrokerProcess, seconds: float) -> Figures:
@@ -237,7 +175,7 @@ def produce_many(broker: BrokerProcess, seconds: float) -> Figures:
     librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
     counts = [Acknowledged() for _ in range(PRODUCERS)]
     producers = [_producer(broker.bootstrap, buffer_kib=65536 // PRODUCERS) for _ in counts]
-    cpu_s = _cpu_s(broker)
+    cpu_s = server_cpu_s(broker)
     started = time.perf_counter()
     until = _for(seconds)
     threads = [
@@ -250,7 +188,7 @@ def produce_many(broker: BrokerProcess, seconds: float) -> Figures:
         thread.join()
     elapsed_s = time.perf_counter() - started
     mebibytes = sum(count.check() for count in counts) * RECORD_BYTES / MEBIBYTE
-    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
+    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (server_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
 
 
 def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
@@ -364,14 +302,14 @@ def paced(broker: BrokerProcess, seconds: float) -> Figures:
     with watching(broker.log_path.parent) as disk:
         while (elapsed_s := time.perf_counter() - started) < seconds + WARM_UP_S:
             if not warm and elapsed_s > WARM_UP_S:
-                warm, cpu_s = True, _cpu_s(broker)
+                warm, cpu_s = True, server_cpu_s(broker)
                 waited.clear()
             while number < elapsed_s * PACE:
                 producer.produce("paced", payloads[number % PAYLOADS], on_delivery=on_delivery)
                 number += 1
             producer.poll(0.001)
         producer.flush(60)
-        cpu_s = _cpu_s(broker) - cpu_s
+        cpu_s = server_cpu_s(broker) - cpu_s
     if failures or not waited:
         raise RuntimeError(f"{len(failures)} records failed: {failures[:1]}")
     latencies_ms = _milliseconds(waited)
@@ -515,13 +453,11 @@ WORKLOADS: dict[str, Workload] = {
     "produce": produce,
     "produce-16k": produce_small_batches,
     "produce-idempotent": produce_idempotent,
-    "produce-java": produce_java,
     "produce-many": produce_many,
     "produce-100b": produce_small_records,
     "one-in-flight": one_in_flight,
     "transactions": transactions,
     "paced": paced,
-    "paced-java": paced_java,
     "paced-after": paced_after_flood,
     "end-to-end": end_to_end,
     "consume": consume,
@@ -530,6 +466,7 @@ WORKLOADS: dict[str, Workload] = {
     "disk": disk,
     "topics": topics,
     "commits": offset_commits,
+    **CLIENT_WORKLOADS,
 }
 
 
@@ -539,34 +476,6 @@ def _fill(broker: BrokerProcess, topic: str, records: int) -> None:
     _flood(_producer(broker.bootstrap), topic, acknowledged, until=lambda number: number >= records)
     if acknowledged.check() < records:
         raise RuntimeError(f"{acknowledged.records} of {records} records were acknowledged")
-
-
-def _cpu_s(broker: BrokerProcess) -> float:
-    """Return the CPU seconds of the server and all its children, including those that have ended."""
-    process = psutil.Process(pid_of(broker))
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
-def pid_of(broker: BrokerProcess) -> int:
-    port = int(broker.bootstrap.rpartition(":")[2])
-    for process in psutil.Process().children(recursive=True):
-        try:
-            listening = any(
-                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-                for connection in process.net_connections("tcp")
-            )
-        except psutil.Error:
-            continue
-        if listening:
-            return process.pid
-    raise RuntimeError(f"nothing listens at {broker.bootstrap}")
 
 
 def _written_bytes() -> int:

@@ -27,7 +27,7 @@ from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.errors import RecordsUnreadable, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
-from storage.segment_writers import SegmentWriters
+from storage.segment_writers import Owner, SegmentWriters
 from storage.segments import SegmentDirectory
 from storage.turns import ROWS_PER_TURN, in_turns
 from storage.types import (
@@ -40,6 +40,7 @@ from storage.types import (
     ReadResult,
     Refusal,
     StoredBatch,
+    unregistered,
 )
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -103,16 +104,18 @@ class LogStore:
         self,
         database: Database,
         store: ByteStore | None = None,
+        owner: Owner = unregistered,
         *,
         inline_max_bytes: int = INLINE_MAX_BYTES,
         bounds: Bounds = BOUNDS,
     ) -> None:
+        """`owner` returns the registration of this process' node, which new segments carry."""
         self._bounds = bounds
         self._hot = database.hot
         self._cold = database.cold
         self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
-        self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self._segments = SegmentWriters(database, store, owner) if isinstance(store, SegmentDirectory) else None
         self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How many requested chunks had missing or wrong bytes."""

@@ -23,9 +23,9 @@ from storage.errors import StorageConflict
 from storage.log import LogStore
 from storage.pool import Database
 from storage.queries import statement
-from storage.segment_writers import SegmentWriters
+from storage.segment_writers import Owner, SegmentWriters, register_object
 from storage.segments import SegmentDirectory
-from storage.types import CoordinatorLease, PartitionKey, StoredBatch
+from storage.types import CoordinatorLease, PartitionKey, StoredBatch, unregistered
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -79,12 +79,21 @@ _OfPartitions = dict[PartitionKey, list[Chunk]]
 class Mover:
     """Moves chunks to segments, objects, or the current slot of inline bytes."""
 
-    def __init__(self, database: Database, log_store: LogStore, store: ByteStore | None, sizes: Sizes = SIZES) -> None:
+    def __init__(
+        self,
+        database: Database,
+        log_store: LogStore,
+        store: ByteStore | None,
+        owner: Owner = unregistered,
+        sizes: Sizes = SIZES,
+    ) -> None:
+        """`owner` returns the registration of this process' node, which new objects carry."""
         self._pool = database.cold
         self._sizes = sizes
         self._log = log_store
         self._store = store
-        self._writers = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self._owner = owner
+        self._writers = SegmentWriters(database, store, owner) if isinstance(store, SegmentDirectory) else None
 
     async def close(self) -> None:
         if self._writers is not None:
@@ -173,11 +182,14 @@ class Mover:
                 writers.drop(segment)
             else:
                 writers.give_back(segment)
-        return await self._name(copied, segment.object_id, position, None, lease)
+        refusal, moved_bytes = await self._name(copied, segment.object_id, position, None, lease)
+        if refusal == "sealed":
+            writers.retire(segment)
+        return moved_bytes
 
     async def _to_object(self, store: ByteStore, copied: _Copied, lease: CoordinatorLease | None) -> int:
         size_bytes = sum(run.size_bytes for run, _ in copied)
-        object_id = int(await self._pool.fetch_value(statement("register_object")))
+        object_id = await register_object(self._pool, self._owner)
         try:
             await store.put(object_id, [batch.records for _, batches in copied for batch in batches])
         except OSError as error:
@@ -185,7 +197,8 @@ class Mover:
             # The object may exist in spite of the error. A sweep removes it.
             await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)
             return 0
-        return await self._name(copied, object_id, 0, size_bytes, lease)
+        _, moved_bytes = await self._name(copied, object_id, 0, size_bytes, lease)
+        return moved_bytes
 
     async def _name(
         self,
@@ -194,9 +207,9 @@ class Mover:
         position: int,
         object_size_bytes: int | None,
         lease: CoordinatorLease | None,
-    ) -> int:
-        """Let the rows name the new place. Name nothing if the lease is lost, and skip runs that have changed since
-        they were read."""
+    ) -> tuple[str | None, int]:
+        """Let the rows name the new place. Skip runs that have changed since they were read. Return Postgres' refusal,
+        if any, and the number of bytes that are named there now. Raise StorageConflict if the lease is lost."""
         positions: list[int] = []
         for run, _ in copied:
             positions.append(position)
@@ -228,7 +241,7 @@ class Mover:
             raise StorageConflict("another node moves records now")
         if row["refusal"] is not None:
             logger.info("records could not be moved", reason=row["refusal"], object_id=object_id)
-        return row["moved_bytes"]
+        return row["refusal"], row["moved_bytes"]
 
     async def _swap_inline(self, run: _Run, batches: Sequence[StoredBatch]) -> int:
         """Copy a run into the current slot. Return 0 if its chunks have changed since they were read."""

@@ -28,6 +28,7 @@ from storage.types import (
     Node,
     NodeId,
     NodeReport,
+    Registration,
     Roles,
 )
 
@@ -56,6 +57,11 @@ class NodeStore:
         self._pool = database.control
         self._guard = database.guard
         self._incarnations: dict[NodeId, int] = {}
+        self._last: Registration | None = None
+
+    def registration(self) -> Registration | None:
+        """Return the last registration that this process has made, or None before the first one."""
+        return self._last
 
     def incarnation(self, node_id: NodeId) -> int:
         """Return the incarnation of the registration that this process has made. Raise StorageConflict if it has
@@ -97,6 +103,7 @@ class NodeStore:
             raise StorageConflict(f"a node with node.id {wanted} is alive")
         node_id = NodeId(row["node_id"])
         self._incarnations[node_id] = row["incarnation"]
+        self._last = Registration(node_id, row["incarnation"])
         return node_id
 
     async def rivals(self, name: str, listeners: Mapping[str, Address], node_id: int | None = None) -> list[Node]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -25,9 +26,10 @@ from storage.log import LogStore
 from storage.mover import SIZES, Mover, Sizes
 from storage.pool import Connection, Database
 from storage.queries import statement
+from storage.segment_writers import Owner
 from storage.segments import SegmentDirectory
 from storage.store import read_identity
-from storage.types import CoordinatorLease
+from storage.types import CoordinatorLease, unregistered
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -68,21 +70,25 @@ class Roller:
         database: Database,
         log_store: LogStore,
         store: ByteStore | None,
+        owner: Owner = unregistered,
         *,
         max_bytes: int = ROTATE_BYTES,
         max_age_ms: int = -1,
         monotonic: Callable[[], float] = time.monotonic,
         sizes: Sizes = SIZES,
     ) -> None:
-        """`max_bytes` and `max_age_ms` bound inline bytes by size and age; −1 chooses the age that fits the store."""
+        """`owner` returns the registration of this process' node. `max_bytes` and `max_age_ms` bound inline bytes by
+        size and age; −1 chooses the age that fits the store."""
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
         self._pool = database.cold
         self._store = store
         self._sizes = sizes
-        self._mover = Mover(database, log_store, store, sizes)
+        self._mover = Mover(database, log_store, store, owner, sizes)
         self._monotonic = monotonic
         self._listed_at: float | None = None
+        self._ends: dict[int, tuple[int, float]] = {}
+        """Sealed segments whose writer did not say their size → where their last chunk ended, and when that was."""
 
     async def close(self) -> None:
         await self._mover.close()
@@ -143,20 +149,23 @@ class Roller:
     # --- segments and objects -------------------------------------------------------------------------------------
 
     async def sweep(self, *, grace_ms: int = GRACE_MS, lease: CoordinatorLease | None = None) -> int:
-        """Do one pass over the store: rewrite objects of which little is alive, merge small ones, and delete
-        unreferenced ones. Return the number of deleted objects."""
+        """Do one pass over the store: rewrite objects of which little is alive, merge small ones, trim what killed
+        processes left, and delete unreferenced objects. Return the number of deleted objects."""
         store = self._store
         if store is None:
             return 0
-        await self._pool.fetch(statement("seal_old_objects"), SEAL_AFTER_MS)
-        sealed = {
+        await self._pool.fetch(statement("seal_abandoned_objects"), SEAL_AFTER_MS)
+        sealed: dict[int, int | None] = {
             row["object_id"]: row["size_bytes"] for row in await self._pool.fetch(statement("sealed_objects"), grace_ms)
         }
         alive_bytes = dict.fromkeys(sealed, 0)
+        ends: dict[int, int] = {}
+        counted_at = self._monotonic()
         async for page in self._in_objects():
             for chunk in page:
                 if chunk.object_id in alive_bytes:
                     alive_bytes[chunk.object_id] += chunk.size_bytes
+                    ends[chunk.object_id] = max(ends.get(chunk.object_id, 0), chunk.position + chunk.size_bytes)
         unnamed = [object_id for object_id, size_bytes in alive_bytes.items() if not size_bytes]
         await self._pool.fetch(statement("mark_unreferenced"), unnamed)
         try:
@@ -164,18 +173,38 @@ class Roller:
             orphans = await self._orphans(found, grace_ms)
             deleted = await self._delete_dead(store, min(grace_ms, KEPT_MS))
             deleted += await self._delete_orphans(store, orphans)
+            if isinstance(store, SegmentDirectory):
+                unsized = {object_id: end for object_id, end in ends.items() if sealed[object_id] is None}
+                await self._trim(store, unsized, counted_at, min(grace_ms, KEPT_MS))
         except OSError as error:
             logger.warning(
                 "the store could not be swept: trying again", place=store.location, reason=str(error) or "no answer"
             )
             return 0
-        sizes = {each.object_id: each.size_bytes for each in found}
+        # Room that a killed process reserved in a segment is no dead byte.
+        sizes = ends if isinstance(store, SegmentDirectory) else {each.object_id: each.size_bytes for each in found}
         worn = _thin(alive_bytes, sealed, sizes)
         if not isinstance(store, SegmentDirectory):
             worn |= _small(alive_bytes, worn, self._sizes)
         if worn:
             await self._mover.move(self._in_objects(worn), lease=lease)
         return deleted
+
+    async def _trim(self, store: SegmentDirectory, ends: Mapping[int, int], counted_at: float, kept_ms: int) -> None:
+        """Give back the room that killed processes reserved behind the last chunks of their segments. `ends` were
+        counted at `counted_at`.
+
+        A reader that found a chunk in the index keeps its bytes for `kept_ms`, even if the chunk has moved since. So a
+        segment is trimmed to the end that an earlier pass has counted. No chunk is ever added to a sealed segment.
+        """
+        self._ends = {object_id: self._ends.get(object_id, (end, counted_at)) for object_id, end in ends.items()}
+        for object_id, (end, since) in list(self._ends.items()):
+            if (self._monotonic() - since) * 1000 < kept_ms:
+                continue
+            trim = partial(store.give_back_room, object_id, end)
+            if not await self._change(store, trim, statement("store_trimmed_size"), object_id, end):
+                return
+            logger.info("room of an abandoned segment given back", object_id=object_id, size_bytes=end)
 
     async def _look(self, store: ByteStore) -> list[FoundObject]:
         """List the objects of the store, or nothing if the next listing is not due. Unknown ids that are found here
@@ -213,8 +242,16 @@ class Roller:
         return deleted
 
     async def _delete(self, store: ByteStore, object_ids: Sequence[int], kind: str) -> bool:
-        """Delete the bytes before their row, so that no bytes are ever without a row. Return False while a backup
-        copies them, or if the store belongs to another database by now."""
+        """Delete the bytes before their row, so that no bytes are ever without a row. Return whether that was done."""
+        deleted = await self._change(store, lambda: store.remove(object_ids), statement("forget_objects"), object_ids)
+        logger.info("objects deleted" if deleted else "objects kept for a backup", count=len(object_ids), kind=kind)
+        return deleted
+
+    async def _change(
+        self, store: ByteStore, change: Callable[[], Awaitable[None]], query: str, *arguments: object
+    ) -> bool:
+        """Change the store, then run a statement that says so. Return False, and do neither, while a backup copies the
+        store, or if the store belongs to another database by now. Raise OSError."""
         if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
             logger.error(
                 "the store holds the records of another database: no object is removed; check --log-store",
@@ -223,25 +260,24 @@ class Roller:
             return False
         problem: OSError | None = None
 
-        async def delete(connection: Connection) -> bool:
+        async def run(connection: Connection) -> bool:
             nonlocal problem
             if not await connection.fetchval(statement("try_lock_deletion")):
                 return False
             try:
                 async with asyncio.timeout(REMOVAL_PATIENCE_S):
-                    await store.remove(object_ids)
+                    await change()
             except OSError as error:
                 # The caller would take this OSError for one of Postgres.
                 problem = error
                 return False
-            await connection.execute(statement("forget_objects"), object_ids)
+            await connection.execute(query, *arguments)
             return True
 
-        deleted = await self._pool.transact(delete)
+        done = await self._pool.transact(run)
         if problem is not None:
             raise problem
-        logger.info("objects deleted" if deleted else "objects kept for a backup", count=len(object_ids), kind=kind)
-        return deleted
+        return done
 
     async def _in_objects(self, only: frozenset[int] | None = None) -> AsyncIterator[list[Chunk]]:
         """Yield every chunk that is not inline, in log order and in bounded statements, or only the chunks in the

@@ -2,7 +2,8 @@
 
 The one idea: a file is registered before it is created, and sealed when no writer will append to it any more. An
 append's transaction checks that its file is still open. So references to a sealed file can only become fewer, and a
-node that finds none may delete the file.
+node that finds none may delete the file. The registration of the writer's node lies beside the file's, so that other
+nodes seal what a killed process has left open.
 
 This module decides no offsets. `storage/log.py` decides what is written where.
 """
@@ -18,9 +19,10 @@ from contextlib import suppress
 import structlog
 
 from storage.errors import StorageError, StorageUnavailable
-from storage.pool import Database
+from storage.pool import Database, Pool
 from storage.queries import statement
 from storage.segments import Buffer, OpenSegment, SegmentDirectory
+from storage.types import Registration, unregistered
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -29,14 +31,29 @@ MAX_AGE_S = 600.0
 
 MAX_WRITERS = 32
 
+Owner = Callable[[], Registration | None]
+"""Returns the registration of this process' node; None: other nodes seal its objects because of their age alone."""
+
+
+async def register_object(pool: Pool, owner: Owner) -> int:
+    """Return the id of a new object, before it exists. Raise StorageError."""
+    registration = owner()
+    return int(await pool.fetch_value(statement("register_object"), *(registration or (None, None))))
+
 
 class SegmentWriters:
     """Hands out open segments. `take` and `give_back` surround each append."""
 
     def __init__(
-        self, database: Database, directory: SegmentDirectory, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        directory: SegmentDirectory,
+        owner: Owner = unregistered,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
+        self._owner = owner
         self._directory = directory
         self._monotonic = monotonic
         self._threads = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="segment-writer")
@@ -76,9 +93,11 @@ class SegmentWriters:
         task.add_done_callback(self._sealing.discard)
 
     def retire(self, segment: OpenSegment) -> None:
-        """Note that other nodes sealed the segment while it was open here."""
-        self._idle.remove(segment)
-        self.drop(segment)
+        """Give up a segment that other nodes sealed while it was open here. If another append has taken it in the
+        meantime, that append will find out and retire it."""
+        if segment in self._idle:
+            self._idle.remove(segment)
+            self.drop(segment)
 
     async def close(self) -> None:
         """Seal the open segments. Appends in progress must have ended."""
@@ -94,7 +113,7 @@ class SegmentWriters:
         self._threads.shutdown(wait=False)
 
     async def _create(self) -> OpenSegment:
-        object_id = int(await self._database.hot.fetch_value(statement("register_object")))
+        object_id = await register_object(self._database.hot, self._owner)
         made = asyncio.get_running_loop().run_in_executor(self._threads, self._directory.create, object_id)
         try:
             return await asyncio.shield(made)

@@ -152,6 +152,20 @@ class SegmentDirectory:
             os.close(fd)
         return [found[index] for index in range(len(wanted))]
 
+    def trim(self, object_id: int, size_bytes: int) -> None:
+        """Durably give back the room of a file behind its first `size_bytes`. Do nothing if no such file exists. Raise
+        OSError."""
+        try:
+            fd = os.open(self.path(object_id), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if os.fstat(fd).st_size > size_bytes:
+                os.ftruncate(fd, size_bytes)
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def delete(self, object_id: int) -> None:
         """Remove the file if it exists."""
         self.path(object_id).unlink(missing_ok=True)
@@ -194,6 +208,10 @@ class SegmentDirectory:
                 self.delete(object_id)
 
         await self._in_thread(delete)
+
+    async def give_back_room(self, object_id: int, size_bytes: int) -> None:
+        """Trim a file off the event loop. Raise OSError."""
+        await self._in_thread(partial(self.trim, object_id, size_bytes))
 
     async def listed(self) -> list[FoundObject]:
         return await self._in_thread(self.found)

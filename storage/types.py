@@ -446,6 +446,18 @@ class Node:
     roles: Roles = field(default=BOTH, compare=False)
 
 
+class Registration(NamedTuple):
+    """One process that runs a node."""
+
+    node_id: NodeId
+    incarnation: int
+
+
+def unregistered() -> Registration | None:
+    """Return None, for processes that run no node."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Follower:
     """A live node and the catalog revision that it has reached."""

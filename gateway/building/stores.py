@@ -48,14 +48,19 @@ async def open_stores(
     store = await open_store(database, settings.log_place, page_cache_bytes=None if cached < 0 else cached)
     if store is not None:
         undo.push("store", STEP_TIMEOUT_S, _closing(store))
-    log = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)
+    nodes = NodeStore(database)
+    log = LogStore(database, store, nodes.registration, inline_max_bytes=broker.log_store_inline_max_bytes)
     undo.push("log", STEP_TIMEOUT_S, log.close)
-    roller = Roller(database, log, store, max_bytes=broker.log_store_roll_bytes, max_age_ms=broker.log_store_roll_ms)
+    roller = Roller(
+        *(database, log, store, nodes.registration),
+        max_bytes=broker.log_store_roll_bytes,
+        max_age_ms=broker.log_store_roll_ms,
+    )
     undo.push("roller", STEP_TIMEOUT_S, roller.close)
     return Stores(
         database,
         topics,
-        NodeStore(database),
+        nodes,
         log,
         roller,
         GroupStore(database),

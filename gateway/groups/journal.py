@@ -47,7 +47,9 @@ MAX_QUEUED = 100_000
 """About as many rows: a step weighs its facts and its members, which it keeps alive, a commit its partitions."""
 MAX_BATCH = 5_000
 LINGER_S = 0.1
-"""Entries within this time share a transaction, so that a quiet node writes seldom."""
+"""Commits within this time share a transaction, so that a quiet node writes seldom."""
+HASTE_S = 0.01
+"""The same for what happens to members, because a node that is killed loses what it has not written."""
 MAX_REFUSALS = 100
 """Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
 PAUSE_S = 1.0
@@ -156,6 +158,8 @@ class Journal:
         self._paces = _Paces(commits_per_s)
         self._writer: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._hasty = asyncio.Event()
+        """Set while an entry waits that is to be written soon."""
         self._loop = asyncio.get_running_loop()
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -171,6 +175,7 @@ class Journal:
             return
         step = Happened(before, after, facts, self._now_ms(), int(self._loop.time() * 1000), self._node_id())
         self._put(step, 1 + len(facts) + summary.member_count, max(len(facts), 1))
+        self._hasty.set()
 
     def _silent(self, before: AnyGroup, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
         """Puts down who was silent until this step; gives the other facts."""
@@ -214,23 +219,29 @@ class Journal:
     async def close(self) -> None:
         """Writes what is queued, without lingering; the caller bounds the wait."""
         self._closing.set()
+        self._hasty.set()
         while self._writer is not None:
             await asyncio.wait((self._writer,))
 
     async def _write_all(self) -> None:
         try:
             while self._queue:
-                await self._pause(self._linger_s)
+                await self._linger()
                 if not await self._write(self._take()):
                     if self._closing.is_set():
                         self._count_queue()
-                    await self._pause(self._pause_s)
+                    await _within(self._pause_s, self._closing)
         finally:
             self._writer = None
 
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), seconds)
+    async def _linger(self) -> None:
+        """Let entries gather, unless the node stops."""
+        if self._closing.is_set():
+            return
+        await _within(self._linger_s, self._hasty)
+        if self._hasty.is_set():
+            self._hasty.clear()
+            await _within(min(HASTE_S, self._linger_s), self._closing)
 
     def _take(self) -> list[_Item]:
         taken: list[_Item] = []
@@ -333,6 +344,12 @@ class Journal:
                     self._rows.forget()
                     rows.append(_missing(item.row_count, item.at_ms, item.node_id))
         return [_legible(row) for row in rows]
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Wait for the event for at most `seconds`."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 class _Paces:

@@ -7,6 +7,7 @@ does not fit its column is rescued. The columns take their types from Avro's sch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import starmap
 
@@ -29,6 +30,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pipeline.archive import avro_references
+from pipeline.archive.protobuf import types as protobuf
+from pipeline.archive.protobuf.columns import as_json, columns
+from pipeline.archive.protobuf.values import read_indexes
 from pipeline.archive.registry import Registry, Schema
 from pipeline.archive.typed import NO_TYPE, JsonTyping, all_nulls, can_be_column, merge
 from pipeline.errors import explain
@@ -36,10 +41,18 @@ from pipeline.widening import widen
 
 MAX_SCHEMAS = 200
 """Schemas in one batch. Bytes that are no schema's id look like one, so there may be any number of these."""
-_ID, _TEXT, _WHY, _RAW = "_schema_id", "_text", "_why", "_raw"
+_ID, _TEXT, _WHY, _RAW, _PROTOBUF = "_schema_id", "_text", "_why", "_raw", "_protobuf"
+_PAYLOAD = "substring(value, 6)"
+# Up to eight message indexes in hex, each a varint of at most two bytes, behind their number as a zigzag varint.
+_INDEX = "(?:[89A-F][0-9A-F])?[0-7][0-9A-F]"
+INDEXES = "^(?:00|" + "|".join(f"{2 * count:02X}(?:{_INDEX}){{{count}}}" for count in range(1, 9)) + ")"
+_MOST_INDEX_BYTES = 17
 # By default Spark writes milliseconds only.
 _EXACT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 _KEPT = (BooleanType, IntegralType, FloatType, DoubleType, DecimalType, StringType, DateType, TimestampType)
+
+_Readable = Schema | protobuf.Types | str
+"""A schema that a job can read, or the reason why it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +72,26 @@ class RegistryTyping:
         return JsonTyping(None, evolve=False, decimals=self.decimals).mistyped(opened, stored)
 
     def _opened(self, records: DataFrame) -> tuple[DataFrame, StructType]:
-        """Return `records` with values of JSON, a reason for each without one, and the type that Avro's schemas have.
+        """Return `records` with values of JSON, a reason for each without one, and the type of their fields.
 
-        UnreachableError if the registry does not answer.
+        The type has what the schemas of Avro and Protobuf say. UnreachableError if the registry does not answer.
         """
         named = records.withColumn(_ID, _schema_id())
         counted = named.where(F.col(_ID).isNotNull()).groupBy(_ID).count().orderBy(F.desc("count"), _ID)
         numbers = [row[_ID] for row in counted.limit(MAX_SCHEMAS).collect()]
+        found = {number: self._read(number) for number in numbers}
+        messages = {number: each for number, each in found.items() if isinstance(each, protobuf.Types)}
+        used = _used(named, messages)
+        if messages:
+            asked = F.when(F.col(_ID).isin(*messages), F.col(_ID))
+            named = named.withColumn(_PROTOBUF, as_json(asked, F.expr(_PAYLOAD), messages))
         text, why, given = F.lit(None).cast("string"), F.when(F.lit(False), ""), NO_TYPE
-        for number in numbers:
-            json, reason, kind = _decoded(number, self.registry.schema(number), records)
+        for number, each in found.items():
+            json, reason, kind = _decoded(number, each, records)
             text = F.when(F.col(_ID) == number, json).otherwise(text)
             why = F.when(F.col(_ID) == number, reason).otherwise(why)
+            given = merge(_wider(given, kind, decimals=self.decimals), kind)
+        for kind in used:
             given = merge(_wider(given, kind, decimals=self.decimals), kind)
         beyond = F.col(_ID).isNotNull() & ~F.col(_ID).isin(numbers)
         why = F.when(beyond, f"the batch has more than {MAX_SCHEMAS} schemas").otherwise(why)
@@ -78,8 +99,28 @@ class RegistryTyping:
         named = named.withColumn(_TEXT, text).withColumn(_WHY, F.when(F.col("value").isNotNull(), why))
         named = named.withColumn(_RAW, F.col("value"))
         return named.withColumn("value", F.when(F.col(_WHY).isNull(), F.col(_TEXT).cast("binary"))).drop(
-            _ID, _TEXT
+            _ID, _TEXT, _PROTOBUF
         ), given
+
+    def _read(self, number: int) -> _Readable:
+        """Return the schema of an id in the form that `_decoded` reads, or the reason why this job cannot read it."""
+        schema = self.registry.schema(number)
+        if schema is None:
+            return f"the registry has no schema {number}"
+        if schema.kind == "JSON":
+            return schema
+        try:
+            others = [each.text for each in self.registry.referred(schema)]
+        except LookupError as error:
+            return f"the schema {number} refers to {error.args[0]}"
+        try:
+            if schema.kind == "PROTOBUF":
+                return protobuf.parse(schema.text, others)
+            if schema.kind == "AVRO":
+                return Schema("AVRO", avro_references.whole(schema.text, others) if others else schema.text)
+        except (protobuf.SchemaError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            return f"the schema {number} cannot be used: {error}"
+        return f"the schema {number} is {schema.kind}, which this job cannot read"
 
 
 def _closed(opened: DataFrame) -> DataFrame:
@@ -92,20 +133,34 @@ def _schema_id() -> Column:
     return F.when((F.octet_length("value") >= 5) & (F.expr("substring(value, 1, 1)") == F.lit(b"\0")), number)
 
 
-def _decoded(number: int, schema: Schema | None, records: DataFrame) -> tuple[Column, Column, StructType]:
+def _decoded(number: int, schema: _Readable, records: DataFrame) -> tuple[Column, Column, StructType]:
     """Return the value as JSON, the reason why it has none, and the type of its fields."""
-    nothing, payload = F.lit(None).cast("string"), F.expr("substring(value, 6)")
-    if schema is None:
-        return nothing, F.lit(f"the registry has no schema {number}"), NO_TYPE
+    nothing, payload = F.lit(None).cast("string"), F.expr(_PAYLOAD)
+    if isinstance(schema, str):
+        return nothing, F.lit(schema), NO_TYPE
+    if isinstance(schema, protobuf.Types):
+        return F.col(_PROTOBUF)["text"], F.col(_PROTOBUF)["why"], NO_TYPE
     if schema.kind == "JSON":
         return payload.cast("string"), nothing, NO_TYPE
-    if schema.kind != "AVRO" or schema.refers:
-        what = "refers to others" if schema.kind == "AVRO" else f"is {schema.kind}"
-        return nothing, F.lit(f"the schema {number} {what}, which this job cannot read"), NO_TYPE
     try:
         return _avro(number, schema.text, payload, records)
     except (PySparkException, Py4JJavaError) as error:
         return nothing, F.lit(f"the schema {number} cannot be used: {explain(error).cause}"), NO_TYPE
+
+
+def _used(named: DataFrame, schemas: Mapping[int, protobuf.Types]) -> list[StructType]:
+    """Return the fields of Protobuf's messages that the records of a batch have."""
+    if not schemas:
+        return []
+    indexes = F.regexp_extract(F.hex(F.expr(f"substring(value, 6, {_MOST_INDEX_BYTES})")), INDEXES, 0)
+    pairs = named.where(F.col(_ID).isin(*schemas)).select(_ID, indexes.alias("indexes")).where("indexes != ''")
+    found: list[StructType] = []
+    for row in pairs.distinct().orderBy(_ID, "indexes").limit(MAX_SCHEMAS).collect():
+        types = schemas[row[_ID]]
+        name = types.at(read_indexes(bytes.fromhex(row.indexes))[0])
+        if name is not None:
+            found.append(columns(types, name))
+    return found
 
 
 def _avro(number: int, schema: str, payload: Column, records: DataFrame) -> tuple[Column, Column, StructType]:

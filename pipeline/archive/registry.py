@@ -21,9 +21,19 @@ from pipeline.kafka import UnreachableError
 
 REQUEST_SECONDS = 10.0
 MAX_SCHEMA_BYTES = 4 * 1024 * 1024
-UNKNOWN_SCHEMA = 40403
-"""The registry's own code in an answer 404. A 404 without it comes from another server."""
+MAX_REFERENCES = 200
+"""Schemas to which one schema refers, directly or not."""
+_UNKNOWN = frozenset((40401, 40402, 40403))
+"""The registry's own codes in an answer 404: no such subject, version or schema. Another server has no such code."""
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A schema by its place in the registry."""
+
+    subject: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +41,7 @@ class Schema:
     kind: str
     """AVRO, JSON or PROTOBUF."""
     text: str
-    refers: bool
-    """True if the schema needs others."""
+    references: tuple[Reference, ...] = ()
 
 
 @dataclass(slots=True)
@@ -40,7 +49,8 @@ class Registry:
     """`url` may hold a user and a password."""
 
     url: str
-    _known: dict[int, Schema] = field(default_factory=dict)
+    _known: dict[str, Schema] = field(default_factory=dict)
+    """Schemas by their paths in the registry."""
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -57,42 +67,77 @@ class Registry:
 
         UnreachableError if the registry does not answer, PipelineError if it refuses.
         """
-        if number not in self._known:
-            found = self._ask(number)
+        return self._schema(f"/schemas/ids/{number}")
+
+    def referred(self, schema: Schema) -> list[Schema]:
+        """Return the schemas that a schema refers to, directly or not, each after those that it refers to itself.
+
+        LookupError if the registry lacks one of them, or if there are more than MAX_REFERENCES. UnreachableError and
+        PipelineError as in `schema`.
+        """
+        found: dict[Reference, Schema] = {}
+        opened: set[Reference] = set()
+        waiting: list[Reference] = list(reversed(schema.references))
+        while waiting:
+            each = waiting[-1]
+            if each in found:
+                waiting.pop()
+                continue
+            # A deleted version is still needed by the schemas that refer to it.
+            path = f"/subjects/{urllib.parse.quote(each.subject, safe='')}/versions/{each.version}?deleted=true"
+            told = self._schema(path)
+            if told is None:
+                raise LookupError(f"version {each.version} of {each.subject}, which the registry lacks")
+            if len(opened | set(told.references)) > MAX_REFERENCES:
+                raise LookupError(f"more than {MAX_REFERENCES} schemas")
+            if each in opened:
+                found[each] = told
+                waiting.pop()
+                continue
+            opened.add(each)
+            waiting += [other for other in reversed(told.references) if other not in opened]
+        return list(found.values())
+
+    def _schema(self, path: str) -> Schema | None:
+        if path not in self._known:
+            found = self._ask(path)
             if found is None:
                 # Not kept: the schema may be registered later.
                 return None
-            self._known[number] = found
-        return self._known[number]
+            self._known[path] = found
+        return self._known[path]
 
-    def _ask(self, number: int) -> Schema | None:
+    def _ask(self, path: str) -> Schema | None:
         try:
-            with urllib.request.urlopen(self._request(number), timeout=REQUEST_SECONDS) as answer:
+            with urllib.request.urlopen(self._request(path), timeout=REQUEST_SECONDS) as answer:
                 text = answer.read(MAX_SCHEMA_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                if error.code == http.HTTPStatus.NOT_FOUND and _code(error.read(MAX_SCHEMA_BYTES)) == UNKNOWN_SCHEMA:
+                if error.code == http.HTTPStatus.NOT_FOUND and _code(error.read(MAX_SCHEMA_BYTES)) in _UNKNOWN:
                     return None
             if error.code in _RETRIED:
                 raise self._away(f"it answers {error.code}") from error
             raise PipelineError(
-                f"The schema registry at {self.name} answers {error.code} {error.reason} to the schema {number}.",
+                f"The schema registry at {self.name} answers {error.code} {error.reason} to {path}.",
                 "Check --registry, and the user and password in it.",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise self._away(str(error)) from error
         try:
             told = json.loads(text) if len(text) <= MAX_SCHEMA_BYTES else {}
-            return Schema(told.get("schemaType", "AVRO"), told["schema"], bool(told.get("references")))
+            references = tuple(
+                Reference(str(each["subject"]), int(each["version"])) for each in told.get("references") or ()
+            )
+            return Schema(str(told.get("schemaType") or "AVRO"), str(told["schema"]), references)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineError(
-                f"The answer of {self.name} to the schema {number} is none of a schema registry.", "Check --registry."
+                f"The answer of {self.name} to {path} is none of a schema registry.", "Check --registry."
             ) from error
 
-    def _request(self, number: int) -> urllib.request.Request:
+    def _request(self, path: str) -> urllib.request.Request:
         parts = urllib.parse.urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2]
-        url = urllib.parse.urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/schemas/ids/{number}", "", ""))
+        url = f"{parts.scheme}://{host}{parts.path.rstrip('/')}{path}"
         request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})
         if parts.username is not None:
             user = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"

@@ -118,7 +118,7 @@ select log_start_offset from raise_log_start($1, $2);
 
 -- name: register_object
 -- A new object, before there is a file of its name.
-insert into log_object default values returning object_id;
+insert into log_object (node_id, incarnation) values ($1, $2) returning object_id;
 
 -- name: seal_object
 -- Seal an object, so that no node appends to it any more, and store its final size.

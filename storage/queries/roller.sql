@@ -32,10 +32,18 @@ select position, records from inline_records where slot = $1 and position = any 
 -- Return whether the slot is empty now.
 select truncate_inline($1);
 
--- name: seal_old_objects
--- Seal objects this long after their creation. A node that still has one open finds out when it next appends.
-update log_object set sealed_at = clock_timestamp()
-where sealed_at is null and created_at < clock_timestamp() - $1::bigint * interval '1 millisecond';
+-- name: seal_abandoned_objects
+-- Seal objects whose node has ended or has registered anew, and those that are $1 ms old. If a process still has one
+-- open, because it was asleep or its objects name no node, it finds out when it next appends.
+update log_object o set sealed_at = clock_timestamp()
+where o.sealed_at is null
+    and (
+        o.created_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+        or o.node_id is not null and not exists (
+            select from node n
+            where n.node_id = o.node_id and n.incarnation = o.incarnation and n.expires_at > clock_timestamp()
+        )
+    );
 
 -- name: sealed_objects
 -- Objects that have received no append for $1 ms. Run this before their chunks are counted.
@@ -52,6 +60,10 @@ select refusal, moved_bytes from move_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9,
 select setval(pg_get_serial_sequence('log_object', 'object_id'), $1::bigint)
 from pg_sequences
 where schemaname = current_schema() and sequencename = 'log_object_object_id_seq' and coalesce(last_value, 0) < $1::bigint;
+
+-- name: store_trimmed_size
+-- Store how many bytes are left of a sealed object whose writer did not say it.
+update log_object set size_bytes = $2 where object_id = $1 and size_bytes is null;
 
 -- name: mark_unreferenced
 -- Sealed objects that no chunk names, and so none will.

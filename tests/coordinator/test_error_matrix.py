@@ -1,8 +1,9 @@
 """The error matrix of the classic protocol, cell by cell: requesting member × state of the group.
 
-The tables below are the reference's, in its own shorthand. Each cell is played on a group of three members (leader `l`,
-follower `k`, static `s` of instance `is`) and one pending id. A cell that ends in an error must leave the group
-unchanged.
+The tables below are the reference's, in its own shorthand, but for column C of SyncGroup, Heartbeat and the commits. A
+request without an id is unknown here and fenced there (`gateway.coordinator.classic.identity.refusal` says why). Each
+cell is played on a group of three members (leader `l`, follower `k`, static `s` of instance `is`) and one pending id. A
+cell that ends in an error must leave the group unchanged.
 """
 
 from __future__ import annotations
@@ -162,9 +163,9 @@ SYNC = """
            | A   | B   | P   | U   | I   | C   | F   | K other generation | K other protocol | K follower | K leader
 missing    | UNK | UNK | UNK | UNK | UNK | UNK | UNK | UNK                | UNK              | UNK        | UNK
 Empty      | UNK | UNK | UNK | UNK | UNK | -   | -   | -                  | -                | -          | -
-Preparing  | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN                | INC              | REB        | REB
-Completing | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN                | INC              | park       | ok Stable
-Stable     | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN                | INC              | ok         | ok
+Preparing  | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN                | INC              | REB        | REB
+Completing | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN                | INC              | park       | ok Stable
+Stable     | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN                | INC              | ok         | ok
 Dead       | CNA | CNA | CNA | CNA | CNA | CNA | CNA | CNA                | CNA              | CNA        | CNA
 """
 
@@ -212,9 +213,9 @@ HEARTBEAT = """
            | A   | B   | P   | U   | I   | C   | F   | K lower | K higher | K
 missing    | UNK | UNK | UNK | UNK | UNK | UNK | UNK | UNK     | UNK      | UNK
 Empty      | UNK | UNK | UNK | UNK | UNK | -   | -   | -       | -        | UNK
-Preparing  | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN     | GEN      | REB
-Completing | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN     | GEN      | ok
-Stable     | UNK | UNK | UNK | UNK | UNK | FEN | FEN | GEN     | GEN      | ok
+Preparing  | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN     | GEN      | REB
+Completing | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN     | GEN      | ok
+Stable     | UNK | UNK | UNK | UNK | UNK | UNK | FEN | GEN     | GEN      | ok
 Dead       | CNA | CNA | CNA | CNA | CNA | CNA | CNA | CNA     | CNA      | CNA
 """
 
@@ -232,9 +233,9 @@ COMMIT = """
 missing    | ok        | ok   | ok   | ok   | GEN | GEN                | GEN | GEN | GEN | GEN
 missing v9 | ok        | ok   | ok   | ok   | GNF | GNF                | GNF | GNF | GNF | GNF
 Empty      | ok        | ok   | ok   | ok   | UNK | UNK                | UNK | UNK | UNK | UNK
-Preparing  | UNK       | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
-Completing | UNK       | GEN  | UNK  | FEN  | REB | GEN                | UNK | UNK | UNK | FEN
-Stable     | UNK       | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
+Preparing  | UNK       | GEN  | UNK  | UNK  | ok  | GEN                | UNK | UNK | UNK | FEN
+Completing | UNK       | GEN  | UNK  | UNK  | REB | GEN                | UNK | UNK | UNK | FEN
+Stable     | UNK       | GEN  | UNK  | UNK  | ok  | GEN                | UNK | UNK | UNK | FEN
 Dead       | CNA       | CNA  | CNA  | CNA  | CNA | CNA                | CNA | CNA | CNA | CNA
 """
 
@@ -264,9 +265,9 @@ TXN_COMMIT = """
            | −1 nobody | −1 K | −1 U | −1 C | K   | K other generation | U   | P   | I   | F
 missing    | ok        | ok   | ok   | ok   | GEN | GEN                | GEN | GEN | GEN | GEN
 Empty      | ok        | ok   | ok   | ok   | UNK | UNK                | UNK | UNK | UNK | UNK
-Preparing  | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
-Completing | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
-Stable     | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
+Preparing  | ok        | GEN  | UNK  | UNK  | ok  | GEN                | UNK | UNK | UNK | FEN
+Completing | ok        | GEN  | UNK  | UNK  | ok  | GEN                | UNK | UNK | UNK | FEN
+Stable     | ok        | GEN  | UNK  | UNK  | ok  | GEN                | UNK | UNK | UNK | FEN
 Dead       | CNA       | CNA  | CNA  | CNA  | CNA | CNA                | CNA | CNA | CNA | CNA
 """
 

@@ -60,6 +60,14 @@ def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], req
     assert scene.group is before
 
 
+@pytest.mark.parametrize("request_name", ["sync", "heartbeat", "commit"])
+def test_request_without_an_id_is_unknown_and_not_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
+    """librdkafka drops its id by itself and still commits. To be fenced would end it. Kafka fences it."""
+    before = scene.group
+    assert getattr(scene, request_name)("b", "", instance="ib").error is UNKNOWN
+    assert scene.group is before
+
+
 @pytest.mark.parametrize("version", [5, 9])
 def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: list[str], version: int) -> None:
     """Scenarios 60, 67 and 69: no rebalance; the new id is stored before the answer leaves."""

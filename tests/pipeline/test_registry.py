@@ -42,21 +42,28 @@ OLDER, NEWER = record(FIELDS[0]), record({"name": "id", "type": "long"}, *FIELDS
 
 
 class ARegistry:
-    """A registry's answers to `GET /schemas/ids/N`, as the ones of Confluent and Karapace give them."""
+    """A registry's answers, as the ones of Confluent and Karapace give them, to questions for the schema of an id and
+    for a version of a subject."""
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
-        self.asked: list[int] = []
+        self.versions: dict[tuple[str, int], dict[str, Any]] = {}
+        self.asked: list[str] = []
         self.status = 200
         registry = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                number = int(self.path.rpartition("/")[2])
-                registry.asked.append(number)
-                status, told = registry.status, registry.schemas.get(number)
+                path = self.path.removesuffix("?deleted=true")
+                registry.asked.append(path)
+                kind, *where, last = path.strip("/").split("/")
+                if kind == "schemas":
+                    told, code = registry.schemas.get(int(last)), 40403
+                else:
+                    told, code = registry.versions.get((where[0], int(last))), 40401
+                status = registry.status
                 if status == 200 and told is None:
-                    status, told = 404, {"error_code": 40403, "message": "Schema not found"}
+                    status, told = 404, {"error_code": code, "message": "not found"}
                 content = json.dumps(told if status in (200, 404) else {}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
@@ -99,7 +106,7 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
         1: {"schema": OLDER},
         2: {"schema": NEWER, "schemaType": "AVRO"},
         3: {"schema": "{}", "schemaType": "JSON"},
-        4: {"schema": "message M {}", "schemaType": "PROTOBUF"},
+        4: {"schema": "no Protobuf", "schemaType": "PROTOBUF"},
         5: {"schema": "no Avro"},
     }
     [first] = packed(spark, OLDER, "id int", (1,))
@@ -114,7 +121,8 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
     job.open()
 
     topics.fill(gateway.bootstrap, topic, [(0, None, values[0], topics.START_MS, [])])
-    for status, words in ((503, "does not answer .it answers 503"), (401, "answers 401 Unauthorized to the schema 1")):
+    refusals = ((503, "does not answer .it answers 503"), (401, "answers 401 Unauthorized to /schemas/ids/1"))
+    for status, words in refusals:
         registry.status = status
         with pytest.raises(PipelineError, match=words) as refused:
             job.step_once()
@@ -143,16 +151,131 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
     unframed = "the value does not begin with the id of a schema"
     assert {offset: why.partition(": ")[0] for offset, (_, why) in letters.items()} == {
         5: "the value is not Avro of the schema 1",
-        6: "the schema 4 is PROTOBUF, which this job cannot read",
+        6: "the schema 4 cannot be used",
         7: "the schema 5 cannot be used",
         8: "the registry has no schema 99",
         9: unframed,
         10: unframed,
     }
     assert {offset: value for offset, (value, _) in letters.items()} == {offset: values[offset] for offset in letters}
-    assert registry.asked.count(1) == 3
+    assert registry.asked.count("/schemas/ids/1") == 3
     typed = ("--value", "registry", "--registry", registry.url)
     assert jobs.verify(spark, gateway.bootstrap, out, *typed).code == 0
+
+
+ORDER = """
+syntax = "proto3";
+package shop;
+import "money.proto";
+import "google/protobuf/timestamp.proto";
+message Order {
+  int32 id = 1; Money price = 2; google.protobuf.Timestamp at = 3; map<string, uint32> counts = 4;
+  repeated float weights = 5; Order parent = 6; oneof by { string card = 7; bytes token = 8; }
+  message Refund { uint64 id = 1; bool whole = 2; }
+}
+"""
+MONEY = 'syntax = "proto3"; package shop; enum Currency { EUR = 0; USD = 1; } ' + (
+    "message Money { int64 cents = 1; Currency currency = 2; }"
+)
+# An order 7 of 5 dollars at AT, with counts, weights, a parent and a token; a refund of order 2**63.
+NEW_ORDER = bytes.fromhex(
+    "00"
+    + "0807"
+    + "1205" + "08f403" + "1001"
+    + "1a0b" + "08c0ddf7cb06" + "108094ef3a"
+    + "2205" + "0a0161" + "1003"
+    + "2a08" + "0000003f" + "cdcccc3d"
+    + "3202" + "0806"
+    + "4201" + "ff"
+)  # fmt: skip
+REFUND = bytes.fromhex("04" + "00" + "00" + "08" + "80808080808080808001" + "1001")
+
+
+def test_protobuf_of_several_schemas_shares_the_table(
+    spark: SparkSession, gateway: GatewayProcess, registry: ARegistry, tmp_path: Path
+) -> None:
+    topic, out = topics.fresh(gateway.bootstrap, 1), str(tmp_path / "table")
+    older = 'syntax = "proto3"; message Order { int32 id = 1; }'
+    money = {"name": "money.proto", "subject": "money/1", "version": 3}
+    lost = {"name": "lost.proto", "subject": "lost", "version": 1}
+    registry.schemas = {
+        1: {"schema": older, "schemaType": "PROTOBUF"},
+        2: {"schema": ORDER, "schemaType": "PROTOBUF", "references": [money]},
+        3: {"schema": ORDER, "schemaType": "PROTOBUF", "references": [lost]},
+        4: {"schema": older.replace("int32", "Id"), "schemaType": "PROTOBUF"},
+        5: {"schema": '{"type": "object"}', "schemaType": "JSON"},
+    }
+    registry.versions = {("money%2F1", 3): {"schema": MONEY, "schemaType": "PROTOBUF"}}
+    values = [
+        framed(1, b"\0\x08\x01"), framed(2, NEW_ORDER), framed(2, REFUND), framed(5, b'{"id":4,"note":"n"}'), None,
+        framed(1, b"\0"), framed(1, b"\0\x10\x01"), framed(2, b"\x02\x08"), framed(3, NEW_ORDER), framed(4, b"\0"),
+        framed(1, b""),
+    ]  # fmt: skip
+    given = ("--value", "registry", "--registry", registry.url)
+    job = jobs.archive_job_of(spark, gateway.bootstrap, out, "--topics", topic, *given)
+    job.open()
+    topics.fill(gateway.bootstrap, topic, [(0, None, values[0], topics.START_MS, [])])
+    job.step_once()
+    assert table.schema(spark, out)[DATA].dataType.simpleString() == "struct<id:int>"
+
+    topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, []) for value in values[1:]])
+    registry.status = 503
+    with pytest.raises(UnreachableError):
+        job.step_once()
+    registry.status = 200
+    job.step_once()
+    assert table.schema(spark, out)[DATA].dataType.simpleString() == (
+        "struct<id:decimal(38,0),price:struct<cents:bigint,currency:string>,at:timestamp,weights:array<float>,"
+        "card:string,token:string,whole:boolean,counts:struct<a:bigint>,note:string,parent:struct<id:bigint>>"
+    )
+    rows = table.read(spark, out).orderBy("offset").collect()
+    assert [None if row.value is None else bytes(row.value) for row in rows] == values
+    second = rows[1][DATA].asDict(recursive=True)
+    assert second == {
+        "id": 7, "price": {"cents": 500, "currency": "USD"}, "at": AT.astimezone().replace(tzinfo=None),
+        "weights": [0.5, pytest.approx(0.1)], "card": None, "token": "/w==", "whole": None, "counts": {"a": 3},
+        "note": None, "parent": {"id": 6},
+    }  # fmt: skip
+    assert [row[DATA] and row[DATA].id for row in rows] == [1, 7, 2**63, 4, None, 0, *[None] * 5]
+    assert [row[RESCUED] for row in rows] == [None] * 11
+    assert rows[2][DATA].whole
+    letters = {row.offset: row.reason for row in table.read(spark, f"{out}_dead_letters").collect()}
+    assert letters == {
+        6: "the value is not Protobuf of the schema 1: it has a field 2, which Order lacks",
+        7: "the value is not Protobuf of the schema 2: the schema has no message at the indexes [4]",
+        8: "the schema 3 refers to version 1 of lost, which the registry lacks",
+        9: "the schema 4 cannot be used: the type Id of Order.id is declared nowhere",
+        10: "the value is not Protobuf of the schema 1: it ends within a number",
+    }
+    assert jobs.verify(spark, gateway.bootstrap, out, *given).code == 0
+
+
+def test_avro_that_refers_to_other_schemas_is_read(
+    spark: SparkSession, gateway: GatewayProcess, registry: ARegistry, tmp_path: Path
+) -> None:
+    topic, out = topics.fresh(gateway.bootstrap, 1), str(tmp_path / "table")
+    unit = {"type": "enum", "name": "Unit", "namespace": "measure", "symbols": ["KG", "G"]}
+    weight = {
+        "type": "record", "name": "Weight", "namespace": "measure",
+        "fields": [{"name": "amount", "type": "int"}, {"name": "unit", "type": "Unit"}],
+    }  # fmt: skip
+    parcel = {
+        "type": "record", "name": "Parcel",
+        "fields": [{"name": "net", "type": "measure.Weight"}, {"name": "gross", "type": ["null", "measure.Weight"]}],
+    }  # fmt: skip
+    of_unit, of_weight = ({"name": name, "subject": name, "version": 1} for name in ("measure.Unit", "measure.Weight"))
+    registry.versions = {
+        ("measure.Unit", 1): {"schema": json.dumps(unit)},
+        ("measure.Weight", 1): {"schema": json.dumps(weight), "references": [of_unit]},
+    }
+    registry.schemas = {1: {"schema": json.dumps(parcel), "references": [of_weight]}}
+    value = framed(1, bytes((4, 2, 2, 6, 0)))
+    topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, [])])
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--value", "registry", "--registry", registry.url)
+    [row] = table.read(spark, out).collect()
+    assert row[DATA].asDict(recursive=True) == {
+        "net": {"amount": 2, "unit": "G"}, "gross": {"amount": 3, "unit": "KG"},
+    }  # fmt: skip
 
 
 def test_a_registry_that_is_none_is_named_without_its_password(registry: ARegistry) -> None:

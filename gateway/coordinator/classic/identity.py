@@ -97,10 +97,14 @@ def generation_of(group: Group, member: Member) -> int:
 def refusal(members: Members, member_id: MemberId, instance_id: str | None) -> ErrorCode | None:
     """Return why this identity may not speak for a member, or None if it may (upstream's `validateMember`).
 
-    UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance belongs to another member id.
+    UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if the instance belongs to another member id. Unlike upstream, a request
+    without an id is never fenced. librdkafka drops its id when its session ends without an answer. If it still commits
+    then, its instance belongs to the id that it has dropped, and a fenced client of librdkafka stops for good.
     """
     member = members.get(member_id)
     if instance_id is None or (member is not None and member.group_instance_id == instance_id):
         return ErrorCode.UNKNOWN_MEMBER_ID if member is None else None
+    if member_id == NO_MEMBER_ID:
+        return ErrorCode.UNKNOWN_MEMBER_ID
     owner = static_member(members, instance_id)
     return ErrorCode.UNKNOWN_MEMBER_ID if owner is None else ErrorCode.FENCED_INSTANCE_ID

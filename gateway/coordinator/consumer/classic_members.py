@@ -271,7 +271,7 @@ def _find_speaking(
     """Return the member that sends the request. Raise KafkaError."""
     if instance_id is not None:
         owner_id = group.instances.get(instance_id)
-        if owner_id is None:
+        if owner_id is None or member_id == NO_MEMBER_ID:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         if owner_id != member_id:
             raise KafkaError(ErrorCode.FENCED_INSTANCE_ID)

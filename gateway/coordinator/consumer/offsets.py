@@ -52,7 +52,8 @@ def fetch_refusal(group: ConsumerGroup, member_id: MemberId | None, member_epoch
 
 
 def _refusal(group: ConsumerGroup, member_id: MemberId, instance_id: str | None, member_epoch: int) -> ErrorCode | None:
-    if instance_id is not None and group.instances.get(instance_id, member_id) != member_id:
+    # A request without an id is not fenced: see `gateway.coordinator.classic.identity.refusal`.
+    if instance_id is not None and member_id and group.instances.get(instance_id, member_id) != member_id:
         return ErrorCode.FENCED_INSTANCE_ID
     member = group.members.get(member_id)
     if member is None:

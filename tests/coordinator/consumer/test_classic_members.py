@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
-from gateway.coordinator.consumer.offsets import fetch_refusal
+from gateway.coordinator.consumer.offsets import commit_refusal, fetch_refusal
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.requests import OffsetCommitReply
 from gateway.coordinator.settings import MigrationPolicy
@@ -223,12 +223,19 @@ def test_the_assignment_is_of_the_version_that_the_member_speaks(version: int):
 # --- Heartbeat ------------------------------------------------------------------------------------------------------
 
 
+def test_commit_without_an_id_is_unknown_and_not_fenced():
+    scene, epoch = settled(instance="i")
+    assert commit_refusal(scene.group, 8, MemberId("x"), "i", epoch) is FENCED
+    assert commit_refusal(scene.group, 8, MemberId(""), "i", epoch) is UNKNOWN
+
+
 def test_heartbeat_errors():
     scene, epoch = settled(instance="i")
     assert scene.alive("k", epoch, instance="i") is NONE
     assert scene.alive("x", epoch) is UNKNOWN
     assert scene.alive("k", epoch, instance="j") is UNKNOWN
     assert scene.alive("x", epoch, instance="i") is FENCED
+    assert scene.alive("", epoch, instance="i") is UNKNOWN, "librdkafka has dropped its id"
     assert scene.alive("k", epoch - 1) is ILLEGAL
     assert scene.alive("k", epoch + 1) is ILLEGAL
 

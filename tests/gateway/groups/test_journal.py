@@ -137,6 +137,29 @@ async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Write
     assert [tuple(row) for row in rows] == [(*told, member_id, 6_700) for member_id in member_ids[:ROOM]]
 
 
+async def test_what_happens_to_members_is_written_soon_however_long_commits_linger(database_url: str) -> None:
+    """A node that is killed loses what it has not written."""
+    database = await Database.open(database_url)
+    catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
+    metrics = Metrics()
+    journal = Journal(JournalStore(database), MACHINES, catalog, lambda: 1, metrics, linger_s=3_600)
+    member = Member(MemberId("m"), None, "client", "/host", 10_000, 10_000, ())
+    group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member.member_id, {member.member_id: member})
+    events = "select count(*) from sluice.journal_event where kind = 'loaded'"
+
+    async def happens(count: int) -> None:
+        journal.committed("g", 7, "m", [JournaledCommit(TOPIC_ID, "t", 0, count, 0, 9, 0)])
+        journal.happened(Group("g"), group, ())
+        await until(lambda: database.cold.fetch_value(events), "an event", holds=lambda found: found == count)
+
+    await happens(1)
+    await happens(2)
+    commits = await database.cold.fetch_value("select count(*) from sluice.journal_offset")
+    assert commits == 2, "what came before an event is written with it"
+    await asyncio.wait_for(journal.close(), 20)
+    await database.close()
+
+
 async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) -> None:
     hostile = "\x1b]0;owned\x07" + "n" * 32_000
     writer.journal.committed("g", 1, "m" * 300, [JournaledCommit(None, hostile, 0, 1, None, None, 3)])
