@@ -3,8 +3,11 @@
     python -m bench                     everything, a quarter of an hour
     python -m bench produce heartbeats  some of it
     python -m bench --write docs/benchmarks.md
+    python -m bench isolation           latency beside other work: `bench/isolation.py`
+    python -m bench curves              cost as it grows: `bench/curves.py`
 
-The command ends with 1 if a target is missed.
+The last two are no part of everything, because they take long. They have options and a report of their own. The command
+ends with 1 if a target is missed.
 
 Each measurement starts a gateway of its own in a fresh directory. Client, gateway and Postgres share the machine, so
 figures of different runs compare only roughly. The disk's own sync time is measured beside them.
@@ -30,12 +33,14 @@ from bench import (
     cluster,
     codec,
     consumer_groups,
+    curves,
     depth,
     distance,
     fixture,
     floor,
     frames,
     handoff,
+    isolation,
     librdkafka,
     memory,
     retention,
@@ -527,7 +532,22 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+REPORTS = {"isolation": isolation.main, "curves": curves.main}
+"""Measurements with options and a report of their own: name, and the function that takes the arguments behind it."""
+
+
+def measured(measure: Callable[[], list[Row]], name: str) -> list[Row]:
+    """Return the rows of a measurement. If it fails, as on a disk that is too small for it, one row gives the reason,
+    and the report keeps all other rows."""
+    try:
+        return measure()
+    except (RuntimeError, OSError) as error:
+        return [Row(name, "it can be measured", f"not measured: {error}", False)]
+
+
 def main() -> int:
+    if sys.argv[1:] and (own := REPORTS.get(sys.argv[1])) is not None:
+        return own(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("measurements", nargs="*", choices=[*MEASUREMENTS, []], metavar="|".join(MEASUREMENTS))
     parser.add_argument("--write", type=Path, help="also write the report to this file")
@@ -535,7 +555,7 @@ def main() -> int:
     rows: list[Row] = []
     for name in arguments.measurements or MEASUREMENTS:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        rows += MEASUREMENTS[name]()
+        rows += measured(MEASUREMENTS[name], name)
         print(f"  {rows[-1].measured}", file=sys.stderr, flush=True)
     text = report(rows)
     print(text)

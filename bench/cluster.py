@@ -41,8 +41,8 @@ HEARTBEAT_GROUPS = 20
 
 
 @contextlib.contextmanager
-def nodes_on_one_postgres() -> Generator[list[GatewayProcess]]:
-    """Four nodes on a fresh Postgres, not started."""
+def nodes_on_one_postgres(count: int = 4) -> Generator[tuple[list[GatewayProcess], int]]:
+    """Nodes on a fresh Postgres, not started, and the process id of its postmaster."""
     loop = LoopThread()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
@@ -50,14 +50,15 @@ def nodes_on_one_postgres() -> Generator[list[GatewayProcess]]:
         url = loop.run(server.start())
         stack.callback(lambda: loop.run(server.stop()))
         nodes: list[GatewayProcess] = []
-        for _ in range(4):
+        for _ in range(count):
             directory = stack.enter_context(short_directory())
             node = GatewayProcess(
                 directory, database_url=url, settings={"group.initial.rebalance.delay.ms": "0"}, environment={}
             )
             stack.callback(node.close)
             nodes.append(node)
-        yield nodes
+        assert server.pid is not None
+        yield nodes, server.pid
 
 
 def start(nodes: Sequence[GatewayProcess]) -> None:
@@ -201,7 +202,7 @@ def _address(node: GatewayProcess) -> tuple[str, int]:
 
 
 def measure() -> Iterator[Line]:
-    with nodes_on_one_postgres() as nodes:
+    with nodes_on_one_postgres() as (nodes, _):
         start(nodes[:1])
         lone_rate, lone_us = asyncio.run(heartbeats(nodes[:1]))
         start(nodes[1:])

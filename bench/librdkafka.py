@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
 from dataclasses import dataclass
 
@@ -40,11 +41,15 @@ def create_topic(bootstrap: str, name: str, partitions: int, configs: dict[str, 
     admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})])[name].result(30)
 
 
-def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024) -> Throughput:
-    """Produce for `seconds` as fast as acknowledgements allow, then wait for the rest.
+def produce(
+    bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024, stop: threading.Event | None = None
+) -> Throughput:
+    """Produce for `seconds` as fast as acknowledgements allow, then wait for the rest. If `stop` is set, end at once
+    and give up the rest.
 
     Count the acknowledged records.
     """
+    stop = stop or threading.Event()
     acknowledged = 0
     failures: list[KafkaError] = []
 
@@ -66,13 +71,15 @@ def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1
     )
     payload = os.urandom(record_bytes)
     started = time.perf_counter()
-    while time.perf_counter() - started < seconds:
+    while time.perf_counter() - started < seconds and not stop.is_set():
         for _ in range(200):
             try:
                 producer.produce(topic, payload, on_delivery=on_delivery)
             except BufferError:
                 producer.poll(0.01)
         producer.poll(0)
+    if stop.is_set():
+        producer.purge()
     producer.flush(60)
     elapsed = time.perf_counter() - started
     if failures:

@@ -17,6 +17,7 @@ A workload is left out, and the report says so, if this machine lacks a program 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import statistics
 import sys
@@ -111,7 +112,7 @@ def misses(found: Found) -> dict[tuple[str, str], list[Target]]:
     """Return the targets that each workload's figures miss. A server that was not measured has no target."""
     missed: dict[tuple[str, str], list[Target]] = {}
     for row, values in found.items():
-        ratios = {server: statistics.median(values["Sluice"]) / statistics.median(values[server]) for server in values}
+        ratios = {server: _ratio(values["Sluice"], values[server]) for server in values}
         if short := [
             each for each in TARGETS.get(row, ()) if each.server in ratios and not each.met(ratios[each.server])
         ]:
@@ -149,8 +150,7 @@ def report(found: Found, servers: Servers, commits_alone: Mapping[tuple[str, str
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row, values in found.items():
         shown = [_median_and_spread(values[server]) for server, *_ in servers]
-        medians = [statistics.median(values[server]) for server, *_ in servers]
-        ratios = [f"{medians[0] / median:.2f}" for median in medians[1:]]
+        ratios = [_shown_ratio(_ratio(values[first], values[other])) for other in others]
         cells = [*row, *shown, *ratios]
         if commits_alone is not None:
             targets = [_shown(target, target in missed.get(row, ())) for target in TARGETS.get(row, ())]
@@ -163,6 +163,16 @@ def report(found: Found, servers: Servers, commits_alone: Mapping[tuple[str, str
 def _shown(target: Target, missed: bool) -> str:
     bound = f"{'≤' if target.at_most else '≥'} {target.bound:.1f} × {target.server}"
     return f"{bound}: **missed**" if missed else f"{bound}: met"
+
+
+def _ratio(values: Sequence[float], other: Sequence[float]) -> float:
+    """Return the ratio of the medians. It is infinite if the other one is 0, as times in whole milliseconds may be."""
+    divisor = statistics.median(other)
+    return statistics.median(values) / divisor if divisor else math.inf
+
+
+def _shown_ratio(ratio: float) -> str:
+    return "–" if math.isinf(ratio) else f"{ratio:.2f}"
 
 
 def _median_and_spread(values: Sequence[float]) -> str:

@@ -124,17 +124,19 @@ def measure(gateway: GatewayProcess) -> Figures:
     samples: list[Sample] = []
     chunks: list[int] = []
     failures: list[BaseException] = []
+    failed = threading.Event()
 
     def watch() -> None:
         try:
             chunks.append(asyncio.run(_watch(gateway, samples, done)))
         except BaseException as error:
             failures.append(error)
+            failed.set()
 
     watcher = threading.Thread(target=watch, name="sizes")
     watcher.start()
     try:
-        produced = librdkafka.produce(gateway.bootstrap, "retained", seconds=SECONDS)
+        produced = librdkafka.produce(gateway.bootstrap, "retained", seconds=SECONDS, stop=failed)
     finally:
         done.set()
         watcher.join()
@@ -161,7 +163,6 @@ async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading
                     with contextlib.suppress(FileNotFoundError):
                         disk_bytes += entry.stat().st_blocks * 512
             if (free_bytes := shutil.disk_usage(gateway.data_dir).free) < LEAST_FREE_BYTES:
-                gateway.kill()
                 raise RuntimeError(
                     f"the log's files have {disk_bytes:,} bytes and the disk has only {free_bytes:,} free"
                 )

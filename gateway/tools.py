@@ -15,6 +15,7 @@ from typing import cast
 from gateway.apis import SERVED
 from gateway.config.broker_table import BROKER_CONFIGS
 from gateway.config.definition import render
+from gateway.config.listeners import parse_address
 from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import load
 from gateway.dumped import bytes_of
@@ -80,6 +81,10 @@ def _healthcheck(given: argparse.Namespace) -> int:
     # Prefer a listener without TLS: the check asks whether the node serves, not who it is.
     listener = min(settings.listeners, key=lambda each: each.security_protocol.endswith("SSL"))
     host, port = listener.bind
+    if given.address is not None:
+        # The environment may name listeners by Kafka's settings. The one with the address's port says if TLS is used.
+        host, port = parse_address(given.address)
+        listener = next((each for each in settings.listeners if each.bind[1] == port), listener)
     tls = listener_security(listener, settings.broker).tls
     # If there are several workers, each must answer; a given address is that of one worker.
     asked = range(port, port + (settings.workers if given.address is None else 1))

@@ -83,10 +83,12 @@ class Drawing:
             self.line(LEFT, y, WIDTH - RIGHT, y)
             self.text(LEFT - 6, y + 4, number_label(value) + unit, "end")
 
-    def svg(self) -> str:
+    def svg(self, style: str = "") -> str:
+        """Return the chart for a page that has the classes. With a style sheet of its own it can be a file."""
+        own = f"<style>{style}</style>" if style else ""
         return (
-            f'<svg viewBox="0 0 {WIDTH} {self._height:.0f}" role="img" aria-label="{escape(self._label, quote=True)}">'
-            f"{''.join(self._parts)}</svg>"
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._height:.0f}" role="img" '
+            f'aria-label="{escape(self._label, quote=True)}">{own}{"".join(self._parts)}</svg>'
         )
 
 

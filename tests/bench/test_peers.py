@@ -67,3 +67,8 @@ def test_commits_alone_have_the_figures_of_their_workload(
     assert {figure for _, figure in found} == figures
     assert {workload for workload, _ in found} == {name}
     assert all(value > 0 for value in found.values())
+
+
+def test_median_of_zero_gives_no_ratio() -> None:
+    found = {("paced-java", "p50 ms"): {"Sluice": [1.0], "Kafka": [0.0], "Kafka synced": [1.0]}}
+    assert report(found, PEERS).splitlines()[2] == "| paced-java | p50 ms | 1.00 | 0.00 | 1.00 | – | 1.00 |"

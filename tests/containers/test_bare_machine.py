@@ -1,8 +1,9 @@
-"""The README's two commands on a machine with Python, make and git, and nothing beside the repository."""
+"""The README's two commands, and the tester's install, on a machine with Python, make and git and nothing else."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 from tests.containers.conftest import ORDINARY_USER
 from tests.containers.engine import CACHE, Engine, checked
 from tests.gateway_process import free_ports
+from tests.postgres import short_directory
+from tests.steps.pages import blocks, replaced
+from tests.wheels import wheel
+
+__all__ = ["wheel"]
 
 LIMIT_SECONDS = 300
 
@@ -55,3 +61,24 @@ def test_make_run_and_make_test_work_on_a_bare_machine(
     # There are two summaries: one of the parallel tests, and one of the tests that run alone, of which this part has
     # none.
     assert re.search(r"^\d+ passed in ", said, re.MULTILINE), said
+
+
+@pytest.mark.timeout(2 * LIMIT_SECONDS)
+def test_one_pip_install_gives_a_tester_a_green_test_on_a_bare_machine(
+    engine: Engine, newest: str, wheel: Path
+) -> None:
+    install, test = blocks("docs/testing.md", "sh")[0], blocks("docs/testing.md", "python", "In pytest")[0]
+    install = replaced(install, {"sluice-kafka[testing]": f"/tester/{wheel.name}[testing]"})
+    prepare = "set -eu\npython3 -m venv env\nPATH=$PWD/env/bin:$PATH\n"
+    script = f"{prepare}{install}python -m pytest -q -p no:cacheprovider\n"
+    with short_directory() as directory:
+        shutil.copy(wheel, directory)
+        (directory / "test_orders.py").write_text(test)
+        subprocess.run(["chown", "-R", f"{ORDINARY_USER}:{ORDINARY_USER}", str(directory)], check=True)
+        command = [
+            *("run", "--rm", "--init", "--network", "host", "--user", f"{ORDINARY_USER}:{ORDINARY_USER}"),
+            *("--volume", f"{directory}:/tester", "--workdir", "/tester", "--env", "HOME=/tester"),
+            *(newest, "sh", "-c", script),
+        ]
+        said = checked(engine.command(*command), engine.environment(), LIMIT_SECONDS)
+    assert re.search(r"^1 passed in ", said, re.MULTILINE), said

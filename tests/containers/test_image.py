@@ -160,6 +160,12 @@ def test_the_cluster_profile_runs_three_gateways_and_one_may_stop(compose: Calla
             lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three"
         )
     round_trip(list(addresses.values()), "before")
+    # A client in another container is sent to addresses that it reaches.
+    inside = ("exec", "-T", "gateway-3", "sluice")
+    (found,) = json.loads(composition.run(*inside, "cluster", "info", "--json", "--bootstrap", "gateway:19092"))
+    assert {(node["host"], node["port"]) for node in found["nodes"]} == {(service, 19092) for service in addresses}
+    for service in addresses:
+        composition.run(*inside, "healthcheck", f"{service}:19092")
     # Each line of a container's log names its node.
     for service, address in addresses.items():
         lines = composition.run("logs", "--no-color", service).splitlines()

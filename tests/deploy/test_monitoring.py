@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
 
 from tests.closing import close
-from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, free_ports
+from tests.deploy.prometheus import (
+    DASHBOARD,
+    GRAFANA,
+    PROMETHEUS,
+    READY_SECONDS,
+    Server,
+    chosen,
+    needs_prometheus,
+    prometheus,
+    queries,
+)
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.steps.waiting import wait_for
 
-PROMETHEUS, GRAFANA = ROOT / "deploy/prometheus", ROOT / "deploy/grafana"
-DASHBOARD = GRAFANA / "dashboards/sluice.json"
-READY_SECONDS = 120.0
 UNUSUAL = frozenset(
     {
         "Refused clients",
@@ -39,17 +42,6 @@ UNUSUAL = frozenset(
     }
 )
 """Panels that are empty until something unusual happens, because their series have labels."""
-
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("promtool") is None or shutil.which("prometheus") is None,
-    reason="Debian's package prometheus is not installed",
-)
-
-
-def queries() -> list[tuple[str, str]]:
-    """Return title and expression of every query of the dashboard."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
 
 
 def test_the_dashboard_is_what_its_program_writes() -> None:
@@ -99,27 +91,6 @@ def test_each_alert_rule_fires_in_its_case_and_none_on_a_healthy_node() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Server:
-    """A Prometheus server that scrapes one gateway."""
-
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1"
-
-    def get(self, path: str, **parameters: str) -> Any:
-        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return json.loads(answer.read())["data"]
-
-    def is_ready(self) -> bool:
-        try:
-            return [target["health"] for target in self.get("targets")["activeTargets"]] == ["up"]
-        except OSError:
-            return False
-
-    def result(self, expression: str) -> list[Any]:
-        return self.get("query", query=expression)["result"]
-
-
 @pytest.fixture
 def served(gateway_factory: GatewayFactory) -> GatewayProcess:
     return gateway_factory()
@@ -127,30 +98,8 @@ def served(gateway_factory: GatewayFactory) -> GatewayProcess:
 
 @pytest.fixture
 def server(served: GatewayProcess, tmp_path: Path) -> Iterator[Server]:
-    """Run Prometheus with the repository's configuration, for another target and every second."""
-    configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    (job,) = configuration["scrape_configs"]
-    del job["dns_sd_configs"]
-    job["static_configs"] = [{"targets": [served.metrics_url.removeprefix("http://")]}]
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
-    (port,) = free_ports(1)
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *("prometheus", f"--config.file={tmp_path / 'prometheus.yml'}"),
-                *(f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}"),
-            ],
-            env=os.environ,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield Server(port)
-    finally:
-        process.terminate()
-        process.wait(30)
+    with prometheus([served], tmp_path) as made:
+        yield made
 
 
 @needs_prometheus
@@ -166,7 +115,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(served: GatewayP
         assert producer.flush(30) == 0
         consumer.poll(1)
         usual = [query for query in queries() if query[0] not in UNUSUAL]
-        missing[:] = [query for query in usual if not server.result(_given(query[1], served))]
+        missing[:] = [query for query in usual if not server.result(chosen(query[1], served, "watched", "watchers"))]
         return not missing
 
     try:
@@ -177,17 +126,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(served: GatewayP
     finally:
         close(consumer)
     for _, expression in queries():
-        server.result(_given(expression, served))
+        server.result(chosen(expression, served, "watched", "watchers"))
     rules = server.get("rules")["groups"][0]["rules"]
     assert {rule["health"] for rule in rules} == {"ok"}
     assert {rule["name"]: rule["state"] for rule in rules if rule["state"] != "inactive"} == {}
-
-
-def _given(expression: str, gateway: GatewayProcess) -> str:
-    """Fill in the dashboard's variables as Grafana does after a user has chosen node, topic and group."""
-    node = gateway.metrics_url.removeprefix("http://")
-    chosen = (("$instance", node), ("$topic", "watched"), ("$group", "watchers"), ("$__rate_interval", "1m"))
-    for name, value in chosen:
-        expression = expression.replace(name, value)
-    assert "$" not in expression
-    return expression

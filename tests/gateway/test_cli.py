@@ -213,6 +213,17 @@ def test_healthcheck_without_a_gateway_is_exit_code_1(capsys: pytest.CaptureFixt
     assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
 
 
+def test_healthcheck_asks_the_given_address_and_not_the_listeners_of_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_BROKER_LISTENERS", "PLAINTEXT://127.0.0.1:2,COMPOSE://127.0.0.1:3")
+    monkeypatch.setenv("SLUICE_BROKER_LISTENER_SECURITY_PROTOCOL_MAP", "PLAINTEXT:PLAINTEXT,COMPOSE:PLAINTEXT")
+    assert main(["healthcheck", "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
+    assert main(["healthcheck"]) == 1
+    assert "127.0.0.1:2 does not answer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["JoinGroup", "join_group", "11"])
 def test_decode_shows_a_request(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     request = JoinGroupRequest(
