@@ -34,8 +34,8 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPythonPartition
 
 from tests.closing import close
+from tests.trust.foreign import ForeignProcess
 from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged
-from tests.trust.java import Java
 from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
 
 SIMPLE = "simple"
@@ -394,13 +394,13 @@ class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
         self._membership.revoked(_numbers(revoked))
 
 
-# --- Java ---------------------------------------------------------------------------------------------------------
+# --- Java and franz-go --------------------------------------------------------------------------------------------
 
 
-class JavaMember:
-    def __init__(self, life: Life, membership: Membership, java: Java) -> None:
+class ForeignMember:
+    def __init__(self, life: Life, membership: Membership, process: ForeignProcess) -> None:
         self._life, self._membership = life, membership
-        self._client = java.start(
+        self._client = process.start(
             *("member", life.name, life.group, life.topic, life.protocol, life.isolation),
             *(life.instance or "", int(life.release_s * 1_000)),
             on_event=self._heard,
@@ -411,7 +411,7 @@ class JavaMember:
             pass
         self._client.stop()
         if not self._client.wait(LEAVE_S):
-            raise WorkloadError(f"Java's member {self._life.name} of {self._life.group} does not end")
+            raise WorkloadError(f"member {self._life.name} of {self._life.group} does not end")
 
     def _heard(self, event: Sequence[str]) -> None:
         name, _, partition, *values = event
@@ -440,13 +440,13 @@ def _numbers(partitions: Iterable[Any]) -> list[int]:
     return [each.partition for each in partitions]
 
 
-LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA = "librdkafka", "kafka-python", "aiokafka", "Java"
-ALL_KINDS = (LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA)
+LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA, FRANZ_GO = "librdkafka", "kafka-python", "aiokafka", "Java", "franz-go"
+ALL_KINDS = (LIBRDKAFKA, KAFKA_PYTHON, AIOKAFKA, JAVA, FRANZ_GO)
 SPOKEN: Mapping[str, Sequence[str]] = {
     "eager": ALL_KINDS,
-    "cooperative": (LIBRDKAFKA, KAFKA_PYTHON, JAVA),
-    "static": (LIBRDKAFKA, JAVA),
-    "consumer": (LIBRDKAFKA, JAVA),
+    "cooperative": (LIBRDKAFKA, KAFKA_PYTHON, JAVA, FRANZ_GO),
+    "static": (LIBRDKAFKA, JAVA, FRANZ_GO),
+    "consumer": (LIBRDKAFKA, JAVA, FRANZ_GO),
     SIMPLE: (LIBRDKAFKA,),
 }
 """Kinds of clients by the protocol of a group that their members can join."""

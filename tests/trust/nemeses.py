@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from tests.objects.s3_server import Fault
 from tests.trust.links import Direction
-from tests.trust.powercut import compiler
+from tests.trust.powercut import Syncing, compiler
 from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, Store, World
 
 Nemesis = Callable[[World, random.Random], str]
@@ -210,6 +210,19 @@ def cut_power(world: World, chance: random.Random) -> str:
     return f"power cut for all nodes and Postgres, which lost {lost}"
 
 
+def slow_the_disk(world: World, chance: random.Random) -> str:
+    """Let each sync of Postgres, or of segments, take long, and mostly let the power fail in the middle. If both were
+    slow, a node that does not wait for its own syncs would wait for those of Postgres."""
+    assert world.disk is not None
+    which, sync_s = chance.choice(list(Syncing)), chance.uniform(0.05, 0.5)
+    slow_s = _length(chance, 2.0, 3 * TTL_S)
+    world.disk.slow_down(which, sync_s)
+    _wait(slow_s)
+    cut = f", then {cut_power(world, chance)}" if chance.random() < 0.7 else ""
+    world.disk.speed_up()
+    return f"each sync of {which.value} took {sync_s * 1000:.0f} ms for {slow_s:.1f} s{cut}"
+
+
 def move_a_clock(world: World, chance: random.Random) -> str:
     node, times = chance.choice(world.nodes), chance.randint(1, 4)
     offsets = [chance.choice((-1, 1)) * chance.choice((2, 20, 90, 2_700)) for _ in range(times)]
@@ -280,6 +293,7 @@ NEMESES: Mapping[str, Nemesis] = {
         freeze_the_standby,
         lose_notifications,
         cut_power,
+        slow_the_disk,
         move_a_clock,
         fill_the_disk,
         disturb_the_bucket,
@@ -295,19 +309,19 @@ def missing(*, standby: bool, store: Store) -> Mapping[str, str]:
     found: dict[str, str] = {}
     if not standby:
         found |= {each.__name__: "this run has no standby" for each in (fail_over, freeze_the_standby)}
-    elif compiler() is not None:
-        found[cut_power.__name__] = "this run has a standby"
+    else:
+        found |= {each.__name__: "this run has a standby" for each in (cut_power, slow_the_disk)}
     if store is not Store.BUCKET:
         found |= {
             each.__name__: "records are not in a bucket"
             for each in (disturb_the_bucket, cut_the_bucket, kill_the_bucket)
         }
     if store is Store.SMALL_DISK:
-        found[cut_power.__name__] = "files of this run are on two disks"
+        found |= {each.__name__: "files of this run are on two disks" for each in (cut_power, slow_the_disk)}
     else:
         found[fill_the_disk.__name__] = "this run has no small disk"
     if compiler() is None:
-        found[cut_power.__name__] = "no C compiler is installed"
+        found |= {each.__name__: "no C compiler is installed" for each in (cut_power, slow_the_disk)}
     if CLOCK_LIBRARY is None:
         found[move_a_clock.__name__] = "libfaketime is not installed"
     return found

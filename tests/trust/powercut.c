@@ -17,6 +17,8 @@
  * processes may write one file, and a process may be killed between its entry and its change: taking back a change that
  * was not made restores the same bytes.
  *
+ * POWERCUT_SLOW names a file with a number of milliseconds. Each sync takes at least so long, as on a slow disk.
+ *
  * Files that the C library's streams write are not seen, and count as synced. Postgres writes none of its data so.
  */
 #define _GNU_SOURCE
@@ -58,6 +60,12 @@ static const char *kept(void) {
     static const char *directory;
     if (!directory) directory = getenv("POWERCUT_KEEP");
     return directory ? directory : "";
+}
+
+static const char *slowness(void) {
+    static const char *path;
+    if (!path) path = getenv("POWERCUT_SLOW");
+    return path ? path : "";
 }
 
 static void broken(const char *what) {
@@ -378,6 +386,18 @@ static void synced_directory(ino_t inode) {
     REAL(close)(journal);
 }
 
+/* Take the time of one sync of a slow disk. A signal does not shorten it. */
+static void be_slow(void) {
+    char text[16] = "";
+    int fd = REAL(open)(slowness(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    REAL(close)(fd);
+    long ms = length > 0 ? atol(text) : 0;
+    struct timespec left = {ms / 1000, ms % 1000 * 1000000};
+    while (ms > 0 && nanosleep(&left, &left) && errno == EINTR) continue;
+}
+
 static int synced(int fd, int (*sync)(int)) {
     struct stat status;
     char path[PATH_MAX];
@@ -385,6 +405,7 @@ static int synced(int fd, int (*sync)(int)) {
     if (!*watched() || fstat(fd, &status) || !path_of(fd, path)) return sync(fd);
     size_t length = strlen(watched());
     if (strncmp(path, watched(), length) || (path[length] && path[length] != '/')) return sync(fd);
+    be_slow();
     if (S_ISDIR(status.st_mode)) {
         synced_directory(status.st_ino);
     } else if (S_ISREG(status.st_mode)) {

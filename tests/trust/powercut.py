@@ -1,4 +1,4 @@
-"""Cut the power: writes and names that no sync has made durable are lost.
+"""Cut the power, and slow the disk: writes and names that no sync has made durable are lost.
 
 The one idea: `powercut.c`, preloaded into Postgres and the gateways, notes how to take back each change of a file.
 While the power is off, all processes are dead, and this module takes back what the notes hold. The library does not
@@ -16,6 +16,7 @@ import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,13 @@ SOURCE = Path(__file__).with_name("powercut.c")
 BUILD_S = 60
 _ENTRY = struct.Struct("=qqq")
 """Old size of the file, position and length of the old bytes that follow."""
+
+
+class Syncing(StrEnum):
+    """Processes whose syncs may be slow."""
+
+    POSTGRES = "Postgres"
+    NODES = "segments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +81,13 @@ class Disk:
         self._kept = directory / "kept"
         self._library = directory / "powercut.so"
         self._switch = directory / "power"
+        self._delays = {each: directory / f"delay-{each}" for each in Syncing}
         self.watched.mkdir(mode=0o711)
         self._kept.mkdir()
         self._kept.chmod(0o777)  # Postgres runs as another user
         self._switch.touch(0o644)
+        for path in self._delays.values():
+            path.touch(0o644)
         subprocess.run(
             [compiler() or "cc", "-shared", "-fPIC", "-O2", "-o", str(self._library), str(SOURCE), "-ldl"],
             check=True,
@@ -91,13 +102,24 @@ class Disk:
             "LD_PRELOAD": str(self._library),
             "POWERCUT_WATCH": str(self.watched),
             "POWERCUT_KEEP": str(self._kept),
+            "POWERCUT_SLOW": str(self._delays[Syncing.NODES]),
         }
+
+    def slow_down(self, which: Syncing, sync_s: float) -> None:
+        """Let each sync of these processes take so long from now on."""
+        self._delays[which].write_text(f"{sync_s * 1000:.0f}\n")
+
+    def speed_up(self) -> None:
+        """Let each sync take no longer than the disk does."""
+        for which in Syncing:
+            self.slow_down(which, 0)
 
     def postgres_programs(self, directory: Path) -> Path:
         """Write programs into `directory` that run Postgres under the library, and not before the power is on."""
         found = find_programs().directory
         directory.mkdir(mode=0o755)
-        variables = " ".join(f"{name}='{value}'" for name, value in self.environment.items())
+        environment = {**self.environment, "POWERCUT_SLOW": str(self._delays[Syncing.POSTGRES])}
+        variables = " ".join(f"{name}='{value}'" for name, value in environment.items())
         waiting = f"exec 9<'{self._switch}'; flock -s 9; exec 9<&-\n"
         for name, text in {
             "postgres": f"{waiting}exec env {variables} '{found / 'postgres'}' \"$@\"\n",

@@ -28,6 +28,8 @@ from tests.trust import checks
 from tests.trust.assigned import AssignedTransfers
 from tests.trust.checks import Entry, Part, Place
 from tests.trust.door import SqlDoor
+from tests.trust.franz import FranzGo
+from tests.trust.franz import missing as franz_go_missing
 from tests.trust.history import (
     Consumed,
     Delivered,
@@ -42,7 +44,7 @@ from tests.trust.history import (
 )
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
-from tests.trust.members import AIOKAFKA, ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE
+from tests.trust.members import AIOKAFKA, ALL_KINDS, FRANZ_GO, JAVA, LIBRDKAFKA, SIMPLE
 from tests.trust.nemeses import NEMESES, missing
 from tests.trust.patience import CALL_S, PATIENT, WorkloadError
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
@@ -172,7 +174,8 @@ def run(
     ):
         create_topics(attacked.bootstrap, TOPICS, CONFIGS)
         java = stack.enter_context(contextlib.closing(Java(attacked.bootstrap))) if JAVA in kinds else None
-        work = _work(history, Clients(attacked.bootstrap, kinds, java), lambda: attacked.database_url, chance)
+        go = stack.enter_context(contextlib.closing(FranzGo(attacked.bootstrap))) if FRANZ_GO in kinds else None
+        work = _work(history, Clients(attacked.bootstrap, kinds, java, go), lambda: attacked.database_url, chance)
         for workload in work.all():
             workload.start()
         violations: dict[str, list[str]] = {EVERY_NODE_ANSWERS: []}
@@ -231,7 +234,8 @@ def _kinds(seed: int) -> Sequence[str]:
     """Return librdkafka and, of each other kind that can run here, what the seed chooses."""
     chance = random.Random(f"clients {seed}")
     chosen = [kind for kind in ALL_KINDS if kind == LIBRDKAFKA or chance.random() < 0.6]
-    return [kind for kind in chosen if kind != JAVA or java_missing() is None]
+    absent = {JAVA: java_missing(), FRANZ_GO: franz_go_missing()}
+    return [kind for kind in chosen if absent.get(kind) is None]
 
 
 def _work(history: History, clients: Clients, database_url: Callable[[], str], chance: random.Random) -> _Work:

@@ -25,7 +25,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.postgres import LoopThread
-from tests.trust.java import Java
+from tests.trust.foreign import ForeignProcess
 from tests.trust.patience import CALL_S, DELIVERY_S, FINISH_S, PATIENT
 
 Delivered = Callable[[int], None]
@@ -218,11 +218,11 @@ class AiokafkaSender:
         return left
 
 
-class JavaSender:
-    def __init__(self, settings: Sending, java: Java) -> None:
+class ForeignSender:
+    def __init__(self, settings: Sending, process: ForeignProcess) -> None:
         self._counted = _Counted()
         self._open: dict[str, Delivered] = {}
-        self._client = java.start(
+        self._client = process.start(
             *("producer", settings.client_id, str(settings.idempotent).lower(), settings.linger_ms),
             settings.compression,
             on_event=self._heard,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
-from tests.trust import checks, java
+from tests.trust import checks, franz, java
 from tests.trust.assigned import AssignedTransfers
 from tests.trust.history import (
     Change,
@@ -25,7 +25,7 @@ from tests.trust.history import (
     Settled,
     Settlement,
 )
-from tests.trust.members import AIOKAFKA, ALL_KINDS, JAVA, LIBRDKAFKA, SIMPLE, SPOKEN
+from tests.trust.members import AIOKAFKA, ALL_KINDS, FRANZ_GO, JAVA, LIBRDKAFKA, SIMPLE, SPOKEN
 from tests.trust.run import read_log
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
 from tests.trust.workloads import Clients, Group, Producing, Transfers, create_topics
@@ -45,12 +45,13 @@ def topic(gateway: GatewayProcess) -> str:
 
 @contextlib.contextmanager
 def clients(gateway: GatewayProcess, kind: str) -> Iterator[Clients]:
-    reason = java.missing() if kind == JAVA else None
+    reason = {JAVA: java.missing(), FRANZ_GO: franz.missing()}.get(kind)
     if reason is not None:
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(contextlib.closing(java.Java(gateway.bootstrap))) if kind == JAVA else None
-        yield Clients(gateway.bootstrap, (kind,), machine)
+        go = stack.enter_context(contextlib.closing(franz.FranzGo(gateway.bootstrap))) if kind == FRANZ_GO else None
+        yield Clients(gateway.bootstrap, (kind,), machine, go)
 
 
 def produced(history: History, gateway: GatewayProcess, topic: str, kind: str = LIBRDKAFKA) -> list[Produced]:

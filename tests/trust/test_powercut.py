@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trust.powercut import Disk, compiler
+from tests.trust.powercut import Disk, Syncing, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler is installed (Debian: gcc)")
 
@@ -73,6 +73,17 @@ def test_write_that_was_synced_stays(disk: Disk, sync: str) -> None:
     run_on(disk, f"{SYNCED}os.write(fd, b'second.')\n{sync}\nos.write(fd, b'third.')")
     disk.take_back()
     assert contents(disk) == {"file": b"first.second."}
+
+
+@pytest.mark.parametrize("sync", ["os.fsync(fd)", "os.fdatasync(fd)", "os.fsync(D)"])
+def test_sync_of_a_slow_disk_takes_as_long_as_was_said(disk: Disk, sync: str) -> None:
+    run_on(disk, SYNCED)
+    reopened = "fd = os.open('file', os.O_RDWR)\n"
+    disk.slow_down(Syncing.NODES, 0.5)
+    run_on(disk, f"{reopened}import time\nbegan_s = time.monotonic()\n{sync}\nassert time.monotonic() >= began_s + 0.5")
+    disk.slow_down(Syncing.NODES, 3_600)
+    disk.speed_up()
+    run_on(disk, reopened + sync)
 
 
 @pytest.mark.parametrize(

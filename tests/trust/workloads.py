@@ -24,14 +24,17 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.closing import close
+from tests.trust.foreign import ForeignProcess
+from tests.trust.franz import FranzGo
 from tests.trust.history import History, Observed, Outcome, Produced, Quantity
 from tests.trust.java import Java
 from tests.trust.members import (
+    JAVA,
     KAFKA_PYTHON,
     LIBRDKAFKA,
     AiokafkaMember,
+    ForeignMember,
     Isolation,
-    JavaMember,
     KafkaPythonMember,
     LibrdkafkaMember,
     Life,
@@ -42,7 +45,7 @@ from tests.trust.patience import CALL_S, FINISH_S, LEAVE_S, PATIENT, WorkloadErr
 from tests.trust.senders import (
     FAILED,
     AiokafkaSender,
-    JavaSender,
+    ForeignSender,
     KafkaPythonSender,
     LibrdkafkaSender,
     Sender,
@@ -102,11 +105,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Clients:
-    """The kinds of clients of a run, and the process of Java's, which is there if `kinds` names it."""
+    """The kinds of clients of a run, and the processes of those in other languages, if `kinds` names them."""
 
     bootstrap: str
     kinds: Sequence[str] = (LIBRDKAFKA,)
     java: Java | None = None
+    franz_go: FranzGo | None = None
+
+    def _process(self, kind: str) -> ForeignProcess:
+        process = self.java if kind == JAVA else self.franz_go
+        assert process is not None
+        return process
 
     def sender(self, kind: str, settings: Sending) -> Sender:
         match kind:
@@ -114,9 +123,8 @@ class Clients:
                 return KafkaPythonSender(settings)
             case "aiokafka":
                 return AiokafkaSender(settings)
-            case "Java":
-                assert self.java is not None
-                return JavaSender(settings, self.java)
+            case "Java" | "franz-go":
+                return ForeignSender(settings, self._process(kind))
             case _:
                 return LibrdkafkaSender(settings)
 
@@ -127,9 +135,8 @@ class Clients:
                 KafkaPythonMember(life, membership).live()
             case "aiokafka":
                 AiokafkaMember(life, membership).live()
-            case "Java":
-                assert self.java is not None
-                JavaMember(life, membership, self.java).live()
+            case "Java" | "franz-go":
+                ForeignMember(life, membership, self._process(kind)).live()
             case _:
                 LibrdkafkaMember(life, membership).live()
 

@@ -76,7 +76,7 @@ STORED: Mapping[Store, Mapping[str, str]] = {
 }
 """Settings of nodes by their store."""
 DISK_MB = 2_000
-"""Room of the disk that can be filled. Each node that is killed leaves two segments of 64 MB there."""
+"""Room of the disk that can be filled. Each node that is killed leaves two segments of 64 MB there for some minutes."""
 
 
 @dataclass
@@ -268,6 +268,7 @@ class World:
                 node.wake()
                 node.process.kill()
             lost = self._loop.run(self._die(stopped, self.disk, chance))
+            self.disk.speed_up()  # Postgres syncs thousands of files when it starts
         self._loop.run(self._until_postgres_answers())
         return lost
 
@@ -337,6 +338,8 @@ class World:
         """End every fault that lasts: wake nodes, set clocks, open links, release snapshots, start nodes that are
         down."""
         self._release_snapshot()
+        if self.disk is not None:
+            self.disk.speed_up()
         if self.small_disk is not None:
             self.small_disk.empty()
         if self.bucket is not None:
