@@ -46,7 +46,7 @@ class Floor:
     statement: float
     """A statement that does nothing, on a connection of its own."""
     decide: float
-    """`append_inline` for one record of 100 bytes, without waiting for its commit (synchronous_commit = off)."""
+    """`append_one` for one record of 100 bytes, without waiting for its commit (synchronous_commit = off)."""
     append: float
     """The same, committed: no gateway can be faster."""
     gateway: float
@@ -69,14 +69,16 @@ async def measure(gateway: GatewayProcess, topic: str) -> Floor:
                 "select partition_key from partition join topic using (topic_id) where topic.name = $1", topic
             )
         )
-        query = statement("append_inline")
+        query = statement("append_one")
 
         async def append() -> None:
             records = bytearray(batch)
             group = AppendGroup([NewBatch(key, memoryview(records), 1, 0, -1, -1, -1)])
-            decided = await connection.fetchrow(query, *group.plain_arguments([records]))
+            arguments = group.one_arguments([records])
+            assert arguments is not None
+            decided = await connection.fetchrow(query, *arguments)
             assert decided is not None
-            group.settle(decided)
+            group.settle_one(decided)
 
         async def nothing() -> None:
             await connection.fetchval("select 1")

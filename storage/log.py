@@ -1,10 +1,10 @@
 """The record log: an index in Postgres, and bytes that are kept as they came.
 
 The one idea: an append is one transaction for many partitions. In it Postgres decides offsets and duplicates under the
-partitions' row locks (`append_chunks` in functions/log.sql, or its short way, `append_inline`) and writes a row per
-chunk. This module decides where the bytes lie. A small commit carries them into Postgres in the same statement. A large
-one is written and synced to a segment before its statement, so that Postgres holds no lock while the disk works. A read
-is one statement whose cost follows what it returns, and the bytes of the chunks it names.
+partitions' row locks (`append_chunks` in functions/log.sql; `append_plain` and `append_one` for usual commits) and
+writes a row per chunk. This module decides where the bytes lie. A small commit carries them into Postgres in the same
+statement. A large one is written and synced to a segment before its statement, so that Postgres holds no lock while the
+disk works. A read is one statement whose cost follows what it returns, and the bytes of the chunks it names.
 
 It reads no byte of a batch but its head, caches only what it read from files, and notifies no reader. A
 StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with its
@@ -61,7 +61,8 @@ HIGH_WATERMARK = -1
 _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records")
 
 _APPEND_CHUNKS = statement("append_chunks")
-_APPEND_INLINE = statement("append_inline")
+_APPEND_ONE = statement("append_one")
+_APPEND_PLAIN = statement("append_plain")
 _READ_CHUNKS = statement("read_chunks")
 _ABORTED_BETWEEN = statement("aborted_between")
 _CHUNKS_BETWEEN = statement("chunks_between")
@@ -146,23 +147,48 @@ class LogStore:
         group = AppendGroup(batches)
         asked = self._guard.history
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
-            decided = await self._append_to_segment(self._segments, group, wait=wait)
+            decided, outcomes = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
             group.size_bytes >= self._bounds.copy_group_bytes
             and group.size_bytes >= self._bounds.copy_mean_bytes * len(group.candidates)
         ):  # fmt: skip
             decided = await self._append_by_copy(group, wait=wait)
+            outcomes = group.settle(decided)
         else:
             records = [_joined(group, candidate) for candidate in range(len(group.candidates))]
-            if group.is_plain and not wait:
-                row = await self._hot.fetch_row(_APPEND_INLINE, *group.plain_arguments(records))
-            else:
-                row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
-            assert row is not None
-            decided = row
+            decided, outcomes = await self._decide(group, wait=wait, records=records)
         if decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
-        return group.settle(decided)
+        return outcomes
+
+    async def _decide(
+        self,
+        group: AppendGroup,
+        *,
+        wait: bool,
+        object_id: int | None = None,
+        position: int | None = None,
+        records: Sequence[bytes | bytearray | memoryview] | None = None,
+    ) -> tuple[Row, list[Appended | Refusal]]:
+        """Decide and write the index by one statement, or by two if the group only looks like a usual one. Return what
+        Postgres decided and the outcome of each batch. Nothing was written if the segment is sealed."""
+        if not wait:
+            if records is not None and (arguments := group.one_arguments(records)) is not None:
+                decided = await self._hot.fetch_row(_APPEND_ONE, *arguments)
+                assert decided is not None
+                if not decided["undecided"]:
+                    return decided, group.settle_one(decided)
+            elif arguments := group.plain_arguments(object_id=object_id, position=position, records=records):
+                decided = await self._hot.fetch_row(_APPEND_PLAIN, *arguments)
+                assert decided is not None
+                if decided["sealed"]:
+                    return decided, []
+                if not decided["undecided"]:
+                    return decided, group.settle_plain(decided)
+        arguments = group.arguments(wait=wait, object_id=object_id, position=position, records=records)
+        decided = await self._hot.fetch_row(_APPEND_CHUNKS, *arguments)
+        assert decided is not None
+        return decided, [] if decided["sealed"] else group.settle(decided)
 
     async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:
         async def append(connection: Connection) -> Row:
@@ -189,18 +215,19 @@ class LogStore:
 
         return await self._hot.transact(append)
 
-    async def _append_to_segment(self, segments: SegmentWriters, group: AppendGroup, *, wait: bool) -> Row:
-        """Write and sync the bytes, then decide and write the index by one statement. Repeat in another segment if this
-        one was sealed because of its age."""
+    async def _append_to_segment(
+        self, segments: SegmentWriters, group: AppendGroup, *, wait: bool
+    ) -> tuple[Row, list[Appended | Refusal]]:
+        """Write and sync the bytes, then decide and write the index. Repeat in another segment if this one was sealed
+        because of its age."""
         buffers = [buffer for candidate in range(len(group.candidates)) for buffer in group.buffers(candidate)]
         while True:
             segment = await segments.take(group.size_bytes)
             position = segment.reserve(group.size_bytes)
             written = segments.write(segment, buffers, position)
-            arguments = group.arguments(wait=wait, object_id=segment.object_id, position=position)
             try:
                 await asyncio.shield(written)
-                decided = await self._hot.fetch_row(_APPEND_CHUNKS, *arguments)
+                decided, outcomes = await self._decide(group, wait=wait, object_id=segment.object_id, position=position)
             except OSError as error:
                 raise StorageUnavailable(f"the log's directory cannot be written: {error}") from error
             finally:
@@ -211,9 +238,8 @@ class LogStore:
                     segments.drop(segment)
                 else:
                     segments.give_back(segment)
-            assert decided is not None
             if not decided["sealed"]:
-                return decided
+                return decided, outcomes
             segments.retire(segment)
 
     # --- reading --------------------------------------------------------------------------------------------------

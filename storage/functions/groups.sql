@@ -130,7 +130,7 @@ create function commit_offsets(
     out refusals           text[]
 )
 language plpgsql volatile
--- To plan these statements for the lengths of each call's arrays takes longer than to run them (see append_inline).
+-- To plan these statements for the lengths of each call's arrays takes longer than to run them (see append_plain).
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off

@@ -438,19 +438,160 @@ begin
 end
 $$;
 
-create function append_inline(
-    p_partition_keys    bigint[],  -- distinct and ascending, each with one chunk that is one entry of append_chunks:
-    p_batch_counts      integer[],
-    p_record_counts     integer[],
-    p_max_timestamps_ms bigint[],
-    p_size_bytes        integer[],
-    p_chunk_records     bytea[],
-    p_producer_ids      bigint[],  -- -1 = not idempotent; no batch is transactional
-    p_producer_epochs   integer[],
-    p_base_sequences    integer[],
-    out refusals           text[], -- per partition, as are the next five
-    out duplicates         boolean[],
-    out base_offsets       bigint[],
+create function append_one(
+    p_partition_key     bigint,
+    p_batch_count       integer,
+    p_record_count      integer,
+    p_max_timestamp_ms  bigint,
+    p_records           bytea,
+    p_producer_id       bigint,  -- -1 = not idempotent; else there is one batch, which is not transactional
+    p_producer_epoch    integer,
+    p_base_sequence     integer,
+    out undecided          boolean, -- nothing was written: append_chunks has to decide
+    out base_offset        bigint,
+    out log_start_offset   bigint,
+    out leader_epoch       integer,
+    out last_stable_offset bigint,  -- null: no transaction is under way in the partition
+    out transaction_id     bigint,
+    out written_lsn        bigint
+)
+language plpgsql volatile
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+-- Append one small chunk to one partition, the smallest commit, as append_plain does. Without arrays it takes less time:
+-- Postgres prepares each expression of a statement anew at each call.
+declare
+    sequence_limit constant bigint := 2147483648; -- sequences wrap from 2^31 - 1 to 0
+    row_end      bigint;
+    greatest_ms  bigint;
+    appended     bigint;
+    slot         smallint;
+    since        bigint;
+    renews       boolean;
+    new_base     bigint;
+    open_since   bigint;
+begin
+    undecided := true;
+    select
+        p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes,
+        (select r.current_slot from inline_rotation r)
+    into row_end, log_start_offset, leader_epoch, greatest_ms, appended, slot
+    from partition p
+    where p.partition_key = p_partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    for no key update skip locked;
+    if not found then
+        return;
+    end if;
+    if p_producer_id >= 0 then
+        select s.since_offset, s.update_count >= 32 -- as in append_chunks
+        into since, renews
+        from (
+            select p.since_offset, p.producer_epoch, p.next_sequence, p.update_count
+            from producer_state p
+            where p.partition_key = p_partition_key and p.producer_id = p_producer_id
+            order by p.since_offset desc
+            limit 1
+        ) s
+        where s.producer_epoch = p_producer_epoch and s.next_sequence = p_base_sequence
+            and not exists (
+                select from open_transaction o
+                where o.partition_key = p_partition_key and o.producer_id = p_producer_id and o.first_offset is not null
+            );
+        if not found then
+            return;
+        end if;
+    end if;
+    undecided := false;
+    -- Where the log ends is looked up by a statement that began when the lock was held: see append_chunks.
+    with appended_chunk as (
+        insert into chunk (
+            partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
+            append_timestamp_ms, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot,
+            final_heads
+        )
+        select
+            p_partition_key, log_end.next_offset, log_end.next_offset + p_record_count - 1, p_max_timestamp_ms,
+            greatest(greatest_ms, log_end.max_timestamp_ms, p_max_timestamp_ms),
+            case when p_max_timestamp_ms < 0 then (extract(epoch from clock_timestamp()) * 1000)::bigint end,
+            nextval('inline_position'), octet_length(p_records), log_end.appended_bytes + octet_length(p_records),
+            p_batch_count, append_one.leader_epoch, slot, false
+        from (
+            select
+                coalesce(newest.last_offset + 1, row_end) as next_offset,
+                coalesce(newest.appended_bytes, appended) as appended_bytes,
+                newest.running_max_timestamp_ms as max_timestamp_ms
+            from (values (true)) one
+            left join lateral (
+                select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms
+                from chunk c
+                where c.partition_key = p_partition_key and c.base_offset >= row_end
+                order by c.base_offset desc
+                limit 1
+            ) newest on true
+        ) log_end
+        returning base_offset, position
+    )
+    insert into inline_records (slot, position, partition_key, base_offset, records)
+    select slot, a.position, p_partition_key, a.base_offset, p_records
+    from appended_chunk a
+    returning base_offset, (select min(o.first_offset) from open_transaction o where o.partition_key = p_partition_key)
+    into new_base, open_since;
+
+    if p_producer_id >= 0 then
+        if renews then
+            -- The update below fills this row.
+            with passed as (
+                delete from producer_state p
+                where p.partition_key = p_partition_key and p.producer_id = p_producer_id and p.since_offset = since
+                returning p.*
+            )
+            insert into producer_state (
+                partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
+                first_sequences, last_sequences, base_offsets, appended_at
+            )
+            select
+                p.partition_key, p.producer_id, new_base, -1, p.producer_epoch, p.next_sequence, p.batch_count,
+                p.first_sequences, p.last_sequences, p.base_offsets, p.appended_at
+            from passed p;
+            since := new_base;
+        end if;
+        update producer_state p
+        set update_count  = p.update_count + 1,
+            next_sequence = (p_base_sequence + p_record_count::bigint) % sequence_limit,
+            batch_count   = p.batch_count + 1,
+            first_sequences[p.batch_count % 5 + 1] = p_base_sequence,
+            last_sequences[p.batch_count % 5 + 1]  = (p_base_sequence + p_record_count::bigint - 1) % sequence_limit,
+            base_offsets[p.batch_count % 5 + 1]    = new_base,
+            appended_at   = clock_timestamp()
+        where p.partition_key = p_partition_key and p.producer_id = p_producer_id and p.since_offset = since;
+        if not found then
+            raise exception 'a producer was idle and has been forgotten since the look-up'
+                using errcode = 'serialization_failure'; -- the caller tries again
+        end if;
+    end if;
+    base_offset        := new_base;
+    last_stable_offset := open_since;
+    transaction_id     := pg_current_xact_id()::text::bigint;
+    written_lsn        := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+end
+$$;
+
+create function append_plain(
+    p_partition_keys     bigint[],  -- distinct and ascending, each with one chunk
+    p_object_id          bigint,    -- where the bytes lie; null: inline
+    p_position           bigint,    -- where the first chunk begins in the object, and the others behind it; null: inline
+    p_chunk_records      bytea[],   -- per partition: the bytes; null if they lie in an object
+    p_chunks             bigint[],  -- per partition a row: batches, records, bytes, greatest timestamp
+    p_runs               bigint[],  -- per run of one producer's batches in one partition a row: 1 the partition's position
+                                    -- in p_partition_keys, 2 producer id, 3 epoch, 4 whether it is transactional (1),
+                                    -- 5 batches (five at most), 6 next sequence; per batch, then null, from 7 on the first
+                                    -- sequence, from 12 on the last, from 17 on the records before it in the chunk
+    out sealed             boolean,  -- nothing was written: the object takes no more appends
+    out undecided          boolean,  -- nothing was written: append_chunks has to decide
+    out refusals           text[],   -- per partition, as are the next four; null: none was refused
+    out base_offsets       bigint[], -- of the chunk; null: refused
     out log_start_offsets  bigint[],
     out leader_epochs      integer[],
     out last_stable_offsets bigint[], -- null: no transaction is under way in the partition
@@ -459,31 +600,58 @@ create function append_inline(
 )
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
--- Append the usual small commit, which needs few of the decisions of append_chunks. If all partitions exist and are
--- free, and each producer continues its sequence, the effect and the result are the same in fewer statements. Every
--- other case is left to append_chunks.
+-- Append a usual commit as append_chunks does, in few statements for any number of partitions. In a usual commit each
+-- partition that is free receives one chunk, and the batches of each producer continue its sequence. Every other case is
+-- left to append_chunks by a call of its own.
 declare
     partition_total constant integer := cardinality(p_partition_keys);
-    sequence_limit  constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
+    run_total       constant integer := coalesce(array_length(p_runs, 1), 0);
 
     free_keys    bigint[];
-    next_offsets bigint[];
+    bases        bigint[];  -- where the partition's log ends; null: it is not free
     greatest_ms  bigint[];
     appended     bigint[];
+    positions    bigint[];
     slot         smallint;
-    new_base     bigint;
+    position_at  bigint := p_position; -- of the next chunk in the object
+    next_offset  bigint;
+    end_bytes    bigint;
+    newest_ms    bigint;
     stable       bigint;
-    usual        boolean;
+
+    -- Per run:
     since        bigint;
-    sinces       bigint[]; -- per partition, the row of its producer's state; null: not idempotent
+    earlier      bigint;
+    renews       boolean;
+    begins       boolean;
+    sinces       bigint[];  -- the row of its producer's state
+    counts       bigint[];  -- batches of its epoch before it
+    renewed      boolean[]; -- whether it begins a row
+    begun        boolean[]; -- whether it begins its transaction in the partition
+    any_renewed  boolean := false;
+    any_begun    boolean := false;
+    many         boolean := false; -- whether any run has several batches
+    runs         integer := 0; -- in partitions that are free
+    updated      integer;
 begin
+    sealed    := false;
+    undecided := false;
+    if p_object_id is not null then
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        if not found then
+            sealed := true;
+            return;
+        end if;
+    end if;
     select
         array_agg(free.partition_key), array_agg(free.next_offset), array_agg(free.log_start_offset),
         array_agg(free.leader_epoch), array_agg(free.max_timestamp_ms), array_agg(free.appended_bytes),
-        (select r.current_slot from inline_rotation r)
-    into free_keys, next_offsets, log_start_offsets, leader_epochs, greatest_ms, appended, slot
+        case when p_object_id is null then (select r.current_slot from inline_rotation r) end
+    into free_keys, bases, log_start_offsets, leader_epochs, greatest_ms, appended, slot
     from (
         select
             p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes
@@ -493,120 +661,255 @@ begin
         order by p.partition_key
         for no key update skip locked
     ) free;
-    usual := free_keys = p_partition_keys;
-    if usual and 0 <= any (p_producer_ids) then
-        -- Sequences are looked up under the locks, and before anything is written.
-        for i in 1..partition_total loop
-            continue when p_producer_ids[i] < 0;
-            select p.since_offset into since
-            from (
-                select p.since_offset, p.producer_epoch, p.next_sequence, p.update_count
-                from producer_state p
-                where p.partition_key = p_partition_keys[i] and p.producer_id = p_producer_ids[i]
-                order by p.since_offset desc
-                limit 1
-            ) p
-            where p.producer_epoch = p_producer_epochs[i] and p.next_sequence = p_base_sequences[i]
-                and p.update_count < 32 -- as in append_chunks, which begins a new row
-                and not exists (
-                    select from open_transaction o
-                    where o.partition_key = p_partition_keys[i] and o.producer_id = p_producer_ids[i]
-                        and o.first_offset is not null
-                );
-            usual := found;
-            exit when not usual;
-            sinces[i] := since;
-        end loop;
-    end if;
-    if usual is not true then
+    if free_keys is distinct from p_partition_keys then
+        -- Bring the values of the free partitions to the places of their keys.
         select
-            a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.last_stable_offsets,
-            a.transaction_id, a.written_lsn
-        into
-            refusals, duplicates, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets,
-            transaction_id, written_lsn
-        from (select array_agg(i order by i)::integer[] as places from generate_series(1, partition_total) i) numbered
-        cross join lateral append_chunks(
-            p_partition_keys, false, null, numbered.places, array_fill(null::bigint, array[partition_total]), p_chunk_records,
-            numbered.places, p_batch_counts, p_record_counts, p_max_timestamps_ms, p_size_bytes, p_partition_keys,
-            p_producer_ids,
-            array(
-                select case when p_producer_ids[place] < 0 then 0 else place end
-                from unnest(numbered.places) with ordinality listed (place, number)
-                order by number
-            ),
-            p_producer_epochs, p_base_sequences, array_fill(false, array[partition_total])
-        ) a;
-        return;
+            array_agg(bases[free.place] order by wanted.place),
+            array_agg(log_start_offsets[free.place] order by wanted.place),
+            array_agg(leader_epochs[free.place] order by wanted.place),
+            array_agg(greatest_ms[free.place] order by wanted.place),
+            array_agg(appended[free.place] order by wanted.place),
+            array_agg(
+                case
+                    when free.place is not null then null
+                    when exists (
+                        select from partition p
+                        where p.partition_key = wanted.partition_key and not p.deleted
+                            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+                    ) then 'partition_busy'
+                    else 'unknown_partition'
+                end
+                order by wanted.place)
+        into bases, log_start_offsets, leader_epochs, greatest_ms, appended, refusals
+        from unnest(p_partition_keys) with ordinality wanted (partition_key, place)
+        left join unnest(free_keys) with ordinality free (partition_key, place) using (partition_key);
+        if free_keys is null then
+            base_offsets        := bases;
+            last_stable_offsets := bases; -- all null
+            return;
+        end if;
     end if;
 
-    refusals   := array_fill(null::text, array[partition_total]);
-    duplicates := array_fill(false, array[partition_total]);
-    for i in 1..partition_total loop
-        -- Where the log ends is looked up by a statement that began when the lock was held: see append_chunks.
-        with appended_chunk as (
-            insert into chunk (
-                partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
-                append_timestamp_ms, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot,
-                final_heads
-            )
+    for k in 1..partition_total loop
+        if p_object_id is null then
+            positions[k] := nextval('inline_position');
+        else
+            positions[k] := position_at;
+            position_at := position_at + p_chunks[k][3];
+        end if;
+        if bases[k] is null then
+            last_stable_offsets[k] := null;
+            continue;
+        end if;
+        -- A statement that begins when the lock is held, and names one partition: see append_chunks.
+        select newest.last_offset + 1, newest.appended_bytes, newest.running_max_timestamp_ms,
+            (select min(o.first_offset) from open_transaction o where o.partition_key = p_partition_keys[k])
+        into next_offset, end_bytes, newest_ms, stable
+        from (values (true)) one
+        left join lateral (
+            select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms
+            from chunk c
+            where c.partition_key = p_partition_keys[k] and c.base_offset >= bases[k]
+            order by c.base_offset desc
+            limit 1
+        ) newest on true;
+        last_stable_offsets[k] := stable;
+        if next_offset is not null then
+            bases[k]       := next_offset;
+            appended[k]    := end_bytes;
+            greatest_ms[k] := greatest(greatest_ms[k], newest_ms);
+        end if;
+    end loop;
+
+    -- All is decided before anything is written.
+    for i in 1..run_total loop
+        continue when bases[p_runs[i][1]] is null;
+        if p_runs[i][4] = 0 and last_stable_offsets[p_runs[i][1]] is null then
+            -- No transaction is under way in the partition.
             select
-                free_keys[i], log_end.next_offset, log_end.next_offset + p_record_counts[i] - 1, p_max_timestamps_ms[i],
-                greatest(greatest_ms[i], log_end.max_timestamp_ms, p_max_timestamps_ms[i]),
-                case when p_max_timestamps_ms[i] < 0 then (extract(epoch from clock_timestamp()) * 1000)::bigint end,
-                nextval('inline_position'), p_size_bytes[i], log_end.appended_bytes + p_size_bytes[i], p_batch_counts[i],
-                leader_epochs[i], slot, false
-            from (
-                select
-                    coalesce(newest.last_offset + 1, next_offsets[i]) as next_offset,
-                    coalesce(newest.appended_bytes, appended[i]) as appended_bytes,
-                    newest.running_max_timestamp_ms as max_timestamp_ms
-                from (values (true)) one
-                left join lateral (
-                    select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms
-                    from chunk c
-                    where c.partition_key = free_keys[i] and c.base_offset >= next_offsets[i]
-                    order by c.base_offset desc
-                    limit 1
-                ) newest on true
-            ) log_end
-            returning base_offset, position
+                s.since_offset, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
+                coalesce(s.update_count >= 32, true), false -- 32: as in append_chunks
+            into since, earlier, renews, begins
+            from (values (true)) one
+            left join lateral (
+                select p.since_offset, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
+                from producer_state p
+                where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
+                order by p.since_offset desc
+                limit 1
+            ) s on true
+            where case s.producer_epoch = p_runs[i][3]
+                when true then s.next_sequence = p_runs[i][7]
+                when false then s.producer_epoch < p_runs[i][3] and p_runs[i][7] = 0
+                else true
+            end;
+        else
+            select
+                s.since_offset, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
+                coalesce(s.update_count >= 32, true),
+                p_runs[i][4] = 1 and o.first_offset is null
+            into since, earlier, renews, begins
+            from (values (true)) one
+            left join lateral (
+                select p.since_offset, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
+                from producer_state p
+                where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
+                order by p.since_offset desc
+                limit 1
+            ) s on true
+            left join lateral (
+                select o.producer_epoch, o.first_offset, o.begins_at_zero
+                from open_transaction o
+                where o.partition_key = p_partition_keys[p_runs[i][1]] and o.producer_id = p_runs[i][2]
+            ) o on true
+            where case when p_runs[i][4] = 1 then o.producer_epoch = p_runs[i][3] else o.first_offset is null end
+                and case
+                    when s.producer_epoch is null then p_runs[i][7] = 0 or o.begins_at_zero is not true
+                    when s.producer_epoch = p_runs[i][3] then s.next_sequence = p_runs[i][7]
+                    else s.producer_epoch < p_runs[i][3] and p_runs[i][7] = 0
+                end;
+        end if;
+        if not found then
+            undecided := true;
+            return;
+        end if;
+        runs        := runs + 1;
+        sinces[i]   := since;
+        counts[i]   := earlier;
+        renewed[i]  := renews;
+        begun[i]    := begins;
+        any_renewed := any_renewed or renews;
+        many        := many or p_runs[i][5] > 1;
+        if begins then
+            any_begun := true;
+            -- least ignores null.
+            last_stable_offsets[p_runs[i][1]] := least(
+                last_stable_offsets[p_runs[i][1]],
+                bases[p_runs[i][1]] + p_runs[i][17]);
+        end if;
+    end loop;
+
+    with appended_chunk as (
+        insert into chunk (
+            partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
+            append_timestamp_ms, object_id, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot,
+            final_heads
         )
-        insert into inline_records (slot, position, partition_key, base_offset, records)
-        select slot, a.position, free_keys[i], a.base_offset, p_chunk_records[i]
-        from appended_chunk a
-        returning
-            base_offset,
-            (select min(o.first_offset) from open_transaction o where o.partition_key = free_keys[i])
-        into new_base, stable;
-        base_offsets[i] := new_base;
-        last_stable_offsets[i] := stable;
-        continue when sinces[i] is null;
-        update producer_state p
-        set update_count  = p.update_count + 1,
-            next_sequence = (p_base_sequences[i] + p_record_counts[i]::bigint) % sequence_limit,
-            batch_count   = p.batch_count + 1,
-            first_sequences[p.batch_count % 5 + 1] = p_base_sequences[i],
-            last_sequences[p.batch_count % 5 + 1]  = (p_base_sequences[i] + p_record_counts[i]::bigint - 1) % sequence_limit,
-            base_offsets[p.batch_count % 5 + 1]    = new_base,
-            appended_at   = clock_timestamp()
-        where p.partition_key = p_partition_keys[i] and p.producer_id = p_producer_ids[i]
-            and p.since_offset = sinces[i];
-        continue when found;
-        -- The producer was idle and has been forgotten since the look-up, so this is its first batch.
+        select
+            p_partition_keys[k], bases[k], bases[k] + p_chunks[k][2] - 1, p_chunks[k][4],
+            greatest(greatest_ms[k], p_chunks[k][4]),
+            case when p_chunks[k][4] < 0 then (extract(epoch from clock_timestamp()) * 1000)::bigint end,
+            p_object_id, positions[k], p_chunks[k][3], appended[k] + p_chunks[k][3], p_chunks[k][1],
+            leader_epochs[k], slot, false
+        from generate_series(1, partition_total) k
+        where bases[k] is not null
+    )
+    insert into inline_records (slot, position, partition_key, base_offset, records)
+    select slot, positions[k], p_partition_keys[k], bases[k], p_chunk_records[k]
+    from generate_series(1, partition_total) k
+    where slot is not null and bases[k] is not null;
+
+    if any_renewed then
+        -- The update below fills these rows.
+        with passed as (
+            delete from producer_state p
+            using generate_series(1, run_total) i
+            where renewed[i] and p.partition_key = p_partition_keys[p_runs[i][1]]
+                and p.producer_id = p_runs[i][2] and p.since_offset = sinces[i]
+            returning i as run, p.first_sequences, p.last_sequences, p.base_offsets
+        )
         insert into producer_state (
             partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
             first_sequences, last_sequences, base_offsets, appended_at
-        ) values (
-            p_partition_keys[i], p_producer_ids[i], new_base, 0, p_producer_epochs[i],
-            (p_base_sequences[i] + p_record_counts[i]::bigint) % sequence_limit, 1,
-            array[p_base_sequences[i], -1, -1, -1, -1],
-            array[(p_base_sequences[i] + p_record_counts[i]::bigint - 1) % sequence_limit, -1, -1, -1, -1],
-            array[new_base, -1, -1, -1, -1], clock_timestamp()
-        );
-    end loop;
+        )
+        select
+            p_partition_keys[p_runs[i][1]], p_runs[i][2],
+            bases[p_runs[i][1]] + p_runs[i][16 + p_runs[i][5]], -1,
+            p_runs[i][3], 0, 0, coalesce(passed.first_sequences, array_fill(-1, array[5])),
+            coalesce(passed.last_sequences, array_fill(-1, array[5])),
+            coalesce(passed.base_offsets, array_fill(-1::bigint, array[5])), clock_timestamp()
+        from generate_series(1, run_total) i
+        left join passed on passed.run = i
+        where renewed[i];
+        for i in 1..run_total loop
+            continue when renewed[i] is not true;
+            sinces[i] := bases[p_runs[i][1]] + p_runs[i][16 + p_runs[i][5]];
+        end loop;
+    end if;
+    if runs > 0 then
+        -- The next slot of a ring is batch_count % 5 + 1, and a run fills the slots from there on.
+        if many then
+            update producer_state p
+            set update_count    = p.update_count + 1,
+                producer_epoch  = p_runs[i][3],
+                next_sequence   = p_runs[i][6],
+                batch_count     = counts[i] + p_runs[i][5],
+                first_sequences = array[
+                    coalesce(p_runs[i][7 + ring.slot_1], p.first_sequences[1]),
+                    coalesce(p_runs[i][7 + ring.slot_2], p.first_sequences[2]),
+                    coalesce(p_runs[i][7 + ring.slot_3], p.first_sequences[3]),
+                    coalesce(p_runs[i][7 + ring.slot_4], p.first_sequences[4]),
+                    coalesce(p_runs[i][7 + ring.slot_5], p.first_sequences[5])
+                ],
+                last_sequences  = array[
+                    coalesce(p_runs[i][12 + ring.slot_1], p.last_sequences[1]),
+                    coalesce(p_runs[i][12 + ring.slot_2], p.last_sequences[2]),
+                    coalesce(p_runs[i][12 + ring.slot_3], p.last_sequences[3]),
+                    coalesce(p_runs[i][12 + ring.slot_4], p.last_sequences[4]),
+                    coalesce(p_runs[i][12 + ring.slot_5], p.last_sequences[5])
+                ],
+                base_offsets    = array[
+                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_1], p.base_offsets[1]),
+                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_2], p.base_offsets[2]),
+                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_3], p.base_offsets[3]),
+                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_4], p.base_offsets[4]),
+                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_5], p.base_offsets[5])
+                ],
+                appended_at     = clock_timestamp()
+            from generate_series(1, run_total) i
+            cross join lateral (
+                -- Which batch of the run each slot gets; null behind the last. Computed once.
+                select
+                    bases[p_runs[i][1]] as base_offset,
+                    ((4 + 1 - counts[i] % 5) % 5)::integer as slot_1,
+                    ((4 + 2 - counts[i] % 5) % 5)::integer as slot_2,
+                    ((4 + 3 - counts[i] % 5) % 5)::integer as slot_3,
+                    ((4 + 4 - counts[i] % 5) % 5)::integer as slot_4,
+                    ((4 + 5 - counts[i] % 5) % 5)::integer as slot_5
+                offset 0
+            ) ring
+            where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
+                and p.since_offset = sinces[i];
+        else
+            update producer_state p
+            set update_count    = p.update_count + 1,
+                producer_epoch  = p_runs[i][3],
+                next_sequence   = p_runs[i][6],
+                batch_count     = counts[i] + 1,
+                first_sequences[counts[i] % 5 + 1] = p_runs[i][7],
+                last_sequences[counts[i] % 5 + 1]  = p_runs[i][12],
+                base_offsets[counts[i] % 5 + 1]    = bases[p_runs[i][1]] + p_runs[i][17],
+                appended_at     = clock_timestamp()
+            from generate_series(1, run_total) i
+            where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
+                and p.since_offset = sinces[i];
+        end if;
+        get diagnostics updated = row_count;
+        if updated <> runs then
+            raise exception 'a producer was idle and has been forgotten since the look-up'
+                using errcode = 'serialization_failure'; -- the caller tries again
+        end if;
+    end if;
+    if any_begun then
+        update open_transaction o
+        set first_offset = bases[p_runs[i][1]] + p_runs[i][17]
+        from generate_series(1, run_total) i
+        where begun[i] and o.partition_key = p_partition_keys[p_runs[i][1]] and o.producer_id = p_runs[i][2];
+    end if;
+
+    base_offsets   := bases;
     transaction_id := pg_current_xact_id()::text::bigint;
-    written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+    written_lsn    := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
 end
 $$;
 

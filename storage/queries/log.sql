@@ -2,9 +2,13 @@
 -- One group commit: decide offsets, write the index, and the bytes if they are inline and given.
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
--- name: append_inline
--- As append_chunks, for a small commit to free partitions: one chunk and one entry for each, without transactions.
-select * from append_inline($1, $2, $3, $4, $5, $6, $7, $8, $9);
+-- name: append_one
+-- As append_plain, for a small commit of one chunk.
+select * from append_one($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: append_plain
+-- As append_chunks, for a usual commit: one chunk per partition, and producers that continue their sequences.
+select * from append_plain($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.

@@ -81,7 +81,12 @@ MUTANTS: Sequence[Mutant] = (
                 "storage/functions/log.sql",
                 "append_chunks.inline_slot, false\n    from generate_series(1, chunk_total) i;",
                 "append_chunks.inline_slot, false\n    from generate_series(1, chunk_total) i where random() > 0.02;",
-            )
+            ),
+            Edit(
+                "storage/functions/log.sql",
+                "        where bases[k] is not null\n    )",
+                "        where bases[k] is not null and random() > 0.02\n    )",
+            ),
         ],
         ("nothing acknowledged is lost",),
     ),
@@ -90,8 +95,8 @@ MUTANTS: Sequence[Mutant] = (
         [
             Edit(
                 "storage/functions/log.sql",
-                "log_end.next_offset + p_record_counts[i] - 1,",
-                "log_end.next_offset + p_record_counts[i] - 1 + (random() < 0.05)::integer,",
+                "bases[k] + p_chunks[k][2] - 1,",
+                "bases[k] + p_chunks[k][2] - 1 + (random() < 0.05)::integer,",
             )
         ],
         ("offsets are dense", "every partition can be read to its end"),
